@@ -1,7 +1,8 @@
 """Products with a weight matrix in every packing: time, and bytes of the weight a second.
 
     python benchmarks/kernels.py [--rows 1 8 512] [--out 8192] [--columns 2048] [--rounds 7]
-    python benchmarks/kernels.py --peak     what the machine can do, with each instruction set
+    python benchmarks/kernels.py --attention   attention of 512 tokens, and of one, to long contexts
+    python benchmarks/kernels.py --peak        what the machine can do, with each instruction set
 
 The memory's rate is measured between the rounds, by reading a buffer with as many threads, and the
 arithmetic's before them, in registers: what few rows and what many are bound by. Packed weights are
@@ -21,7 +22,11 @@ import torch
 from blazr.bench.roofline import arithmetic_of, measure_bandwidth, measure_rates
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
+from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.packing import PACKINGS
+from blazr.nn.operands.step import GRID, Span, StepTable
+from blazr.nn.ops.attention import paged_attention
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.packed import packed_linear
 from blazr.nn.ops.peak import ARITHMETIC
@@ -68,8 +73,50 @@ def measure(call: Callable[[torch.Tensor], object], x: torch.Tensor, seconds: fl
     return spent / count
 
 
+def attention(
+    new: int, context: int, dtype: torch.dtype, kv_dtype: str
+) -> tuple[int, Callable[[torch.Tensor], object]]:
+    """Products and sums of the last tokens of a context, with Llama-3.2-1B's heads; the call."""
+    heads, kv_heads, size, start = 32, 8, 64, context - new
+    pages = [
+        KV_DTYPES[kv_dtype]
+        .encode(torch.randn(context // GRID, kv_heads, GRID, size).to(dtype))
+        .movedim(-2, 1)
+        for _ in range(2)
+    ]
+    span = Span(0, new, start, start % GRID, (), 0, 0)
+    table = StepTable((span,), torch.arange(context // GRID)[None], int(new == 1))
+    attended = Pages(keys=pages[0], values=pages[1], scale=size**-0.5)
+    q = torch.randn(new, heads, size).to(dtype)
+    seen = new * start + new * (new + 1) // 2
+    return 4 * heads * size * seen, lambda _: paged_attention(q, attended, table)
+
+
+def print_attention(rounds: int) -> None:
+    """Its rate, and of prompts the share of what float32 arithmetic reaches in registers."""
+    cpu = resolve_device("cpu")
+    peak = measure_rates(cpu)["float32"]
+    cases = ((512, 512), (512, 4096), (512, 16384), (1, 16384))
+    threads = torch.get_num_threads()
+    print(f"{compiled.in_use()}, {threads} threads; GFLOP/s, of {peak / 1e9:.0f}:\n")
+    print(f"| new tokens, context | {' | '.join(f'{new}, {of:,}' for new, of in cases)} |")
+    print(f"|---|{'---:|' * len(cases)}")
+    for dtype, kv_dtype in (
+        *((each, "auto") for each in (torch.bfloat16, torch.float16, torch.float32)),
+        (torch.bfloat16, "q8_0"),
+    ):
+        cells = []
+        for new, context in cases:
+            work, call = attention(new, context, dtype, kv_dtype)
+            rate = work / median(measure(call, torch.empty(0), 0.2) for _ in range(rounds))
+            cells.append(f"{rate / 1e9:.0f}" + (f", {rate / peak:.0%}" if new > 1 else ""))
+        pages = "" if kv_dtype == "auto" else f", {kv_dtype} pages"
+        print(f"| {str(dtype).removeprefix('torch.')}{pages} | {' | '.join(cells)} |")
+
+
 def print_peaks() -> None:
     """What all threads reach with each instruction set, and the memory's rate."""
+    compiled.kernels()  # which takes the instruction set that BLAZR_KERNELS names
     cpu = resolve_device("cpu")
     rate = measure_bandwidth(cpu)
     print(f"{torch.get_num_threads()} threads; memory {rate / 1e9:.1f} GB/s; GOP/s in registers:\n")
@@ -87,8 +134,12 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--formats", nargs="+", default=None)
+    parser.add_argument("--attention", action="store_true")
     parser.add_argument("--peak", action="store_true")
     options = parser.parse_args()
+    if options.attention:
+        print_attention(options.rounds)
+        return
     if options.peak:
         print_peaks()
         return
