@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import selectors
 import subprocess
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
 
+from blazr.core.child import end_child, start_child
 from blazr.core.errors import EngineError, GrammarError
 from blazr.text.grammars import child
 
@@ -91,18 +90,11 @@ class Trial:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         try:
-            process = subprocess.Popen(
-                # -P keeps the modules beside the program from hiding others of the same name
-                [sys.executable, "-P", child.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt at the terminal is not for it
-            )
+            process = start_child(child.__file__, stdout=subprocess.PIPE)
         except OSError as error:
             raise EngineError(_NO_START, found=str(error)[:100]) from error
         self._process = process
-        self._reaper = weakref.finalize(self, _end, process)
+        self._reaper = weakref.finalize(self, end_child, process)
         _send(process, child.pack_vocabulary(self._vocabulary))
         return process
 
@@ -131,10 +123,3 @@ def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
         if not selector.select(timeout_s):
             return None
     return child.read_frame(process.stdout)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and leave nothing of it behind."""
-    process.kill()
-    with contextlib.suppress(OSError), process:  # closes the pipes, waits
-        pass
