@@ -3,7 +3,8 @@
     python benchmarks/random_gguf.py llama-1b q4_k_m /tmp/llama-1b-q4_k_m.gguf
 
 Speed does not ask what weights mean. As Q4_K_M files have it, the head is of six bits, and so are
-values and downward projections in every second layer.
+values and downward projections in every second layer; rows that superblocks do not fill have Q5_0
+and Q8_0 instead.
 """
 
 import argparse
@@ -43,11 +44,14 @@ MIXES = {
     "q4_0": ("Q4_0", "Q4_0", "Q8_0"),  # usual weights, more important ones, the head
     "q4_k_m": ("Q4_K", "Q6_K", "Q6_K"),
 }
+# What rows have whose length is no multiple of 256.
+NARROW = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 HEAD_DIM = 64
 # Where the float16 scales of a block are, and how large they may be.
 SCALES = {
     "Q8_0": ((0,), 3e-4),
     "Q4_0": ((0,), 5e-3),
+    "Q5_0": ((0,), 3e-3),
     "Q4_K": ((0, 2), 1e-4),
     "Q6_K": ((208,), 1e-5),
 }
@@ -76,6 +80,8 @@ class Writer:
 
     def matrix(self, name: str, rows: int, columns: int, kind: str, *, stack: int = 0) -> None:
         """One, or a stack of them."""
+        if kind in NARROW and columns % 256:
+            kind = NARROW[kind]
         data = blocks(kind, max(stack, 1) * rows, columns, self.draw)
         data = data.reshape(stack, rows, -1) if stack else data
         number = gguf.GGMLQuantizationType[kind]
