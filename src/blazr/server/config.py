@@ -71,8 +71,8 @@ class ServerConfig(Limits):
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
-        health_port: Port on which ``/health`` is answered by a thread of its own, too, without TLS;
-            None is none.
+        health_port: Port on which ``/health`` is answered by a process of its own, too, without
+            TLS; None is none.
         api_keys: Keys of which a client must show one; none leaves the server open.
         admin_api_keys: Keys of which one must be shown to command the server; none leaves that to
             the others, and without any key nobody may.

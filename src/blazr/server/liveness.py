@@ -1,25 +1,30 @@
-"""``/health`` on a port and threads of its own, beside an event loop that is busy."""
+"""``/health`` on a port and by a process of its own, beside an event loop that is busy."""
 
 from __future__ import annotations
 
+import mmap
 import socket
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from contextlib import contextmanager, suppress
+from time import monotonic
 
 import msgspec
-from typing_extensions import override
 
-from blazr.core.errors import BlazrError, ConfigError
+from blazr.core.child import end_child, start_child
+from blazr.core.errors import ConfigError
+from blazr.server import liveness_process
 from blazr.server.errors import HttpError, openai_error
+from blazr.server.liveness_process import ANSWER, NEWS, PLACE, SIZE
 from blazr.server.models import Models
 
-PATHS = frozenset({"/health", "/v1/health", "/ping"})
 # An event loop that has not come round for so long does not live, however busy it is.
 LOOP_STALL_S = 30.0
-_CLIENT_S = 2.0  # a client that neither sends nor reads for so long is dropped
+_EVERY_S = 0.1  # from one look at the engines to the next
+_RESTART_S = 1.0  # until a process that has died is replaced
+_BACKLOG = 128
 
 
 def check_engines(models: Models) -> None:
@@ -36,7 +41,9 @@ class Liveness:
     """Answers ``GET /health``, without TLS and keys, while the event loop serves a crowd.
 
     On the loop a request waits for all that came before it, and thousands of new connections take
-    seconds. It tells neither models nor version, as anyone who reaches the port may ask.
+    seconds; on any thread it waits for the interpreter's lock, which reading one long body holds.
+    So a process of its own answers (`liveness_process.py`), with what a thread told it last. It
+    tells neither models nor version, as anyone who reaches the port may ask.
 
     Args:
         host: Address to listen on.
@@ -48,82 +55,90 @@ class Liveness:
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = type("_Server", (_Server,), {"address_family": family})
         try:
-            self._server: _Server = server((host, port), _Handler)
+            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot listen on {host[:100]} port {port} for /health.", found=str(error)
             ) from None
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._server.server_address[1])
+        self.port = int(self._socket.getsockname()[1])  # where it listens
 
     @contextmanager
     def answering(self, check: Callable[[], None]) -> Iterator[None]:
         """Answer until the block ends, and listen no longer.
 
         Args:
-            check: Raises `BlazrError` where something does not work; on any thread.
+            check: Raises where something does not work; called ten times a second, on a thread of
+                its own.
         """
-        self._server.check = check
-        thread = threading.Thread(
-            target=self._server.serve_forever, name="blazr-liveness", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
+        is_over = threading.Event()
+        with self._socket, tempfile.TemporaryFile() as file:
+            file.write(bytes(SIZE))  # or a full disk would end the server when it is written to
+            file.flush()
+            bulletin = _Bulletin(file.fileno(), check)
+            bulletin.renew()
+            descriptors = self._socket.fileno(), file.fileno()
+            arguments = bulletin, descriptors, _start(descriptors), is_over
+            thread = threading.Thread(
+                target=_keep_answering, args=arguments, name="blazr-liveness", daemon=True
+            )
+            thread.start()
+            try:
+                yield
+            finally:
+                is_over.set()
+                thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 128
-    daemon_threads = True
-    block_on_close = False
-    check: Callable[[], None]
+def _keep_answering(
+    bulletin: _Bulletin,
+    descriptors: tuple[int, int],
+    process: subprocess.Popen[bytes],
+    is_over: threading.Event,
+) -> None:
+    """Tell the process what it is to answer, and replace it where it has died."""
+    while not is_over.wait(_EVERY_S):
+        bulletin.renew()
+        if process.poll() is not None and not is_over.wait(_RESTART_S):
+            end_child(process)
+            with suppress(OSError):  # no memory for it at present: later, then
+                process = _start(descriptors)
+    end_child(process)
 
-    @override
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client left; there is nobody to tell."""
+
+def _start(descriptors: tuple[int, int]) -> subprocess.Popen[bytes]:
+    return start_child(liveness_process.__file__, *map(str, descriptors), pass_fds=descriptors)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout: ClassVar[float] = _CLIENT_S
-    wbufsize = -1  # the answer goes out in one piece
+class _Bulletin:
+    """What the process is to answer, in a file that both share; its docstring gives the layout."""
 
-    def do_GET(self) -> None:
-        """Say whether everything works."""
-        assert isinstance(self.server, _Server)
-        if self.path.partition("?")[0] not in PATHS:
-            self._refuse(HttpError(404, "there is no such endpoint.", code="not_found"))
-            return
-        try:
-            self.server.check()
-        except BlazrError as error:
-            self._refuse(HttpError.of(error))
-        else:
-            self._send(200, b'{"status":"ok"}')
+    def __init__(self, descriptor: int, check: Callable[[], None]) -> None:
+        self._memory = mmap.mmap(descriptor, SIZE)
+        self._check = check
+        self._said = (0, b"")
+        self._place = 0
 
-    def _refuse(self, error: HttpError) -> None:
-        self._send(error.status, msgspec.json.encode(openai_error(error)))
+    def renew(self) -> None:
+        """Look, and say what was found."""
+        answer = _answer(self._check)
+        if answer != self._said:
+            self._said, self._place = answer, 1 - self._place
+            status, body = answer
+            start = NEWS.size + self._place * PLACE
+            end = start + ANSWER.size + len(body)
+            self._memory[start:end] = ANSWER.pack(status, len(body)) + body
+        NEWS.pack_into(self._memory, 0, monotonic(), self._place)
 
-    def _send(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(content)
 
-    @override
-    def version_string(self) -> str:
-        return "blazr"
-
-    @override
-    def log_message(self, format: str, *args: object) -> None:
-        """Probes come every few seconds."""
+def _answer(check: Callable[[], None]) -> tuple[int, bytes]:
+    """The status of HTTP and the body that say whether everything works."""
+    try:
+        check()
+    except Exception as error:  # noqa: BLE001  (without an answer there would be no news at all)
+        refusal = HttpError.of(error)
+        body = msgspec.json.encode(openai_error(refusal))
+        if len(body) > PLACE - ANSWER.size:  # a reason of thousands of letters
+            body = msgspec.json.encode(openai_error(HttpError(refusal.status, "it does not work.")))
+        return refusal.status, body
+    return 200, b'{"status":"ok"}'

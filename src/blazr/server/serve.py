@@ -26,7 +26,8 @@ from blazr.core.errors import ConfigError, EngineError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
 from blazr.server.errors import HttpError, openai_error
-from blazr.server.liveness import LOOP_STALL_S, PATHS, Liveness, check_engines
+from blazr.server.liveness import LOOP_STALL_S, Liveness, check_engines
+from blazr.server.liveness_process import PATHS
 from blazr.server.models import Models
 from blazr.server.sse import FILLER
 from blazr.server.tracing import Tracer

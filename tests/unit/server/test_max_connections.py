@@ -11,7 +11,7 @@ import pytest
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
-from blazr.server.liveness import PATHS
+from blazr.server.liveness_process import PATHS
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 
