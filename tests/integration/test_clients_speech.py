@@ -116,8 +116,8 @@ def test_the_model_shows_what_it_can_do_and_who_leaves_ends_the_work(server: Loo
     with httpx2.stream("POST", url, json=asked, timeout=60) as reply:
         next(reply.iter_raw())
     wait_until(lambda: jobs.figures == {"running": 0, "waiting": 0})
-    figures = server.client.get("/metrics").text
-    assert 'blazr_requests_total{model="tts-1",outcome="cancelled"}' in figures
+    ended = 'blazr_requests_total{model="tts-1",outcome="cancelled"}'
+    wait_until(lambda: ended in server.client.get("/metrics").text)
 
 
 def test_the_command_writes_a_file(directory: Path, tmp_path: Path) -> None:
