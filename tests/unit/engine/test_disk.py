@@ -313,6 +313,7 @@ def test_a_disk_that_fails_is_no_reason_to_fail(
     with closing(Memory(tmp_path)) as before:
         page = before.keep(PAGE, first)
     with closing(Memory(tmp_path)) as memory:
+        memory.disk.flush()  # the thread has counted the files that were there
         with monkeypatch.context() as patch:
             patch.setattr(Path, "stat", fail)
             assert not memory.disk.has(PAGE, first)
