@@ -29,6 +29,8 @@ PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture
 OPTIONS = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_seq_len": 640}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
+_INPUTS = {"pixel_values", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
+_INPUTS |= {"image_grid_thw", "mm_token_type_ids"}
 
 
 @dataclass
@@ -48,13 +50,16 @@ class Pair:
         )
         self.ids = [*batch["input_ids"][0].tolist(), *reply]
         del batch["attention_mask"], batch["input_ids"]
+        if "mm_token_type_ids" in batch:
+            kinds = batch["mm_token_type_ids"]
+            batch["mm_token_type_ids"] = nn.functional.pad(kinds, (0, len(reply)))
         found = []
         for model in (self.theirs, self.exact):
             dtype = next(model.parameters()).dtype
             inputs = {
                 name: value.to(dtype) if value.is_floating_point() else value
                 for name, value in batch.items()
-                if name in {"pixel_values", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
+                if name in _INPUTS
             }
             with torch.inference_mode():
                 logits = model(input_ids=torch.tensor([self.ids]), **inputs).logits[0]

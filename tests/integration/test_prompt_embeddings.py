@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,9 @@ from tests.support.networks import VOCAB, Lab, build_network
 IMAGE = 3  # the id that stands where the vectors do
 
 
-def ids_of(count: int, seed: int) -> list[int]:
+def ids_of(length: int, seed: int) -> list[int]:
     chance = torch.Generator().manual_seed(seed)
-    return torch.randint(4, VOCAB, (count,), generator=chance).tolist()
+    return torch.randint(4, VOCAB, (length,), generator=chance).tolist()
 
 
 def hidden(
@@ -46,10 +48,10 @@ def same(lab: Lab, found: int, other: Lab, wanted: int) -> bool:
 @pytest.mark.parametrize("mix", MIXES)
 def test_alone_among_strangers_cut_and_from_a_cached_prefix(mix: str) -> None:
     model = build_network(MIXES[mix], seed=3)
-    texts = [ids_of(count, seed=count) for count in (30, 90, 150)]
+    texts = [ids_of(length, seed=length) for length in (30, 90, 150)]
     ranges = [[(5, 14), (20, 21)], [(0, 70)], [(40, 100), (101, 149)]]
     plain = Lab(model, prefix_cache=False)
-    strangers = [ids_of(count, seed=count) for count in (7, 33, 80)]
+    strangers = [ids_of(length, seed=length) for length in (7, 33, 80)]
     wanted = [plain.ask(each) for each in (*texts, *strangers)]
     plain.run()
     for budget in (256, 23):
@@ -66,6 +68,54 @@ def test_alone_among_strangers_cut_and_from_a_cached_prefix(mix: str) -> None:
                 assert same(lab, request, plain, wanted[place])
         assert lab.cached[found[2]] >= GRID
         assert lab.cached[found[4]] >= 2 * GRID
+
+
+def with_grids(
+    model: CausalLM, text: list[int], **grids: tuple[int, int]
+) -> tuple[list[int], tuple[PromptEmbeddings, ...]]:
+    """A prompt with images in rows and columns, by where they begin: ``at_3=(2, 4)``."""
+    starts = [int(name.removeprefix("at_")) for name in grids]
+    ends = [
+        start + rows * columns
+        for start, (rows, columns) in zip(starts, grids.values(), strict=True)
+    ]
+    prompt, images = hidden(model, text, *zip(starts, ends, strict=True))
+    return prompt, tuple(
+        replace(each, grid=grid) for each, grid in zip(images, grids.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("budget", [256, 23])
+@pytest.mark.parametrize("drafts_itself", [False, True])
+def test_images_in_rows_and_columns(drafts_itself: bool, budget: int) -> None:
+    """Cut, among strangers, preempted, forked, and from cached prefixes, replies are the same."""
+    mix = ("gqa_axes+mlp", "gated_delta+mlp", "gqa_axes")
+    model = build_network(mix, mtp="gqa_axes+mlp" if drafts_itself else None, seed=3)
+    texts = [ids_of(length, seed=length) for length in (30, 90, 150)]
+    given = [
+        with_grids(model, texts[0], at_3=(2, 4)),
+        with_grids(model, texts[1], at_0=(10, 7)),
+        with_grids(model, texts[2], at_40=(4, 15), at_101=(23, 2)),
+        *((ids_of(length, seed=length), ()) for length in (7, 33, 80)),
+    ]
+    plain = Lab(model, prefix_cache=False, replay=False)
+    flat = [plain.ask(text) for text in texts]
+    wanted = [plain.ask(each, max_tokens=20, embeddings=images) for each, images in given]
+    plain.run()
+    for one, other in zip(flat, wanted[:3], strict=True):
+        assert not torch.equal(plain.answer(one)[1][0], plain.answer(other)[1][0])
+    lab = Lab(model, budget=budget, drafts_itself=drafts_itself)
+    for _ in range(2):  # the second time from cached prefixes
+        found = [lab.ask(each, max_tokens=20, n=2, embeddings=images) for each, images in given]
+        for step in count():
+            if not lab.engine.has_work():
+                break
+            lab.step()
+            if step % 7 == 6 and lab.scheduler.running:
+                lab.scheduler.preempt(lab.scheduler.running[-1])
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert [lab.tokens[mine, index] for index in (0, 1)] == [plain.tokens[theirs, 0]] * 2
+    assert lab.cached[found[2]] >= 2 * GRID
 
 
 @pytest.mark.parametrize("mix", ["gqa and mlp", "hybrid"])

@@ -42,6 +42,13 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
     "gqa": AttentionConfig(
         hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=6, rope=RopeConfig(6)
     ),
+    "gqa_axes": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=10,
+        rope=RopeConfig(10, 50.0, axes=(0, 1, 2, 1, 2)),
+    ),
     "gqa_window": AttentionConfig(
         hidden_size=HIDDEN,
         num_heads=3,

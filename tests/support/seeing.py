@@ -17,6 +17,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from blazr.pipelines.vision import load_processor
 from tests.support.references import SIZES
 from tests.support.seeds import run_seed
 
@@ -64,6 +65,30 @@ _IDEFICS_MARKS = (
     "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
+
+
+_QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+_M_ROPE = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}
+}
+_QWEN_TOWER = {"depth": 2, "hidden_size": 16, "out_hidden_size": 24, "num_heads": 2}
+_QWEN_TOWER |= {"intermediate_size": 20}
+
+
+def _qwen_processor(name: str, videos: str, **sizes: object) -> Callable[[Any, Any], Any]:
+    """Its part for videos needs torchvision, and is left out without."""
+
+    def _make(library: Any, tokenizer: Any) -> Any:
+        whole = getattr(library, name)
+        images = library.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}, **sizes
+        )
+        if find_spec("torchvision") is not None:
+            return whole(images, tokenizer, getattr(library, videos)())
+        parts = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
+        return type(name, (whole,), parts)(images, tokenizer)
+
+    return _make
 
 
 CASES: dict[str, Seeing] = {
@@ -144,6 +169,18 @@ CASES: dict[str, Seeing] = {
             spatial_merge_size=2,
         ),
         needs=("torchvision",),
+    ),
+    "qwen2_vl": Seeing(
+        marks=_QWEN_MARKS,
+        text=_M_ROPE,
+        tower={"depth": 2, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "patch_size": 7},
+        processor=_qwen_processor("Qwen2VLProcessor", "Qwen2VLVideoProcessor", patch_size=7),
+    ),
+    "qwen2_5_vl": Seeing(
+        marks=_QWEN_MARKS,
+        text=_M_ROPE,
+        tower={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1], "patch_size": 7},
+        processor=_qwen_processor("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor", patch_size=7),
     ),
     "smolvlm": Seeing(
         marks=_IDEFICS_MARKS,
@@ -260,9 +297,7 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": False}))
     # its images are made by another backend where torchvision is installed
-    return model.requires_grad_(requires_grad=False), transformers.AutoProcessor.from_pretrained(
-        directory
-    )
+    return model.requires_grad_(requires_grad=False), load_processor(directory, config)
 
 
 def picture(width: int, height: int, seed: int = 0, *, kind: str = "PNG") -> bytes:

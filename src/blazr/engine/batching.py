@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.positions import grid_positions
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch
@@ -24,7 +25,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     has_states = memory.shape.has_states
     # plain lists are filled faster than arrays, one short piece at a time
     tokens: list[int] = []
-    positions: list[int] = []
+    places: list[int] = []
     lengths: list[int] = []
     owners: list[int] = []
     runs: list[int] = []
@@ -39,13 +40,13 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         runs.append(sequence.run_slot)
         if length == 1:
             tokens.append(sequence.tokens[start])
-            positions.append(start)
+            places.append(start)
             lengths.append(sequence.max_computed)
             owners.append(index)
         else:
             tokens += sequence.tokens[start : start + length]
             tokens += drafts
-            positions += range(start, start + length)
+            places += range(start, start + length)
             lengths += [sequence.max_computed] * length
             owners += [index] * length
         adapters += [sequence.adapter_slot] * length
@@ -70,11 +71,11 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         first = last
     grid = memory.shape.grid
     tables = memory.block_tables.rows[runs]
-    at = np.array(positions, np.int64)
+    at = np.array(places, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(
         token_ids=_place(np.array(tokens, np.int64), device),
-        positions=_place(at, device),
+        positions=_place(_positions(plan, at), device),
         slot_mapping=_place(slots, device),
         logits_indices=_place(np.array(wanted, np.int64), device),
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
@@ -82,6 +83,26 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
         embedded=_given_embeddings(plan.rows, device),
     )
+
+
+def _positions(plan: StepPlan, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where a step's tokens stand, (T,), or (3, T) beside images in rows and columns.
+
+    Args:
+        plan: The step.
+        places: (T,), the tokens' places in their sequences.
+    """
+    if not any(row.sequence.has_grids for row in plan.rows):
+        return places
+    found = np.tile(places, (3, 1))
+    first = 0
+    for sequence, length, *_ in plan.rows:
+        if sequence.has_grids:
+            start = sequence.computed
+            own = grid_positions(sequence.request.embeddings, start, start + length)
+            found[:, first : first + length] = own
+        first += length
+    return found
 
 
 def _given_embeddings(
@@ -122,6 +143,7 @@ def build_draft_batch(
     grid = memory.shape.grid
     tables = memory.block_tables.rows[runs]
     at = np.array(starts, np.int64)
+    positions = at + np.array([sequence.position_shift for sequence in sequences], np.int64)
     spans = (
         Span(index, 1, start, 0, run_slot=run)
         for index, (start, run) in enumerate(zip(starts, runs, strict=True))
@@ -130,7 +152,7 @@ def build_draft_batch(
     places = np.arange(len(sequences))
     return ForwardBatch(
         token_ids=_place(np.array(list(last.values()), np.int64), device),
-        positions=_place(at, device),
+        positions=_place(positions, device),
         slot_mapping=_place(tables[places, at // grid] * grid + at % grid, device),
         logits_indices=_place(places, device),
         table=StepTable(tuple(spans), _place(tables, device), len(sequences)),

@@ -249,13 +249,14 @@ class _Inputs:
             spans += (state, run, len(edges) // 2, len(pending))
             spans += working_rows(sequence, len(ids) - 1, memory.shape)
             tokens.append(ids[0])
-            positions.append(start)
+            position = start + sequence.position_shift
+            positions.append(position)
             slots.append(slot)
             if len(ids) == 1:
                 adapters.append(sequence.adapter_slot)
             else:  # drafts lie on the page that holds the token before them
                 tokens += ids[1:]
-                positions += range(start + 1, start + len(ids))
+                positions += range(position + 1, position + len(ids))
                 slots += range(slot + 1, slot + len(ids))
                 adapters += [sequence.adapter_slot] * len(ids)
             for edge in pending:

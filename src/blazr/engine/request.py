@@ -23,11 +23,14 @@ class PromptEmbeddings:
         start: The first of these tokens, counted from the beginning of the prompt.
         vectors: One for each of the tokens, (N, C), as the first layer takes them.
         digest: 32 bytes that other vectors do not have: a prefix is shared only where it is equal.
+        grid: Rows and columns of an image whose tokens have positions of their own for rotary
+            embeddings: see `blazr.engine.positions`.
     """
 
     start: int
     vectors: Tensor = field(compare=False)
     digest: bytes
+    grid: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:

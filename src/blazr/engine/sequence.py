@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from blazr.engine.block import Node, StateKind
 from blazr.engine.constraint import Constraint
 from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.positions import shift_behind
 from blazr.engine.request import Request
 
 
@@ -70,6 +71,9 @@ class Sequence:
         num_prompt_left: Of these, tokens that it has not forgotten.
         max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
         embeddings_end: Behind this token, none has an embedding other than its id's.
+        has_grids: Whether it has images whose tokens stand in rows and columns.
+        position_shift: How far the tokens behind all images stand, for rotary embeddings, from
+            their places in the sequence.
     """
 
     request_id: int
@@ -113,6 +117,8 @@ class Sequence:
     num_prompt_left: int = field(init=False)
     max_computed: int = field(init=False)
     embeddings_end: int = field(init=False)
+    has_grids: bool = field(init=False)
+    position_shift: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute once what every step asks."""
@@ -125,6 +131,8 @@ class Sequence:
         self.num_prompt = self.num_prompt_left = len(request.prompt_ids)
         self.max_computed = max(self.num_prompt, self.max_length - 1)
         self.embeddings_end = request.embeddings[-1].end if request.embeddings else 0
+        self.has_grids = any(each.grid for each in request.embeddings)
+        self.position_shift = shift_behind(request.embeddings)
 
     @property
     def adapter_slot(self) -> int:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from inspect import signature
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -159,10 +159,7 @@ class Vision:
         for place, image in zip(places, images, strict=True):
             prompt += token_ids[done:place]
             embeddings += (
-                PromptEmbeddings(
-                    start=len(prompt) + each.start, vectors=each.vectors, digest=each.digest
-                )
-                for each in image.embeddings
+                replace(each, start=len(prompt) + each.start) for each in image.embeddings
             )
             prompt += image.token_ids
             done = place + 1
@@ -179,7 +176,7 @@ class Vision:
         pixels = open_image(data)
         eye = self._load()
         try:
-            token_ids, vectors = self._run(eye, pixels)
+            token_ids, vectors, grid = self._run(eye, pixels)
         except torch.OutOfMemoryError:
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
@@ -193,11 +190,12 @@ class Vision:
                 hint="scale it, or cut it, to a more usual form",
             ) from error
         is_vector = [each == eye.token_id for each in token_ids]
-        return SeenImage(tuple(token_ids), _runs(is_vector, vectors, eye.seed + digest))
+        runs = _runs(is_vector, vectors, eye.seed + digest)
+        return SeenImage(tuple(token_ids), tuple(replace(each, grid=grid) for each in runs))
 
     @torch.inference_mode()
-    def _run(self, eye: _Eye, pixels: Image) -> tuple[list[int], Tensor]:
-        """The tokens of an image, and the vectors of those that have some."""
+    def _run(self, eye: _Eye, pixels: Image) -> tuple[list[int], Tensor, tuple[int, int] | None]:
+        """The tokens of an image, the vectors of those that have some, and rows and columns."""
         batch = eye.processor(
             images=[pixels],
             text=[eye.processor.image_token],
@@ -218,7 +216,12 @@ class Vision:
         expected = (token_ids.count(eye.token_id), self._hidden_size)
         if vectors.shape != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
-        return token_ids, vectors
+        grid = None
+        if "image_grid_thw" in batch:  # of patches; some of them side by side make a token
+            side = eye.tower.config.vision_config.spatial_merge_size
+            _, height, width = batch["image_grid_thw"][0].tolist()
+            grid = height // side, width // side
+        return token_ids, vectors, grid
 
 
 def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:
@@ -268,8 +271,7 @@ def _load_eye(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
         config = transformers.AutoConfig.from_pretrained(
             directory, trust_remote_code=False, local_files_only=True
         )
-        auto: Any = transformers.AutoProcessor
-        processor = auto.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        processor: Any = load_processor(directory, config)
         tower, missing = _load_tower(config, _image_tensors(checkpoint), dtype)
         marker = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
     except Exception as error:
@@ -298,6 +300,27 @@ def _load_eye(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
         scale=float(getattr(text, "embedding_multiplier", 1.0)),
         seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
     )
+
+
+def load_processor(directory: Path, config: object) -> Callable[..., dict[str, Tensor]]:
+    """The library's processor of images beside a model.
+
+    Args:
+        directory: Where the model lies.
+        config: As the library reads it.
+    """
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    kind: Any = transformers.AutoProcessor
+    kinds: Any = PROCESSOR_MAPPING
+    if find_spec("torchvision") is None and type(config) in kinds:
+        # That of videos needs torchvision, and nobody sees any here.
+        whole = kinds[type(config)]
+        parts = [name for name in whole.get_attributes() if name != "video_processor"]
+        kind = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: parts)})
+    found = kind.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    return cast("Callable[..., dict[str, Tensor]]", found)
 
 
 def _image_infos(checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -22,7 +22,8 @@ class ForwardBatch:
 
     Args:
         token_ids: (T,), int64.
-        positions: (T,), int64, from 0 in each sequence.
+        positions: (T,), int64, from 0 in each sequence, as rotary embeddings take them; (3, T)
+            where tokens of an image have a position on each of three axes.
         slot_mapping: (T,), int64, page id * GRID + offset: where each token's entry is written.
         logits_indices: (J,), int64, tokens whose logits are wanted.
         table: The B sequences.
@@ -54,7 +55,7 @@ class ForwardBatch:
             rope: None leaves queries and keys as they are.
         """
         if rope is None:
-            none = torch.empty(len(self.positions), 0, device=self.positions.device)
+            none = torch.empty(len(self.token_ids), 0, device=self.token_ids.device)
             return Rotation(cos=none, sin=none, interleaved=False, slots=self.slot_mapping)
         cos, sin = self.rotary.tables(rope)
         return Rotation(cos=cos, sin=sin, interleaved=rope.interleaved, slots=self.slot_mapping)

@@ -65,6 +65,8 @@ class RopeConfig:
         scaling: Context extension, or None.
         interleaved: Whether the channels of a pair lie side by side, not half of ``dim`` apart.
         temperature: How scores grow with the position of the query, or None (Ministral 3).
+        axes: Which of a token's three positions turns each pair, 0 to 2: those of an image differ
+            (M-RoPE of Qwen2-VL, arXiv:2409.12191). Empty where a token has one.
     """
 
     dim: int
@@ -72,6 +74,7 @@ class RopeConfig:
     scaling: RopeScaling | None = None
     interleaved: bool = False
     temperature: AttentionTemperature | None = None
+    axes: tuple[int, ...] = ()
 
     @property
     def num_pairs(self) -> int:
@@ -131,10 +134,15 @@ class RopeConfig:
         """Cosine and sine at these positions, (T, pairs) each, float32.
 
         Args:
-            positions: (T,), int64.
+            positions: (T,), or one row for each of three axes, (3, T), int64.
             lengths: (T,), int64, how long each token's sequence may become; None: to the last of
                 these positions. Only some scalings look at it.
         """
+        if positions.ndim > 1:
+            by_axis = torch.stack([torch.stack(self.tables(row, lengths)) for row in positions])
+            axes = torch.tensor(self.axes, device=positions.device).expand(1, *by_axis.shape[1:])
+            cos, sin = by_axis.gather(0, axes)[0]
+            return cos, sin
         if self.length_class(1) == 0:
             return self._tables(positions, 0)
         if lengths is None:
@@ -157,9 +165,9 @@ class Positions:
     """Where the tokens of a step stand, and the tables of rotation there, made once for all layers.
 
     Args:
-        positions: (T,), int64.
-        lengths: (T,), int64, how long each token's sequence may become, as `RopeConfig.tables`
-            takes it.
+        positions: (T,) or (3, T), int64.
+        lengths: (T,), int64, how long each token's sequence may become. Both are as
+            `RopeConfig.tables` takes them.
     """
 
     def __init__(self, positions: Tensor, lengths: Tensor | None = None) -> None:

@@ -32,9 +32,9 @@ _NEUTRAL = {
     "finetuned",
     "factor",
     "original_max_position_embeddings",
-    "mrope_section",
-    "mrope_interleaved",
 }
+# Types whose axes take turns, whether or not a config says so.
+_MIXED_AXES = ("qwen3_vl", "qwen3_5")
 
 
 def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> ConfigReader:
@@ -85,6 +85,7 @@ def read_rope(
             expected="at least 1, in pairs, and at most all",
         )
     scaling = _scaling(reader, parameters, rope)
+    axes = _axes(reader, parameters, rope.num_pairs)
     temperature = None
     if reader.raw.get("model_type") == "ministral3":  # others do not look at it
         beta = parameters.number("llama_4_scaling_beta")
@@ -99,7 +100,7 @@ def read_rope(
         if value is not None and key not in _NEUTRAL and not isinstance(value, dict):
             section = parameters.source.removeprefix(reader.source + ": ")
             reader.unknown[f"{section}.{key}"] = value
-    return RopeConfig(dim, rope.theta, scaling, interleaved, temperature)
+    return RopeConfig(dim, rope.theta, scaling, interleaved, temperature, axes)
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
@@ -142,6 +143,28 @@ def _scaling(
         return RopeScaling(kind="factors", factors=_factors(parameters, "factors", rope))
     stretch = _yarn if known == "yarn" else _longrope
     return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
+
+
+def _axes(reader: ConfigReader, parameters: ConfigReader, num_pairs: int) -> tuple[int, ...]:
+    """Which of a token's three positions turns each pair; see `RopeConfig`."""
+    sections = parameters.numbers("mrope_section")
+    is_mixed = parameters.boolean("mrope_interleaved")
+    if sections is None:
+        return ()
+    sizes = [int(each) for each in sections.value[:3]]
+    if len(sizes) < 3 or min(sizes) < 0 or sum(sizes) != num_pairs:
+        raise ConfigError(
+            f"{parameters.source}: 'mrope_section' does not fit the heads.",
+            found=str(sections.value)[:100],
+            expected=f"three numbers that add up to {num_pairs}",
+        )
+    kind = reader.raw.get("model_type")
+    if (is_mixed and is_mixed.value) or str(kind).startswith(_MIXED_AXES):
+        # height and width take every third pair each, as far as their sections reach
+        return tuple(
+            pair % 3 if pair % 3 and pair < 3 * sizes[pair % 3] else 0 for pair in range(num_pairs)
+        )
+    return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
 
 
 def number_or(parameters: ConfigReader, name: str, default: float) -> float:

@@ -33,7 +33,17 @@ IMAGE_PREFIXES = tuple(
 )
 # Those whose images are read, too: as vectors in the place of tokens, one behind the other.
 WITH_IMAGES = frozenset(
-    {"idefics3", "internvl", "lfm2_vl", "llava", "llava_next", "mistral3", "smolvlm"}
+    {
+        "idefics3",
+        "internvl",
+        "lfm2_vl",
+        "llava",
+        "llava_next",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "smolvlm",
+    }
 )
 # Types that differ from another only where there are images.
 _SAME: Mapping[str, str] = {

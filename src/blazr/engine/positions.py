@@ -1,0 +1,54 @@
+"""Where tokens stand for rotary embeddings: those of an image in rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blazr.engine.request import PromptEmbeddings
+
+
+def shift_behind(embeddings: Sequence[PromptEmbeddings]) -> int:
+    """How far tokens behind all of these stand from their places in the sequence."""
+    grids = [each.grid for each in embeddings if each.grid is not None]
+    return sum(max(grid) - grid[0] * grid[1] for grid in grids)
+
+
+def grid_positions(
+    embeddings: Sequence[PromptEmbeddings], start: int, end: int
+) -> NDArray[np.int64]:
+    """The positions of some tokens of a prompt, in time, height and width.
+
+    Text has the same on all axes. A token in row r and column c of an image that begins at position
+    p has (p, p + r, p + c), and what follows the image goes on behind the largest of these.
+
+    Args:
+        embeddings: What stands for tokens of the prompt; those with a grid are images.
+        start: The first of the tokens.
+        end: The one behind them.
+
+    Returns:
+        (3, end - start).
+
+    Source: Wang et al. 2024, "Qwen2-VL", arXiv:2409.12191, section 2.1.
+    """
+    places = np.arange(start, end)
+    found = np.tile(places, (3, 1))
+    shift = 0
+    for each in embeddings:
+        if each.grid is None:
+            continue
+        position = each.start + shift
+        shift += shift_behind([each])
+        first, last = max(each.start, start), min(each.end, end)
+        if first < last:
+            numbers = np.arange(first, last) - each.start
+            rows, columns = np.divmod(numbers, each.grid[1])
+            found[:, first - start : last - start] = position
+            found[1, first - start : last - start] += rows
+            found[2, first - start : last - start] += columns
+        behind = max(each.end - start, 0)
+        found[:, behind:] = places[behind:] + shift
+    return found
