@@ -73,7 +73,10 @@ def test_alone_among_strangers_cut_and_from_a_cached_prefix(mix: str) -> None:
 def with_grids(
     model: CausalLM, text: list[int], **grids: tuple[int, int]
 ) -> tuple[list[int], tuple[PromptEmbeddings, ...]]:
-    """A prompt with images in rows and columns, by where they begin: ``at_3=(2, 4)``."""
+    """A prompt with images in rows and columns, by where they begin: ``at_3=(2, 4)``.
+
+    Something is added to them behind two layers, too.
+    """
     starts = [int(name.removeprefix("at_")) for name in grids]
     ends = [
         start + rows * columns
@@ -81,7 +84,8 @@ def with_grids(
     ]
     prompt, images = hidden(model, text, *zip(starts, ends, strict=True))
     return prompt, tuple(
-        replace(each, grid=grid) for each, grid in zip(images, grids.values(), strict=True)
+        replace(each, grid=grid, added=torch.stack((each.vectors, -each.vectors)))
+        for each, grid in zip(images, grids.values(), strict=True)
     )
 
 

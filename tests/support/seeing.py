@@ -46,6 +46,7 @@ class Seeing:
         processor: The library's class, by name, and what makes one of its module and a tokenizer.
         needs: Packages that its processor is not made without.
         named: Names of marks in the library's tokenizer.
+        spread: Of its random weights.
     """
 
     kind: str | None = None
@@ -56,6 +57,7 @@ class Seeing:
     processor: Callable[[Any, Any], Any]
     needs: tuple[str, ...] = ()
     named: dict[str, str] = field(default_factory=dict)
+    spread: float = 0.3
 
 
 _IDEFICS_MARKS = (
@@ -68,11 +70,24 @@ _IDEFICS_MARKS = (
 
 
 _QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-_M_ROPE = {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}
-}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1]}
+_M_ROPE = {"rope_parameters": _ROPE}
 _QWEN_TOWER = {"depth": 2, "hidden_size": 16, "out_hidden_size": 24, "num_heads": 2}
 _QWEN_TOWER |= {"intermediate_size": 20}
+_QWEN3_TOWER = {"patch_size": 7, "num_position_embeddings": 16}
+_MIXED_ROPE = {**_ROPE, "mrope_section": [3, 2, 1], "mrope_interleaved": True}
+_QWEN3 = {"rope_parameters": _MIXED_ROPE, "head_dim": 12}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {**_MIXED_ROPE, "partial_rotary_factor": 0.5},
+    "head_dim": 24,
+}
 
 
 def _qwen_processor(name: str, videos: str, **sizes: object) -> Callable[[Any, Any], Any]:
@@ -182,6 +197,32 @@ CASES: dict[str, Seeing] = {
         tower={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1], "patch_size": 7},
         processor=_qwen_processor("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor", patch_size=7),
     ),
+    "qwen3_vl": Seeing(
+        marks=_QWEN_MARKS,
+        text=_QWEN3,
+        tower={**_QWEN_TOWER, **_QWEN3_TOWER, "deepstack_visual_indexes": [0, 1]},
+        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+    ),
+    "qwen3_vl_moe": Seeing(
+        marks=_QWEN_MARKS,
+        text={**_QWEN3, **_EXPERTS},
+        tower={**_QWEN_TOWER, **_QWEN3_TOWER, "deepstack_visual_indexes": [1]},
+        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+    ),
+    "qwen3_5": Seeing(
+        marks=_QWEN_MARKS,
+        text=_DELTA,
+        tower={**_QWEN_TOWER, **_QWEN3_TOWER},
+        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        spread=0.15,
+    ),
+    "qwen3_5_moe": Seeing(
+        marks=_QWEN_MARKS,
+        text={**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 28},
+        tower={**_QWEN_TOWER, **_QWEN3_TOWER},
+        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        spread=0.15,
+    ),
     "smolvlm": Seeing(
         marks=_IDEFICS_MARKS,
         text={"model_type": "llama"},
@@ -289,8 +330,10 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
     model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()
     for parameter, values in model.named_parameters():
         is_wide = "embed" in parameter or parameter.endswith("norm.weight")
-        nn.init.normal_(values, 0.0, 1.0 if is_wide else 0.3)
+        nn.init.normal_(values, 0.0, 1.0 if is_wide else case.spread)
     model.save_pretrained(directory)
+    if "experts" in repr(model):
+        model.set_experts_implementation("eager")  # the others have no float64
     processor = case.processor(transformers, tokenizer)
     processor.save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE.replace("MARK", case.marks[0]))

@@ -12,7 +12,7 @@ from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.positions import grid_positions
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
-from blazr.nn.layers.batch import ForwardBatch
+from blazr.nn.layers.batch import ForwardBatch, GivenEmbeddings
 from blazr.nn.operands.step import Span, StepTable
 
 
@@ -81,7 +81,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
         lengths=_place(np.array(lengths, np.int64), device),
         adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
-        embedded=_given_embeddings(plan.rows, device),
+        given=_given_embeddings(plan.rows, device),
     )
 
 
@@ -107,10 +107,11 @@ def _positions(plan: StepPlan, places: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _given_embeddings(
     rows: Iterable[PlannedSequence], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which tokens of a step have embeddings that their requests bring along, and these."""
+) -> GivenEmbeddings | None:
+    """What requests of a step bring along in the place of embeddings."""
     places: list[int] = []
     vectors: list[torch.Tensor] = []
+    added: list[torch.Tensor] = []
     first = 0
     for sequence, length, *_ in rows:
         start = sequence.computed
@@ -118,11 +119,17 @@ def _given_embeddings(
         for each in given:
             begin, end = max(each.start, start), min(each.end, start + length)
             places += range(first + begin - start, first + end - start)
-            vectors.append(each.vectors[max(begin - each.start, 0) : max(end - each.start, 0)])
+            part = slice(max(begin - each.start, 0), max(end - each.start, 0))
+            vectors.append(each.vectors[part])
+            added.append(vectors[-1][None][:0] if each.added is None else each.added[:, part])
         first += length
     if not places:
         return None
-    return _place(np.array(places, np.int64), device), torch.cat(vectors).to(device)
+    return GivenEmbeddings(
+        rows=_place(np.array(places, np.int64), device),
+        vectors=torch.cat(vectors).to(device),
+        added=torch.cat(added, 1).to(device),
+    )
 
 
 def build_draft_batch(

@@ -22,6 +22,8 @@ class PromptEmbeddings:
     Args:
         start: The first of these tokens, counted from the beginning of the prompt.
         vectors: One for each of the tokens, (N, C), as the first layer takes them.
+        added: What is added to these tokens behind each of the first L layers, (L, N, C); None for
+            nothing.
         digest: 32 bytes that other vectors do not have: a prefix is shared only where it is equal.
         grid: Rows and columns of an image whose tokens have positions of their own for rotary
             embeddings: see `blazr.engine.positions`.
@@ -30,6 +32,7 @@ class PromptEmbeddings:
     start: int
     vectors: Tensor = field(compare=False)
     digest: bytes
+    added: Tensor | None = field(default=None, compare=False)
     grid: tuple[int, int] | None = None
 
     @property

@@ -131,12 +131,17 @@ class CausalLM(nn.Module):
         """
         with self.step_adapters.using(batch.adapters):
             x = self._embed(batch.token_ids)
-            if batch.embedded is not None:
-                places, vectors = batch.embedded
-                x = x.index_copy(0, places, vectors.to(x.dtype))
+            given = batch.given
+            if given is not None:
+                x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
-            for layer, cache in zip(self.layers, caches, strict=self.mtp is None):
+            num_added = 0 if given is None else len(given.added)
+            for index, (layer, cache) in enumerate(
+                zip(self.layers, caches, strict=self.mtp is None)
+            ):
                 x = layer(x, batch, cache, embedded)
+                if given is not None and index < num_added:
+                    x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
         if self.mtp is not None:
             hidden = recordable(self.norm, x, like=x)
             recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=x)

@@ -57,7 +57,8 @@ class SeenImage:
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return sum(each.vectors.nbytes for each in self.embeddings)
+        tensors = (part for each in self.embeddings for part in (each.vectors, each.added))
+        return sum(part.nbytes for part in tensors if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class Vision:
         pixels = open_image(data)
         eye = self._load()
         try:
-            token_ids, vectors, grid = self._run(eye, pixels)
+            return self._run(eye, pixels, eye.seed + digest)
         except torch.OutOfMemoryError:
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
@@ -189,13 +190,9 @@ class Vision:
                 found=f"{size}; {type(error).__name__}: {str(error)[:100]}",
                 hint="scale it, or cut it, to a more usual form",
             ) from error
-        is_vector = [each == eye.token_id for each in token_ids]
-        runs = _runs(is_vector, vectors, eye.seed + digest)
-        return SeenImage(tuple(token_ids), tuple(replace(each, grid=grid) for each in runs))
 
     @torch.inference_mode()
-    def _run(self, eye: _Eye, pixels: Image) -> tuple[list[int], Tensor, tuple[int, int] | None]:
-        """The tokens of an image, the vectors of those that have some, and rows and columns."""
+    def _run(self, eye: _Eye, pixels: Image, digest: bytes) -> SeenImage:
         batch = eye.processor(
             images=[pixels],
             text=[eye.processor.image_token],
@@ -210,18 +207,20 @@ class Vision:
             for name, value in batch.items()
             if name in wanted and value is not None
         }
-        found = features(**inputs, return_dict=True).pooler_output
-        parts = [part.reshape(-1, part.shape[-1]) for part in found]
-        vectors = (torch.cat(parts) * eye.scale).to("cpu", self._dtype)
+        found = features(**inputs, return_dict=True)
+        layers = [_joined(found.pooler_output) * eye.scale]
+        layers += map(_joined, getattr(found, "deepstack_features", None) or ())
+        vectors = torch.stack(layers).to("cpu", self._dtype)
         expected = (token_ids.count(eye.token_id), self._hidden_size)
-        if vectors.shape != expected:
+        if vectors.shape[1:] != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
         grid = None
         if "image_grid_thw" in batch:  # of patches; some of them side by side make a token
             side = eye.tower.config.vision_config.spatial_merge_size
             _, height, width = batch["image_grid_thw"][0].tolist()
             grid = height // side, width // side
-        return token_ids, vectors, grid
+        runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
+        return SeenImage(tuple(token_ids), tuple(replace(each, grid=grid) for each in runs))
 
 
 def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:
@@ -242,6 +241,11 @@ def _check_packages() -> None:
         )
 
 
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Vectors of the parts of an image, one behind the other, (N, C)."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
 def _placed(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
@@ -249,15 +253,22 @@ def _placed(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 def _runs(
     is_vector: Sequence[bool], vectors: Tensor, digest: bytes
 ) -> tuple[PromptEmbeddings, ...]:
-    """One entry for each run of tokens that have vectors."""
+    """One entry for each run of tokens that have vectors.
+
+    Args:
+        is_vector: By token of an image.
+        vectors: (1 + L, N, C), in the place of embeddings, and behind each of the first L layers.
+        digest: Of the image.
+    """
     found: list[PromptEmbeddings] = []
     done = start = 0
     for has_vectors, run in groupby(is_vector):
         length = len(list(run))
         if has_vectors:
             own = sha256(digest + len(found).to_bytes(8, "little")).digest()
-            part = vectors[done : done + length]
-            found.append(PromptEmbeddings(start=start, vectors=part, digest=own))
+            part = vectors[:, done : done + length]
+            added = part[1:] if len(part) > 1 else None
+            found.append(PromptEmbeddings(start=start, vectors=part[0], added=added, digest=own))
             done += length
         start += length
     return tuple(found)

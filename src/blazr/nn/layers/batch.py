@@ -16,6 +16,22 @@ from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
 from blazr.nn.ops.sequences import log_rows
 
 
+@dataclass(frozen=True, slots=True)
+class GivenEmbeddings:
+    """Vectors that stand for E tokens of a step, such as those of images.
+
+    Args:
+        rows: (E,), int64, the tokens.
+        vectors: (E, C), what the first layer takes.
+        added: (L, E, C), what is added behind each of the first L layers (DeepStack,
+            arXiv:2406.04334).
+    """
+
+    rows: Tensor
+    vectors: Tensor
+    added: Tensor
+
+
 @dataclass(frozen=True)
 class ForwardBatch:
     """One step: T tokens of B sequences laid end to end, decoding sequences first.
@@ -30,8 +46,7 @@ class ForwardBatch:
         lengths: (T,), int64, how long the sequence of each token may become, for positions that
             turn otherwise in long sequences.
         adapters: (T,), int64, the slot of each token's adapter; None where no token has one.
-        embedded: (E,), int64, tokens whose embeddings are given, and these, (E, C); None where all
-            are those of their ids.
+        given: Embeddings that are not those of ids; None where all are.
     """
 
     token_ids: Tensor
@@ -41,7 +56,7 @@ class ForwardBatch:
     table: StepTable
     lengths: Tensor | None = None
     adapters: Tensor | None = None
-    embedded: tuple[Tensor, Tensor] | None = None
+    given: GivenEmbeddings | None = None
 
     @cached_property
     def rotary(self) -> Positions:

@@ -42,6 +42,10 @@ WITH_IMAGES = frozenset(
         "mistral3",
         "qwen2_5_vl",
         "qwen2_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl",
+        "qwen3_vl_moe",
         "smolvlm",
     }
 )
