@@ -1,16 +1,19 @@
 """Break the readers of strangers' files: models and their configs, adapters, tokenizers, templates.
 
 Run: python tools/fuzz.py TARGET [--seconds N | --runs N] [--seed N] [--save DIRECTORY]
+                          [--corpus FILE]
 
 Sound files are changed a little, by bytes and by values, and read. Whatever is raised must be a
 BlazrError, within `TIME_LIMIT` seconds of the processor and `MEMORY_LIMIT` bytes above what was
 taken before.
-An input that fails is saved, and so is the one at work when the process dies.
+An input that fails is saved, and so is the one at work when the process dies. The corpus has the
+smallest input for each place of the code that refused one; later runs change these, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import lzma
 import random
@@ -18,10 +21,11 @@ import resource
 import signal
 import struct
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -124,11 +128,15 @@ def _gguf() -> Target:
 
 def _safetensors() -> Target:
     folders = ("hf_llama", "hybrid_nano", "mla_moe", "mamba3_mimo", "gqa_mlp")
-    names = ("config.json", "model.safetensors")
-    return Target(
-        _plan,
-        tuple(_files(*(f"oxidizr/{each}/{n}" for n in names)) for each in folders),
-    )
+    return Target(_plan, tuple(_plain(GOLDEN / "oxidizr" / each) for each in folders))
+
+
+def _plain(directory: Path) -> Files:
+    """A model whose tensors are zeros: only its config and the header are changed."""
+    data = (directory / "model.safetensors").read_bytes()
+    end = 8 + struct.unpack_from("<Q", data)[0]
+    config = (directory / "config.json").read_bytes()
+    return {"config.json": config, "model.safetensors": data[:end] + bytes(len(data) - end)}
 
 
 def _read_adapter(directory: Path) -> None:
@@ -346,28 +354,74 @@ def _write(files: Files, directory: Path) -> None:
         (directory / name).write_bytes(data)
 
 
-def attempt(target: Target, files: Files, directory: Path) -> str | None:
-    """Read files as anyone would; what is wrong with how that went, or None."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How reading went.
+
+    Args:
+        problem: What is wrong with that; empty where nothing is.
+        refused_at: The place that refused the files, by its last three calls; else empty.
+    """
+
+    problem: str = ""
+    refused_at: str = ""
+
+
+def attempt(target: Target, files: Files, directory: Path) -> Outcome:
+    """Read files as anyone would."""
     _write(files, directory)
-    before = _peak()
+    before, refused_at = _peak(), ""
     signal.signal(signal.SIGPROF, _ring)
     signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT)
     try:
         target.read(directory)
-    except BlazrError:
-        pass
+    except BlazrError as error:
+        calls = traceback.extract_tb(error.__traceback__)[-3:]
+        refused_at = " < ".join(f"{Path(c.filename).stem}:{c.lineno}" for c in reversed(calls))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # noqa: BLE001  (Rust's panics are no Exception)
-        return traceback.format_exc()
+        return Outcome(traceback.format_exc())
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     taken = _peak() - before
-    return f"took {taken:,} bytes" if taken > MEMORY_LIMIT else None
+    return Outcome(f"took {taken:,} bytes" if taken > MEMORY_LIMIT else "", refused_at)
+
+
+def _size(files: Files) -> int:
+    return sum(len(data) for data in files.values())
+
+
+def read_corpus(file: Path) -> list[Files]:
+    """The inputs that `write_corpus` wrote."""
+    found: dict[str, Files] = {}
+    with tarfile.open(file) as archive:
+        for member in archive:
+            number, _, name = member.name.partition("/")
+            data = archive.extractfile(member)
+            assert data is not None
+            found.setdefault(number, {})[name] = data.read()
+    return list(found.values())
+
+
+def write_corpus(file: Path, corpus: Iterable[Files]) -> None:
+    """As one compressed archive, always the same for the same inputs."""
+    with tarfile.open(file, "w:xz") as archive:
+        for number, files in enumerate(corpus):
+            for name, data in files.items():
+                member = tarfile.TarInfo(f"{number}/{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
 
 
 def fuzz(
-    name: str, *, seconds: float = float("inf"), runs: int | None = None, seed: int = 0, save: Path
+    name: str,
+    *,
+    seconds: float = float("inf"),
+    runs: int | None = None,
+    seed: int = 0,
+    save: Path,
+    corpus: Path | None = None,
 ) -> list[str]:
     """Try inputs until the time or the number of runs is over; what went wrong.
 
@@ -377,25 +431,42 @@ def fuzz(
         runs: How many inputs.
         seed: Of the changes.
         save: Where inputs that fail are left.
+        corpus: An archive of inputs to begin with, if it exists; the new one is written there.
     """
-    _limit_memory()
     target, chance = TARGETS[name](), random.Random(seed)
     failures: dict[str, str] = {}
+    kept: dict[str, Files] = {}
+    old = read_corpus(corpus) if corpus is not None and corpus.exists() else []
+    count, end = 0, time.monotonic() + seconds
+
+    def read(files: Files, place: str) -> None:
+        _write(files, save / f"{name}-last")
+        found = attempt(target, files, Path(folder))
+        if found.problem and found.problem[-300:] not in failures:
+            failures[found.problem[-300:]] = found.problem
+            _write(files, save / f"{name}-{place}")
+            print(f"{name}-{place}: {found.problem}", flush=True)
+        best = kept.get(found.refused_at)
+        if found.refused_at and (best is None or _size(files) < _size(best)):
+            kept[found.refused_at] = files
+
     with tempfile.TemporaryDirectory() as folder:
         for seed_files in target.seeds:
-            problem = attempt(target, seed_files, Path(folder))
-            assert problem is None, f"a sound file fails: {problem}"
-        count, end = 0, time.monotonic() + seconds
+            problem = attempt(target, seed_files, Path(folder)).problem
+            assert not problem, f"a sound file fails: {problem}"
+        for number, files in enumerate(old):
+            read(files, f"corpus-{number}")
         while time.monotonic() < end and (runs is None or count < runs):
-            files, count = changed(chance.choice(target.seeds), chance), count + 1
-            _write(files, save / f"{name}-last")
-            problem = attempt(target, files, Path(folder))
-            if problem is not None and problem[-300:] not in failures:
-                failures[problem[-300:]] = problem
-                _write(files, save / f"{name}-{seed}-{count}")
-                print(f"{name}-{seed}-{count}: {problem}", flush=True)
+            is_new = not kept or chance.random() < 0.7
+            start = chance.choice(target.seeds if is_new else list(kept.values()))
+            count += 1
+            read(changed(start, chance), f"{seed}-{count}")
+    if corpus is not None:
+        write_corpus(corpus, (kept[place] for place in sorted(kept)))
     _write({}, save / f"{name}-last")
-    print(f"{name}: {count:,} inputs, {len(failures)} failures, peak {_peak() // 10**6} MB")
+    peak_mb = _peak() // 10**6
+    print(f"{name}: {count:,} inputs, refused in {len(kept)} places, {len(failures)} failures")
+    print(f"peak {peak_mb} MB")
     return list(failures.values())
 
 
@@ -407,7 +478,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, default=Path("fuzz-failures"))
+    parser.add_argument("--corpus", type=Path, help="an archive (.tar.xz) to begin with and keep")
     options = vars(parser.parse_args())
+    _limit_memory()
     return 1 if fuzz(options.pop("target"), **options) else 0
 
 

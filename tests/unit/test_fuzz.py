@@ -14,7 +14,9 @@ from blazr.models.adapters.read import read_adapter
 from blazr.text.tokenizers.hf import load
 from tools import fuzz
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "tokenizers"
+TESTS = Path(__file__).resolve().parent.parent
+GOLDEN = TESTS / "golden" / "tokenizers"
+CORPORA = TESTS / "golden" / "fuzz"
 
 
 @pytest.mark.parametrize("name", ["gguf", "safetensors", "adapter", "tokenizer", "template"])
@@ -22,16 +24,35 @@ def test_nothing_but_a_clear_error(name: str, tmp_path: Path) -> None:
     target, chance = fuzz.TARGETS[name](), random.Random(5)
     for _ in range(30):
         files = fuzz.changed(chance.choice(target.seeds), chance)
-        assert fuzz.attempt(target, files, tmp_path / "files") is None
+        assert not fuzz.attempt(target, files, tmp_path / "files").problem
+
+
+@pytest.mark.parametrize("file", sorted(CORPORA.glob("*.tar.xz")), ids=lambda file: file.name)
+def test_what_long_runs_have_kept_is_still_refused_clearly(file: Path, tmp_path: Path) -> None:
+    target = fuzz.TARGETS[file.name.partition(".")[0]]()
+    for files in fuzz.read_corpus(file):
+        outcome = fuzz.attempt(target, files, tmp_path / "files")
+        assert not outcome.problem
+        assert outcome.refused_at
+
+
+def test_a_run_goes_on_with_the_corpus_of_the_last(tmp_path: Path) -> None:
+    def run(seed: int) -> list[fuzz.Files]:
+        corpus = tmp_path / "corpus.tar.xz"
+        fuzz.fuzz("adapter", runs=40, seed=seed, save=tmp_path / "failures", corpus=corpus)
+        return fuzz.read_corpus(corpus)
+
+    first = run(1)
+    assert len(first) > 1
+    assert len(run(2)) >= len(first)
 
 
 def test_a_failure_is_noticed(tmp_path: Path) -> None:
     def read(directory: Path) -> None:
         raise KeyError(directory)
 
-    problem = fuzz.attempt(fuzz.Target(read, ()), {"a": b"1"}, tmp_path / "files")
-    assert problem is not None
-    assert "KeyError" in problem
+    outcome = fuzz.attempt(fuzz.Target(read, ()), {"a": b"1"}, tmp_path / "files")
+    assert "KeyError" in outcome.problem
 
 
 @pytest.fixture
