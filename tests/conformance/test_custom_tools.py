@@ -12,9 +12,9 @@ from blazr.text.grammars.child import Vocabulary, make_matcher, make_tokenizer
 from blazr.text.grammars.tool_call import ToolGrammar, tool_call
 from blazr.text.stream import ReplyFormat, TextStream
 from blazr.text.tokenizers.choose import choose_tokenizer
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.custom import INPUT
 from blazr.text.tool_calls.format import ToolFormat, ToolSpec, tool_specs
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 NAMES = list(TOOL_FORMATS)
 # In the manner of the patches that coding agents apply.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from blazr.text.grammars.tool_call import TextUntil, tool_call
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import choose_tool_format
 from blazr.text.tool_calls.format import ToolSpec
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.support.recorded_calls import RECORDED as DOCUMENTED
 from tests.support.recorded_calls import TOOLS, Recorded
 from tests.support.recorded_outputs import OUTPUTS

@@ -15,7 +15,7 @@ from blazr.llm.options import LoadOptions
 from blazr.llm.results import Completion, fold
 from blazr.text.messages import Message
 from blazr.text.reasoning import REASONING
-from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.support.loopback import Loopback, serving
 
 HELLO = Message(role="user", content="Tell me a story.")

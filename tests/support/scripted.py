@@ -20,7 +20,7 @@ from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import REASONING
 from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizers.choose import choose_tokenizer
-from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 R = TypeVar("R")
 SCRIPT = " one two three four five six seven eight nine ten"

@@ -33,8 +33,8 @@ from blazr.text.templates.spelling import (
     spell,
 )
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import DEFAULT
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 if TYPE_CHECKING:
     from blazr.text.templates.program import ChatTemplateProgram

@@ -10,7 +10,7 @@ from blazr.text.events import Event, Finished, ReasoningDelta, TextDelta, ToolCa
 from blazr.text.reasoning import REASONING, thinking_variables
 from blazr.text.stream import ReplyFormat, TextStream
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 AGENT = ReplyFormat(reasoning=REASONING["agent"], tool_format=TOOL_FORMATS["agent"])
 REPLY = (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from blazr.text.response_template import NAME, choose_reply_format, with_template
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Reasoning, merge
 from blazr.text.stream import PLAIN, ReplyFormat
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.format import tool_specs
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.support.seeds import examples
 
 TOOL = {

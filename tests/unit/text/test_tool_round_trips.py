@@ -14,8 +14,8 @@ from blazr.text.splitter import CallArguments, CallBegin, merge
 from blazr.text.stream import ReplyFormat
 from blazr.text.templates.spelling import Spelling, as_dicts, spell
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.choose import choose_tool_format
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "golden" / "templates"
 PARAMETERS = {

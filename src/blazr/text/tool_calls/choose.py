@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.format import ToolFormat
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 # What a model is asked for that has no format of its own.
 DEFAULT = "hermes"

@@ -75,7 +75,7 @@ class ToolFormat:
         markers: Texts that begin calls, wherever they are.
         starters: Texts that begin calls where the reply begins.
         tokens: Special tokens calls are made of, besides the markers.
-        signs: What a chat template for it holds; all of them.
+        signs: What a chat template for it holds, all of them; by default its first marker.
         families: Kinds of checkpoint that use it.
         calls: How calls are written between what follows.
         begin: Written before the first call.
@@ -97,6 +97,9 @@ class ToolFormat:
     end: str = ""
     stop_names: tuple[str, ...] = ()
     text_markers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signs", self.signs or self.markers[:1])
 
     @property
     def special_names(self) -> frozenset[str]:

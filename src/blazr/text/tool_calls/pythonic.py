@@ -6,7 +6,7 @@ Source: Llama 3.2 and 4 model cards; Liquid AI's LFM2 documentation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from typing_extensions import override
 
@@ -45,7 +45,7 @@ class PythonicCalls(CallSyntax):
             starter, the list's own bracket; only known tools are called then.
     """
 
-    ends: Mapping[str, str]
+    ends: Mapping[str, str] = field(default_factory=dict)
 
     @override
     def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:

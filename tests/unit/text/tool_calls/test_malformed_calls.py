@@ -5,7 +5,7 @@ import json
 import pytest
 
 from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
-from blazr.text.tool_calls import TOOL_FORMATS
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 DSML = "\uff5cDSML\uff5c"
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
-from blazr.text.tool_calls import TOOL_FORMATS
 from blazr.text.tool_calls.format import ToolSpec, tool_specs
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 WEATHER = ToolSpec("get_weather", {"properties": {"city": {"type": "string"}}})
 
