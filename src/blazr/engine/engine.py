@@ -29,13 +29,14 @@ Execute = Callable[[StepPlan], StepResult]
 
 
 class _Taken(NamedTuple):
-    """What a sequence got from its draws: tokens, and why it ends if it does."""
+    """What a sequence got in a step, and why it ends if it does."""
 
     reason: FinishReason | None
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     stop_id: int | None = None
     error: str | None = None
+    embedding: array[float] | None = None
 
 
 @dataclass(slots=True)
@@ -177,7 +178,7 @@ class Engine:
         Unknown ids are ignored.
         """
         return [
-            self._end(sequence, FinishReason.ABORT)
+            self._end(sequence, _Taken(FinishReason.ABORT))
             for sequence in list(self._by_request.get(request_id, ()))
             if sequence.phase is not Phase.FINISHED and index in {None, sequence.index}
         ]
@@ -397,21 +398,13 @@ class Engine:
 
     def _append(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
         """Put out what a sequence got, and end it if it has ended."""
-        reason, token_ids, logprobs, stop_id, error = taken
-        if reason is not None:
-            return self._end(
-                sequence,
-                reason,
-                token_ids=token_ids,
-                logprobs=logprobs,
-                stop_id=stop_id,
-                error=error,
-            )
+        if taken.reason is not None:
+            return self._end(sequence, taken)
         if len(sequence.tokens) >= sequence.max_length:
             # what is left is computed again: with other positions, and other tokens before it
             sequence.forget_oldest()
             self.scheduler.requeue(sequence)
-        return self._output(sequence, token_ids=token_ids, logprobs=logprobs)
+        return self._output(sequence, taken)
 
     def _end_pooled(self, sequence: Sequence) -> TokenOutput:
         vector = self._pooled[sequence]
@@ -419,69 +412,44 @@ class Engine:
             vector = vector / sequence.num_prompt
         if not np.isfinite(vector).all():
             return self._fail(sequence, "the model put out no finite hidden state")
-        return self._end(sequence, FinishReason.STOP, embedding=array("f", vector.tolist()))
+        embedding = array("f", vector.tolist())
+        return self._end(sequence, _Taken(FinishReason.STOP, embedding=embedding))
 
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        stop_id: int | None = None,
-        error: str | None = None,
-        embedding: array[float] | None = None,
-    ) -> TokenOutput:
+    def _end(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
+        reason = taken.reason
+        assert reason is not None
         self.scheduler.finish(sequence, publish=reason is not FinishReason.ERROR)
         self._pooled.pop(sequence, None)
         self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
-        output = self._output(
-            sequence,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_id=stop_id,
-            error=error,
-            embedding=embedding,
-        )
+        output = self._output(sequence, taken)
         siblings = self._by_request[sequence.request_id]
         if all(sibling.phase is Phase.FINISHED for sibling in siblings):
             del self._by_request[sequence.request_id]
         return output
 
     def _fail(self, sequence: Sequence, message: str) -> TokenOutput:
-        return self._end(sequence, FinishReason.ERROR, error=message)
+        return self._end(sequence, _Taken(FinishReason.ERROR, error=message))
 
-    def _output(
-        self,
-        sequence: Sequence,
-        *,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs, ...],
-        finish_reason: FinishReason | None = None,
-        stop_id: int | None = None,
-        error: str | None = None,
-        embedding: array[float] | None = None,
-    ) -> TokenOutput:
+    def _output(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
         scores = sequence.scores
         sequence.scores = None
         is_whole = scores is not None and len(scores) == sequence.num_prompt
         return TokenOutput(
             request_id=sequence.request_id,
             index=sequence.index,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=taken.token_ids,
+            logprobs=taken.logprobs,
             prompt_logprobs=tuple(scores) if scores is not None and is_whole else None,
-            finish_reason=finish_reason,
-            stop_id=stop_id,
-            error=error,
+            finish_reason=taken.reason,
+            stop_id=taken.stop_id,
+            error=taken.error,
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached,
             reuse=sequence.reuse,
             resumed_at=sequence.resumed_at,
             num_drafts=sequence.num_drafts,
             num_kept_drafts=sequence.num_kept_drafts,
-            embedding=embedding,
+            embedding=taken.embedding,
         )
 
     def _collect_of_prompts(self, plan: StepPlan, result: StepResult) -> None:
@@ -502,8 +470,8 @@ class Engine:
     def expire(self, now: float) -> list[TokenOutput]:
         """End what has run out of time; a step does so first."""
         late = [each for each in self.scheduler.sequences() if now >= (each.deadline or inf)]
-        error = "the request ran out of time"
-        return [self._end(sequence, FinishReason.TIMEOUT, error=error) for sequence in late]
+        taken = _Taken(FinishReason.TIMEOUT, error="the request ran out of time")
+        return [self._end(sequence, taken) for sequence in late]
 
     def _fail_stuck(self) -> list[TokenOutput]:
         """A queue that cannot start although nothing runs would wait for ever."""
