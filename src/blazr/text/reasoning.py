@@ -19,13 +19,13 @@ class ReasoningFormat:
         name: What ``--reasoning-parser`` calls it.
         begin: Before it. A prompt that ends so has begun it already.
         end: After it.
-        force_end: What to make the model write to end it early.
+        force_end: What to make the model write to end it early; by default ``end``.
         link: What stands after ``end``, before the answer.
         header: What the answer begins with, whether something was thought or not.
         is_anywhere: Whether it may begin after other text; else only where the reply begins.
         drops: Markers around the answer, which belong to neither.
         tokens: Special tokens it is made of, besides ``begin`` and ``end``.
-        signs: What a chat template for it holds; all of them.
+        signs: What a chat template for it holds, all of them; by default ``begin``.
         families: Kinds of checkpoint that use it.
         scan: Reads a reply that is not so simple, given which of ``markers`` stood before.
         markers: What begins a part of such a reply.
@@ -44,6 +44,10 @@ class ReasoningFormat:
     families: tuple[str, ...] = ()
     scan: Callable[[str, Sink], Scan] | None = None
     markers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "force_end", self.force_end or self.end)
+        object.__setattr__(self, "signs", self.signs or (self.begin,))
 
     @property
     def special_names(self) -> frozenset[str]:
@@ -120,20 +124,12 @@ REASONING: Table[ReasoningFormat] = Table(
                 tokens=("<|channel>",),
                 signs=("<|channel>thought", "<channel|>"),
             ),
-            ReasoningFormat(
-                name="cohere",
-                begin="<|START_THINKING|>",
-                end="<|END_THINKING|>",
-                force_end="<|END_THINKING|>",
-                signs=("<|START_THINKING|>",),
-            ),
+            ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),
             ReasoningFormat(
                 name="apertus",
                 begin="<|inner_prefix|>",
                 end="<|inner_suffix|>",
-                force_end="<|inner_suffix|>",
                 is_anywhere=True,
-                signs=("<|inner_prefix|>",),
             ),
             ReasoningFormat(
                 name="apriel",
@@ -143,20 +139,12 @@ REASONING: Table[ReasoningFormat] = Table(
                 drops=("[END FINAL RESPONSE]",),
                 signs=("[BEGIN FINAL RESPONSE]",),
             ),
-            ReasoningFormat(
-                name="mistral",
-                begin="[THINK]",
-                end="[/THINK]",
-                force_end="[/THINK]",
-                is_anywhere=True,
-                signs=("[THINK]",),
-            ),
+            ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]", is_anywhere=True),
             ReasoningFormat(
                 name="seed_oss",
                 begin="<seed:think>",
                 end="</seed:think>",
                 force_end="\n</seed:think>",
-                signs=("<seed:think>",),
             ),
             ReasoningFormat(
                 name="granite",
@@ -173,7 +161,6 @@ REASONING: Table[ReasoningFormat] = Table(
                 begin="Here is my thought process:",
                 end="Here is my response:",
                 force_end="\nHere is my response:\n",
-                signs=("Here is my thought process:",),
                 families=("granite",),
             ),
             # Qwen, DeepSeek, GLM, Kimi, Nemotron, SmolLM3 and many more
@@ -182,14 +169,12 @@ REASONING: Table[ReasoningFormat] = Table(
                 begin="<think>",
                 end="</think>",
                 force_end="\n</think>\n\n",
-                signs=("<think>",),
             ),
             # the tokens of oxidizr's vocabularies
             ReasoningFormat(
                 name="agent",
                 begin="<|think|>",
                 end="<|/think|>",
-                force_end="<|/think|>",
                 is_anywhere=True,
                 signs=("<|think|>", "<|/think|>"),
                 families=("oxidizr",),

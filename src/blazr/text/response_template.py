@@ -111,9 +111,7 @@ def with_template(known: ReplyFormat, template: object) -> ReplyFormat:
             begin, end = (_only_text(_anchor(thinking, side)) for side in ("open", "close"))
             form = known.reasoning
             if form is None or (form.begin.strip(), form.end.strip()) != (begin, end):
-                form = ReasoningFormat(
-                    name=NAME, begin=begin, end=end, force_end=end, is_anywhere=True
-                )
+                form = ReasoningFormat(name=NAME, begin=begin, end=end, is_anywhere=True)
                 known = replace(known, reasoning=form)
         if "tool_calls" in fields:
             own = _declared_calls(fields["tool_calls"])
