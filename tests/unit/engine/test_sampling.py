@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Request
-from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs, uniform
-from blazr.engine.sampling.steps import Row
+from blazr.engine.sampling.steps import SAMPLING_STEPS, Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
 from tests.support.seeds import examples

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.sampling import SAMPLING_STEPS
 from blazr.engine.sampling.constraint import constrain
-from blazr.engine.sampling.steps import Row, in_order, surprises
+from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blazr.core.table import Table
 from blazr.engine.sampling_params import SamplingParams
 
 LEAST_TEMPERATURE = 1e-30  # greedy as it is; scores divided by less could become infinite
@@ -286,6 +287,33 @@ def min_p_step(scores: Tensor, row: Row) -> Tensor:
     """Drop tokens below `min_p` times the probability of the likeliest."""
     least = scores.max() + math.log(row.params.min_p)
     return scores.masked_fill(scores < least, NEVER)
+
+
+SAMPLING_STEPS: Table[SamplingStep] = Table(
+    "sampling step",
+    {
+        step.name: step
+        for step in (
+            bias_step,
+            allowed_step,
+            bad_words_step,
+            min_tokens_step,
+            repetition_step,
+            presence_step,
+            frequency_step,
+            dry_step,
+            processors_step,
+            top_n_sigma_step,
+            typical_p_step,
+            xtc_step,
+            mirostat_step,
+            temperature_step,
+            top_k_step,
+            top_p_step,
+            min_p_step,
+        )
+    },
+)
 
 
 def in_order(steps: Iterable[SamplingStep], samplers: Sequence[str]) -> Sequence[SamplingStep]:
