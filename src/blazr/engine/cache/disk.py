@@ -23,7 +23,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -272,17 +272,8 @@ class DiskCache:
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
-        counts = self.counts
-        return {
-            "disk_bytes": self.num_bytes,
-            "disk_read_pages": counts.read_pages,
-            "disk_read_states": counts.read_states,
-            "disk_written": counts.written,
-            "disk_deleted": counts.deleted,
-            "disk_spoiled": counts.spoiled,
-            "disk_skipped": counts.skipped,
-            "disk_errors": counts.errors,
-        }
+        counts = {f"disk_{name}": count for name, count in asdict(self.counts).items()}
+        return {"disk_bytes": self.num_bytes, **counts}
 
     def _path(self, cls: ItemClass, name: bytes) -> Path:
         digits = name.hex()
