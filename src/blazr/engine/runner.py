@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,14 +18,15 @@ from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.replay import Replays, Size
+from blazr.engine.request import Request
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
+from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.adapters.attach import AdapterSlots
 from blazr.models.causal_lm import CausalLM
-from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.operands.lora import LoraFactors
-from blazr.nn.operands.step import GRID, Span, StepTable
+from blazr.nn.operands.step import GRID
 
 MAX_ADAPTERS = 64  # in memory at once
 
@@ -219,33 +221,39 @@ class ModelRunner:
         model = model or self.model
         assert isinstance(model, CausalLM)
         count = len(token_ids)
-        device = model.device
         blocks = -(-count // GRID)
-        layout = self.layout
-        pages, states = layout.pages_per_superpage, layout.states_per_superpage
-        # first the superpages of the zero state and one more, then a page for every block
-        for_states = -(-2 // states) if states else 0
+        pages, states = self.layout.pages_per_superpage, self.layout.states_per_superpage
         shape = CacheShape(
             grid=GRID,
-            num_superpages=for_states + (-(-blocks // pages) if pages else 0),
+            # the zero state and two of the sequence's own, and a page for every block
+            num_superpages=(-(-3 // states) if states else 0)
+            + (-(-blocks // pages) if pages else 0),
             pages_per_superpage=pages,
             states_per_superpage=states,
             max_running=1,
             max_blocks=blocks,
         )
-        storage = Storage(layout, shape, device)
-        edges = sorted({0, count, *(cut for cut in cuts if 0 < cut < count)})
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
+        storage = Storage(self.layout, shape, model.device)
+        memory = CacheManager(shape, prefix_cache=False)
+        sequence = RunningSequence(
+            request_id=0,
+            request=Request(prompt_ids=tuple(token_ids), params=SamplingParams(prompt_logprobs=0)),
+            index=0,
+            order=(0, 0, 0),
+            tokens=array("i", token_ids),
+            seed=0,
+            max_length=count,
+            max_output=0,
+        )
+        memory.start(sequence)
         parts = []
-        for start, end in pairwise(edges):
-            batch = _batch_of_one(
-                ids[start:end],
-                start,
-                first_page=for_states * pages,
-                has_states=bool(states),
-                max_length=count,
-            )
+        for start, end in pairwise(sorted({0, count, *(cut for cut in cuts if 0 < cut < count)})):
+            length = end - start
+            memory.reserve(sequence, length)
+            plan = StepPlan((PlannedSequence(sequence, length, samples=length == 1),))
+            batch = build_batch(plan, memory, model.device)
             parts.append(model.logits(model(batch, storage.layers)))
+            memory.commit(sequence, length)
         return torch.cat(parts)
 
     def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
@@ -314,27 +322,3 @@ def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs
         ids = following[start : start + GRID].tolist()
         found += many_logprobs(logits[start : start + len(ids)], ids, num_top)
     return found
-
-
-def _batch_of_one(
-    token_ids: Tensor, start: int, *, first_page: int, has_states: bool, max_length: int
-) -> ForwardBatch:
-    """One sequence alone in its memory: its pages in order, its checkpoint in state slot 1."""
-    length = len(token_ids)
-    device = token_ids.device
-    positions = torch.arange(start, start + length, device=device)
-    checkpoint = start // GRID * GRID
-    edge = (start + length) // GRID * GRID
-    writes = ((edge - start, 1),) if has_states and edge > checkpoint else ()
-    logged = start - checkpoint if has_states else 0
-    span = Span(0, length, start, logged, writes, state_slot=int(checkpoint > 0))
-    blocks = -(-(start + length) // GRID)
-    tables = torch.from_numpy(first_page + np.arange(blocks)[None]).to(device)
-    return ForwardBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=first_page * GRID + positions,
-        logits_indices=positions,
-        table=StepTable((span,), tables, num_decodes=int(length == 1)),
-        lengths=torch.full_like(positions, max_length),
-    )
