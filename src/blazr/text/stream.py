@@ -16,10 +16,17 @@ from blazr.text.events import (
     ToolCallDelta,
 )
 from blazr.text.reasoning import ReasoningFormat
-from blazr.text.splitter import CallArguments, CallBegin, Piece, Reasoning, merge
+from blazr.text.splitter import (
+    CallArguments,
+    CallBegin,
+    Piece,
+    Reasoning,
+    Splitter,
+    merge,
+)
 from blazr.text.stop import StopMatcher
 from blazr.text.tokenizer import Detokenizer, Tokenizer
-from blazr.text.tool_calls.custom_input import InputReader
+from blazr.text.tool_calls.custom_input import input_splitter, input_text
 from blazr.text.tool_calls.format import ToolFormat, ToolSpec
 
 # The end of a prompt in which to look for the beginning of thinking, tokens.
@@ -105,7 +112,7 @@ class TextStream:
         if tool_format is not None:
             self._tools = tool_format.parser(reply_format.tools)
         self._custom_names = {tool.name for tool in reply_format.tools if tool.is_custom}
-        self._input: InputReader | None = None  # of the call that began last, if its tool is custom
+        self._input: Splitter | None = None  # of the call that began last, if its tool is custom
         self._has_one_call = reply_format.has_one_call
         self._num_calls = 0
         self._is_calling = False
@@ -228,7 +235,9 @@ class TextStream:
     def _events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
         for piece in pieces:
             if isinstance(piece, CallArguments):
-                text = piece.text if self._input is None else self._input.push(piece.text)
+                text = piece.text
+                if self._input is not None:
+                    text = input_text(self._input.push(text))
                 if text:
                     yield self._arguments(text)
                 continue
@@ -240,7 +249,7 @@ class TextStream:
             else:
                 self._num_calls += 1
                 is_custom = piece.name in self._custom_names
-                self._input = InputReader() if is_custom else None
+                self._input = input_splitter() if is_custom else None
                 yield ToolCallDelta(
                     self._index,
                     self._num_calls - 1,
@@ -254,7 +263,7 @@ class TextStream:
         return ToolCallDelta(self._index, self._num_calls - 1, arguments=text, is_custom=is_custom)
 
     def _end_input(self) -> Iterator[Event]:
-        unsent = "" if self._input is None else self._input.flush()
+        unsent = "" if self._input is None else input_text(self._input.flush())
         if unsent:
             yield self._arguments(unsent)
         self._input = None
