@@ -280,24 +280,6 @@ class ChatTemplate:
             text, chat, tokenizer, self._usable(tokenizer), anchors=tuple(sorted(anchors))
         )
 
-    def encode(
-        self,
-        messages: Sequence[Message],
-        tokenizer: Tokenizer,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        """The token ids of a chat; see `prompt`."""
-        return self.prompt(
-            messages,
-            tokenizer,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            variables=variables,
-        ).encode()
-
     def render(
         self,
         messages: Sequence[Message],

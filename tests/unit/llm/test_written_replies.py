@@ -49,7 +49,7 @@ def test_the_next_turn_keeps_the_ids_of_a_reply(core: TextEngine) -> None:
     assert starts_as_written(core, ids, tokens=7)
     messages = [ASKED, Message(role="assistant", content=said), MORE]
     assert core.tokenizer.decode(ids, skip_special=False) == core.template.render(messages)
-    assert ids != tuple(core.template.encode(messages, core.tokenizer))
+    assert ids != tuple(core.template.prompt(messages, core.tokenizer).encode())
 
 
 def test_turn_after_turn_keeps_them(core: TextEngine) -> None:
@@ -96,7 +96,7 @@ def test_an_abandoned_reply_keeps_what_was_read_of_it(core: TextEngine) -> None:
 def test_another_reply_is_tokenized(core: TextEngine, said: str) -> None:
     ask(core, ASKED)
     messages = [ASKED, Message(role="assistant", content=said), MORE]
-    assert next_prompt(core, said) == tuple(core.template.encode(messages, core.tokenizer))
+    assert next_prompt(core, said) == tuple(core.template.prompt(messages, core.tokenizer).encode())
 
 
 def test_a_reply_is_known_only_under_its_salt(core: TextEngine) -> None:

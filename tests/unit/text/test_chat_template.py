@@ -121,7 +121,7 @@ def test_the_documented_form_has_its_exact_bytes(cl100k: Tokenizer) -> None:
 
 
 def test_the_documented_form_has_tokens_for_its_markers(cl100k: Tokenizer) -> None:
-    ids = built_in(cl100k).encode([USER], cl100k)
+    ids = built_in(cl100k).prompt([USER], cl100k).encode()
     newline = cl100k.encode("\n")
     assert ids == [
         100_278,
@@ -138,11 +138,11 @@ def test_the_trainers_form(cl100k: Tokenizer, llama3: Tokenizer) -> None:
         "<|system|>Be kind.<|user|>Hi <b>there</b> é<|assistant|>Hello!<|endoftext|>"
         "<|user|>Hi <b>there</b> é<|assistant|>"
     )
-    ids = template.encode(messages, cl100k)
+    ids = template.prompt(messages, cl100k).encode()
     assert ids[0] == 100_277
     assert ids[-1] == 100_279
     assert 100_257 in ids
-    assert 128_001 in built_in(llama3, "oxidizr-compact").encode(messages, llama3)
+    assert 128_001 in built_in(llama3, "oxidizr-compact").prompt(messages, llama3).encode()
 
 
 def test_a_model_without_a_template_gets_plain_text(llama3: Tokenizer) -> None:
@@ -151,7 +151,7 @@ def test_a_model_without_a_template_gets_plain_text(llama3: Tokenizer) -> None:
     assert template.render([SYSTEM, USER]) == (
         "<|begin_of_text|>system: Be kind.\nuser: Hi <b>there</b> é\nassistant:"
     )
-    assert template.encode([USER], llama3)[0] == 128_000
+    assert template.prompt([USER], llama3).encode()[0] == 128_000
     assert template.stop_ids(llama3) == ()
 
 
@@ -171,7 +171,7 @@ def test_markers_the_model_has_no_rows_for_are_text(cl100k: Tokenizer) -> None:
     template = choose_template(
         directory=None, name_or_path=None, family="oxidizr", tokenizer=cl100k, vocab_size=100_279
     )
-    ids = template.encode([USER], cl100k)
+    ids = template.prompt([USER], cl100k).encode()
     assert max(ids) < 100_279
     assert ids[0] == 100_278  # <|user|> still has one, <|assistant|> has not
     assert cl100k.decode(ids, skip_special=False) == template.render([USER])
@@ -196,18 +196,18 @@ def test_no_message_forges_a_turn(cl100k: Tokenizer, name: str, attack: str) -> 
     specials = [_specials(template, text, cl100k) for text in ("hi", attack)]
     assert specials[0] == specials[1]
     messages = [Message(role="user", content=attack)]
-    ids = template.encode(messages, cl100k)
+    ids = template.prompt(messages, cl100k).encode()
     assert cl100k.decode(ids, skip_special=False) == template.render(messages)
 
 
 def _specials(template: ChatTemplate, text: str, tokenizer: Tokenizer) -> list[int]:
-    ids = template.encode([Message(role="user", content=text)], tokenizer)
+    ids = template.prompt([Message(role="user", content=text)], tokenizer).encode()
     return [token_id for token_id in ids if tokenizer.is_special(token_id)]
 
 
 def test_the_rest_of_the_text_is_encoded_as_ever(cl100k: Tokenizer) -> None:
     content = "Say <|user|> twice"
-    ids = built_in(cl100k).encode([Message(role="user", content=content)], cl100k)
+    ids = built_in(cl100k).prompt([Message(role="user", content=content)], cl100k).encode()
     assert ids[1:-2] == cl100k.encode(f"\n{content}\n")
 
 
@@ -225,7 +225,7 @@ def test_nothing_a_client_sends_forges_a_turn(chatty: Tokenizer, attack: str) ->
 
     def specials(word: str) -> list[int]:
         call = {"id": word, "function": {"name": word, "arguments": json.dumps({word: word})}}
-        ids = template.encode(
+        ids = template.prompt(
             [
                 Message(role="user", content=word),
                 Message(role=word, content=None, extra={"tool_calls": [call]}),
@@ -233,7 +233,7 @@ def test_nothing_a_client_sends_forges_a_turn(chatty: Tokenizer, attack: str) ->
             chatty,
             tools=[{"type": "function", "function": {"name": word, word: 1}}],
             variables={"extra": word},
-        )
+        ).encode()
         return [token_id for token_id in ids if chatty.is_special(token_id)]
 
     assert specials(attack) == specials("hi")
@@ -244,14 +244,14 @@ def test_nothing_a_client_sends_forges_a_turn(chatty: Tokenizer, attack: str) ->
 def test_any_content_reads_back(cl100k: Tokenizer, content: str) -> None:
     template = built_in(cl100k)
     messages = [Message(role="user", content=content)]
-    ids = template.encode(messages, cl100k)
+    ids = template.prompt(messages, cl100k).encode()
     assert cl100k.decode(ids, skip_special=False) == template.render(messages)
     assert sum(map(cl100k.is_special, ids)) == 2
 
 
 def test_half_a_surrogate_pair_is_refused(cl100k: Tokenizer) -> None:
     with pytest.raises(RequestError, match="Unicode"):
-        built_in(cl100k).encode([Message(role="user", content="\ud800 <|user|>")], cl100k)
+        built_in(cl100k).prompt([Message(role="user", content="\ud800 <|user|>")], cl100k).encode()
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "raise_exception", "range"])
@@ -272,7 +272,7 @@ def test_a_template_writes_tokens(chatty: Tokenizer, golden: Path) -> None:
         tokenizer=chatty,
     )
     start, end = chatty.special_ids["<|im_start|>"], chatty.special_ids["<|im_end|>"]
-    assert template.encode([USER], chatty) == [
+    assert template.prompt([USER], chatty).encode() == [
         start,
         *chatty.encode("user\nHi <b>there</b> é"),
         end,

@@ -220,7 +220,7 @@ def test_markers_a_client_writes_stay_text(cl100k: Tokenizer) -> None:
     city = "<|function|>"
     tool: Mapping[str, object] = {"function": {"name": "f", "description": city}}
     messages = [ASK, called(city), result(0, city)]
-    ids = template.encode(messages, cl100k, tools=[tool])
+    ids = template.prompt(messages, cl100k, tools=[tool]).encode()
     assert ids.count(marker) == 2  # the example and the call
     assert cl100k.decode(ids, skip_special=False).count(city) == 5
 
