@@ -94,37 +94,26 @@ def _value(c: str, sink: Sink, quote: str) -> Scan:
     while c:
         if c in SPACE:
             c = yield
-        elif c == ",":
-            lead = ", " if after_item else lead
-            is_key = inside[-1] == "{"
-            after_item = False
-            c = yield
-        elif c in "}]":
-            inside.pop()
-            sink.arguments(c)
-            lead = ""
-            is_key = False
-            after_item = True
-            c = yield
-            if not inside:
-                break
-        elif c == ":":
-            sink.arguments(": ")
-            lead = ""
-            is_key = False
-            after_item = False
-            c = yield
-        elif c in "{[":
-            inside.append(c)
-            sink.arguments(lead + c)
-            lead = ""
-            is_key = c == "{"
-            after_item = False
-            c = yield
-        else:
+            continue
+        if c not in "{[:,]}":
             c = yield from _scalar(c, sink, quote, lead, is_key=is_key)
             lead = ""
             after_item = True
+            continue
+        if c == ",":
+            lead = ", " if after_item else lead
+        else:
+            sink.arguments({":": ": ", "{": lead + "{", "[": lead + "["}.get(c, c))
+            lead = ""
+        if c in "{[":
+            inside.append(c)
+        elif c in "]}":
+            inside.pop()
+        is_key = c in "{[," and inside[-1] == "{"
+        after_item = c in "]}"
+        c = yield
+        if not inside:
+            break
     return c
 
 
