@@ -32,7 +32,7 @@ from blazr.text.templates.spelling import (
     is_simple,
     spell,
 )
-from blazr.text.tokenizer import Tokenizer
+from blazr.text.tokenizer import Tokenizer, longest_of
 from blazr.text.tool_calls.choose import DEFAULT
 from blazr.text.tool_calls.rows import TOOL_FORMATS
 
@@ -444,9 +444,7 @@ class EscapedChat:
     def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:
         """A rendered text's pieces: special tokens as ids, and the text between them."""
         back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
-        longest_first = sorted((name for name in ids if name), key=len, reverse=True)
-        pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
-        for position, piece in enumerate(pattern.split(text)):
+        for position, piece in enumerate(longest_of(ids).split(text)):
             if position % 2:
                 yield ids[piece]
             elif piece:
@@ -547,11 +545,7 @@ def find_turn_marks(
             begin a turn of the assistant are then taken.
     """
     # of two names that begin together, the longer is the token
-    longest_first = sorted(filter(None, names), key=len, reverse=True)
-    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-
-    def find_names(text: str) -> list[str]:
-        return re.findall(pattern, text)
+    find_names: Callable[[str], list[str]] = longest_of(names).findall
 
     def try_render(*messages: Message) -> str | None:
         try:

@@ -8,6 +8,7 @@ ids at once is pushing them one by one, so the two cannot differ.
 from __future__ import annotations
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
@@ -18,6 +19,12 @@ from blazr.core.errors import RequestError
 LARGEST_ID = 2**22
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+def longest_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Finds the longest of some names as its only group; empty ones are nowhere."""
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 class Tokenizer(ABC):

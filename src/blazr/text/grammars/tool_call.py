@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from blazr.core.errors import GrammarError
 from blazr.text.grammars.embedded import embed
 from blazr.text.grammars.json_schema import schema_source
 from blazr.text.grammars.plain import literal
+from blazr.text.tokenizer import longest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,13 @@ def tool_call(value: object, special_ids: Mapping[str, int]) -> str:
 
 def text_with_specials(text: str, special_ids: Mapping[str, int]) -> str:
     """A text as Lark spells it, special tokens in it as their ids."""
-    names = sorted((name for name in special_ids if name and name in text), key=len, reverse=True)
-    if not names:
-        return literal(text)
-    pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    pieces = longest_of(name for name in special_ids if name in text).split(text)
     spelled = (
         f"<[{special_ids[each]}]>" if each in special_ids else literal(each)
         for each in pieces
         if each
     )
-    return " ".join(spelled)
+    return " ".join(spelled) or literal(text)
 
 
 class _Rules:
@@ -142,8 +139,7 @@ class _Rules:
 
     def ended(self, name: str, terminal: str, end: str) -> str:
         """A rule for a terminal up to an end, the first one where there are several."""
-        names = (re.escape(each) for each in self.special_ids if each and each in end)
-        special = re.search("|".join(sorted(names, key=len, reverse=True)) or "(?!)", end)
+        special = longest_of(each for each in self.special_ids if each in end).search(end)
         if special is None:
             return f"{name}[lazy]: {terminal} {literal(end)}"
         # no terminal holds a special token, so what comes before one may be read to there

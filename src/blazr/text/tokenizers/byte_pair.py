@@ -16,8 +16,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
-from blazr.text.tokenizer import LARGEST_ID, Tokenizer
-from blazr.text.tokenizers.sentencepiece import longest_of
+from blazr.text.tokenizer import LARGEST_ID, Tokenizer, longest_of
 
 # Shorter texts are encoded in less than a millisecond, without releasing the GIL.
 LONG = 4096

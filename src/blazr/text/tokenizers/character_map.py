@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 
-from blazr.text.tokenizers.sentencepiece import longest_of
+from blazr.text.tokenizer import longest_of
 
 _LABEL = 2**31 + 0xFF
 # No key and no replacement is nearly as long; a forged table must not cost more than a text does.

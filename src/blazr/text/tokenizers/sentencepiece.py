@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+from blazr.text.tokenizer import longest_of
 
 SPACE = "▁"
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
@@ -14,12 +16,6 @@ _CACHED_CHARACTERS = 48
 _CACHED_WORDS = 2**16
 # The score of a user-defined piece among likelihoods: next to nothing, as SentencePiece has it.
 _WHOLE_SCORE = -0.1
-
-
-def longest_of(names: Iterable[str]) -> re.Pattern[str]:
-    """Finds the longest of some names, of which there is one at least, as its only group."""
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
 class Fallback:
