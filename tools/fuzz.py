@@ -79,10 +79,10 @@ def _plan(directory: Path) -> object:
 
 
 def _tokenize(directory: Path) -> None:
-    from blazr.text.tokenizers.choose import choose_tokenizer
+    from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 
     file = next(iter(directory.glob("*.gguf")), next(iter(directory.glob("*.tiktoken")), directory))
-    tokenizer = choose_tokenizer(directory=None, vocab=str(file), vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(vocab=str(file)))
     assert tokenizer is not None
     tokenizer.decode(tokenizer.encode(TEXT))
     tokenizer.decode([*range(min(tokenizer.size, 600)), 2**20], skip_special=False)
@@ -91,10 +91,10 @@ def _tokenize(directory: Path) -> None:
 def _render(directory: Path) -> None:
     from blazr.text.choose_template import choose_template
     from blazr.text.messages import Message
-    from blazr.text.tokenizers.choose import choose_tokenizer
+    from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 
     golden = GOLDEN / "tokenizers" / "byte_level"
-    tokenizer = choose_tokenizer(directory=golden, vocab=None, vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(directory=golden))
     assert tokenizer is not None
     turns = {"system": "Be kind.", "user": "Hi", "assistant": "Hello"}
     chat = [Message(role=role, content=content) for role, content in turns.items()]

@@ -11,7 +11,7 @@ from blazr.text.events import ToolCallDelta
 from blazr.text.grammars.child import Vocabulary, make_matcher, make_tokenizer
 from blazr.text.grammars.tool_call import ToolGrammar, tool_call
 from blazr.text.stream import ReplyFormat, TextStream
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.custom import INPUT
 from blazr.text.tool_calls.format import ToolFormat, ToolSpec, tool_specs
 from blazr.text.tool_calls.rows import TOOL_FORMATS
@@ -128,7 +128,7 @@ def test_a_call_among_text_follows_the_grammar(name: str, kind: str) -> None:
 def test_the_input_is_read_again_as_it_comes(name: str) -> None:
     row, text = TOOL_FORMATS[name], GRAMMARS["lark"][1].rstrip("\n")
     tool, _ = specs("lark")
-    tokenizer = choose_tokenizer(directory=None, vocab="cl100k_base", vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(vocab="cl100k_base"))
     assert tokenizer is not None
     stream = TextStream(tokenizer, index=0, reply_format=ReplyFormat(tool_format=row, tools=[tool]))
     reply = row.write([("edit", {INPUT: text})])

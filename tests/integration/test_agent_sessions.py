@@ -20,7 +20,7 @@ from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.reasoning import choose_reasoning
 from blazr.text.stream import ReplyFormat
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
 from tests.support.agent_bodies import NUM_TURNS, ClaudeCode, Codex
 from tests.support.loopback import Loopback, serving
@@ -87,7 +87,7 @@ def hybrid_engine(teller: Teller) -> AsyncEngine:
 @pytest.fixture(scope="module", params=FORMS)
 def told(request) -> Iterator[tuple[Loopback, Teller]]:
     source = (TEMPLATES / f"{request.param}.jinja").read_text("utf-8")
-    tokenizer = choose_tokenizer(directory=None, vocab="cl100k_base", vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(vocab="cl100k_base"))
     assert tokenizer is not None
     reply_format = ReplyFormat(
         reasoning=choose_reasoning(source, "any", tokenizer.special_ids),

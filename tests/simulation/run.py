@@ -28,7 +28,7 @@ from blazr.server.config import ServerConfig
 from blazr.server.models import Models
 from blazr.server.serve import DrainingServer, PatientProtocol, make_server
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from tests.simulation.clients import OPERATORS_KEY, Asked, Client, Outcome, Wrong
 from tests.simulation.faults import Fault, Injector
 from tests.simulation.machine import Machine
@@ -69,7 +69,7 @@ def _num_descriptors() -> int:
 
 @cache
 def _tokenizer() -> Tokenizer:
-    found = choose_tokenizer(directory=None, vocab="cl100k_base", vocab_size=None)
+    found = load_tokenizer(find_tokenizer(vocab="cl100k_base"))
     assert found is not None
     return found
 

@@ -19,7 +19,7 @@ from blazr.llm.text_engine import TextEngine
 from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import REASONING
 from blazr.text.stream import ReplyFormat
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 R = TypeVar("R")
@@ -275,7 +275,7 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
 
 def scripted_core(**changes: object) -> TextEngine:
     """A core that answers everything with SCRIPT, in a real vocabulary."""
-    tokenizer = choose_tokenizer(directory=None, vocab="cl100k_base", vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(vocab="cl100k_base"))
     assert tokenizer is not None
     script = str(changes.pop("text", SCRIPT))
     info = {"name": "scripted", "family": "oxidizr", "vocab_size": 100331, "max_seq_len": 512}

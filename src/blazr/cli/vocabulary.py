@@ -87,9 +87,9 @@ def _read(given: str | None, what_to_give: str) -> str:
 
 
 def _open(vocab: str) -> Tokenizer:
-    from blazr.text.tokenizers.choose import choose_tokenizer
+    from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 
-    tokenizer = choose_tokenizer(directory=None, vocab=vocab, vocab_size=None)
+    tokenizer = load_tokenizer(find_tokenizer(vocab=vocab))
     if tokenizer is None:
         raise ConfigError("there is no such vocabulary.", found=repr(vocab[:50]))
     return tokenizer

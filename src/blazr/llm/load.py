@@ -21,7 +21,7 @@ from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import choose_reasoning
 from blazr.text.response_template import choose_reply_format
 from blazr.text.tokenizer import Tokenizer
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
 
 if TYPE_CHECKING:
@@ -197,13 +197,14 @@ def _load_tokenizer(
     """The tokenizer of a model, and its chat template where it has a vocabulary."""
     vocab_size = loaded.vocab_size
     declared = loaded.metadata.get("tokenizer_vocab")
-    tokenizer = choose_tokenizer(
+    choice = find_tokenizer(
         directory=loaded.directory,
         vocab=options.vocab,
         vocab_size=vocab_size,
         metadata=loaded.gguf,
         declared=declared if isinstance(declared, str) else None,
     )
+    tokenizer = load_tokenizer(choice)
     if tokenizer is None:
         return MissingTokenizer(), None
     template = choose_template(

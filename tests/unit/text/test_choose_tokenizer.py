@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blazr.core.errors import CheckpointError, UnknownNameError
-from blazr.text.tokenizers.choose import choose_tokenizer, find_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tokenizers.gguf import has_tokenizer
 from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
@@ -16,7 +16,7 @@ ROBERTA = '{"tokenizer_class": "RobertaTokenizer"}'
 def name_of(
     directory: Path | None = None, vocab: str | None = None, vocab_size: int | None = None
 ) -> str | None:
-    found = choose_tokenizer(directory=directory, vocab=vocab, vocab_size=vocab_size)
+    found = load_tokenizer(find_tokenizer(directory=directory, vocab=vocab, vocab_size=vocab_size))
     return found.name if found else None
 
 
@@ -113,8 +113,8 @@ def test_every_file_is_found_and_the_one_that_tells_most_is_taken(
             if file.name != "tokenizer_config.json":  # it would speak of the others too
                 shutil.copy(file, tmp_path)
         file = str(golden / "tokenizers" / name / IN_ORDER[name])
-        named = choose_tokenizer(directory=None, vocab=file, vocab_size=None)
-        found = choose_tokenizer(directory=tmp_path, vocab=None, vocab_size=None)
+        named = load_tokenizer(find_tokenizer(vocab=file))
+        found = load_tokenizer(find_tokenizer(directory=tmp_path))
         assert named is not None
         assert found is not None
         assert found.encode("naïve 12") == named.encode("naïve 12")

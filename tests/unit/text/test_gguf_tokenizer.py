@@ -12,7 +12,7 @@ from blazr.core.errors import CheckpointError
 from blazr.text.choose_template import choose_template
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import hf
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tokenizers.gguf import from_metadata, load
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from blazr.text.tokenizers.sentencepiece import Fallback, SentencePieceBpe
@@ -242,16 +242,17 @@ def test_an_unknown_pattern_is_named() -> None:
 
 
 def test_the_file_itself_comes_before_what_lies_beside_it(golden: Path) -> None:
-    found = choose_tokenizer(
-        directory=golden / "tokenizers" / "byte_level",
-        vocab=None,
-        vocab_size=15,
-        metadata=metadata(PIECES) | {"general.name": "itself"},
+    found = load_tokenizer(
+        find_tokenizer(
+            directory=golden / "tokenizers" / "byte_level",
+            vocab_size=15,
+            metadata=metadata(PIECES) | {"general.name": "itself"},
+        )
     )
     assert found is not None
     assert found.name == "itself"
-    named = choose_tokenizer(
-        directory=None, vocab=str(golden / "gguf" / "byte_level.gguf"), vocab_size=15
+    named = load_tokenizer(
+        find_tokenizer(vocab=str(golden / "gguf" / "byte_level.gguf"), vocab_size=15)
     )
     assert named is not None
     assert named.size == 325

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from blazr.text.tokenizers.choose import choose_tokenizer
+from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tokenizers.gguf import from_metadata, has_tokenizer
 from blazr.text.tokenizers.hf import HuggingFaceTokenizer
 from blazr.text.tokenizers.to_gguf import gguf_vocabulary
@@ -40,7 +40,7 @@ def test_the_same_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sentencepiece", "vocab_and_merges"])
 def test_other_files_than_tokenizer_json(name: str) -> None:
-    theirs = choose_tokenizer(directory=GOLDEN / name, vocab=None, vocab_size=None)
+    theirs = load_tokenizer(find_tokenizer(directory=GOLDEN / name))
     assert theirs is not None
     metadata = gguf_vocabulary(GOLDEN / name, theirs.size + 7)
     ours = from_metadata(metadata, name=name)

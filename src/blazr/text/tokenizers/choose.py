@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -48,45 +48,32 @@ class TokenizerChoice:
         name: The vocabulary, or the file; None where nothing tells.
         reason: Why it was chosen, or why there is none.
         load: Loads it; None where there is none.
+        is_named: Whether somebody asked for it.
     """
 
     name: str | None
     reason: str
     load: Callable[[], Tokenizer] | None = None
+    is_named: bool = False
 
 
-def choose_tokenizer(
-    *,
-    directory: Path | None,
-    vocab: str | None,
-    vocab_size: int | None,
-    metadata: Mapping[str, Value] | None = None,
-    declared: str | None = None,
-) -> Tokenizer | None:
-    """Find and load the tokenizer of a model; the arguments are those of `find_tokenizer`.
+def load_tokenizer(choice: TokenizerChoice) -> Tokenizer | None:
+    """Load the tokenizer that `find_tokenizer` has found.
 
     Returns:
         The tokenizer, or None where nothing tells: such a model takes and gives token ids only.
 
     Raises:
-        UnknownNameError: ``vocab`` is neither a name nor a path with a tokenizer.
-        CheckpointError: The tokenizer's file cannot be read, or there are several.
+        CheckpointError: The tokenizer's file cannot be read.
     """
-    choice = find_tokenizer(
-        directory=directory,
-        vocab=vocab,
-        vocab_size=vocab_size,
-        metadata=metadata,
-        declared=declared,
-    )
     if choice.load is None:
         _log.warning("token ids only: %s (name a vocabulary with --vocab)", choice.reason)
         return None
     try:
         tokenizer = choice.load()
     except UnknownKindError as error:
-        if vocab is not None or declared is not None:
-            raise  # somebody asked for it
+        if choice.is_named:
+            raise
         _log.warning("%s Text needs a vocabulary: name one with --vocab.", error.message)
         return None
     _log.info("vocabulary %s: %s", choice.name, choice.reason)
@@ -95,9 +82,9 @@ def choose_tokenizer(
 
 def find_tokenizer(
     *,
-    directory: Path | None,
-    vocab: str | None,
-    vocab_size: int | None,
+    directory: Path | None = None,
+    vocab: str | None = None,
+    vocab_size: int | None = None,
     metadata: Mapping[str, Value] | None = None,
     declared: str | None = None,
 ) -> TokenizerChoice:
@@ -115,9 +102,10 @@ def find_tokenizer(
         CheckpointError: There are several tokenizers.
     """
     if vocab is not None:
-        return _find_named(vocab, "named by --vocab")
+        return replace(_find_named(vocab, "named by --vocab"), is_named=True)
     if declared is not None:
-        return _find_named(declared, "named by config.json: tokenizer_vocab")
+        choice = _find_named(declared, "named by config.json: tokenizer_vocab")
+        return replace(choice, is_named=True)
     if metadata and gguf.has_tokenizer(metadata):
         name = str(metadata.get("general.name", "gguf"))
         return TokenizerChoice(
