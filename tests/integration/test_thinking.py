@@ -55,6 +55,14 @@ def test_named_formats_are_used(llm: LLM) -> None:
     assert llm.core.reply_format.tool_format is TOOL_FORMATS["mistral"]
 
 
+def test_calls_are_shown_in_the_format_in_which_they_are_read(llm: LLM) -> None:
+    """Where a template writes no tools, the model is told of them in the format that was named."""
+    template = llm.core.template
+    assert template is not None
+    text = template.render([HELLO], tools=[{"type": "function", "function": {"name": "now"}}])
+    assert '[TOOL_CALLS][{"name": "function-name"' in text
+
+
 def test_wrong_names_are_told_before_anything_is_loaded() -> None:
     for flag in ("tool_parser", "reasoning_parser"):
         with pytest.raises(UnknownNameError, match="wonder"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, UnknownFamilyError
@@ -19,7 +20,6 @@ from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
 from blazr.text.reasoning import choose_reasoning
-from blazr.text.response_template import choose_reply_format
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
@@ -98,16 +98,9 @@ def load_text_engine(
 
     loaded = load_weights(options.model)
     tokenizer, template = _load_tokenizer(loaded, options)
-    reply_format = PLAIN
-    if template is not None:
-        reply_format = choose_reply_format(
-            template.source,
-            loaded.family,
-            tokenizer.special_ids,
-            directory=loaded.directory,
-            tool_parser=options.tool_parser,
-            reasoning_parser=options.reasoning_parser,
-        )
+    reply_format = PLAIN if template is None else template.reply_format
+    if options.tool_parser == "none":
+        reply_format = replace(reply_format, tool_format=None)
     bundle = ModelBundle(
         weights=loaded,
         load_weights=load_weights,
@@ -214,6 +207,9 @@ def _load_tokenizer(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         metadata=loaded.gguf,
+        # calls that are left in the text are still shown as the model knows them
+        tool_parser=None if options.tool_parser == "none" else options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
     )
     return tokenizer, template
 
