@@ -46,13 +46,17 @@ class Pair:
         """Of a chat and its reply, log-probabilities after each token, as both models have them."""
         pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
         batch = self.processor(
-            text=[text], images=pixels or None, return_tensors="pt", add_special_tokens=False
+            text=[text],
+            images=pixels or None,
+            return_tensors="pt",
+            add_special_tokens=False,
+            return_mm_token_type_ids=False,
         )
         self.ids = [*batch["input_ids"][0].tolist(), *reply]
         del batch["attention_mask"], batch["input_ids"]
-        if "mm_token_type_ids" in batch:
-            kinds = batch["mm_token_type_ids"]
-            batch["mm_token_type_ids"] = nn.functional.pad(kinds, (0, len(reply)))
+        if "image_grid_thw" in batch:
+            is_image = torch.tensor([self.ids]) == self.processor.image_token_id
+            batch["mm_token_type_ids"] = is_image.int()
         found = []
         for model in (self.theirs, self.exact):
             dtype = next(model.parameters()).dtype
@@ -123,6 +127,39 @@ def test_transformers_gives_the_same_scores(pair: Pair, budget: int) -> None:
         assert [each.logprobs for each in found[::2]] == [each.logprobs for each in alone]
         assert [each.logprobs for each in found[1::2]] == [each.logprobs for each in unseen]
     assert again[4].usage.cached_tokens >= again[4].usage.prompt_tokens - GRID
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_files_as_they_were_first_published(name: str, tmp_path: Path) -> None:
+    """One config for all, other names of tensors, and a file for the images' processor alone."""
+    seeing.save(name, tmp_path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        wanted = llm.chat(chat(PICTURES[:1]), REUSING)
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        key.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for key, tensor in load_file(path).items()
+    }
+    save_file(tensors, path)
+    path = tmp_path / "config.json"
+    whole = json.loads(path.read_text())
+    text = whole.pop("text_config")
+    rope = text.pop("rope_parameters")
+    rope = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    path.write_text(json.dumps({**text, **whole, "rope_theta": 10_000.0, "rope_scaling": rope}))
+    path = tmp_path / "processor_config.json"
+    own = json.loads(path.read_text())
+    path.unlink()
+    images = own["image_processor"]
+    size = images.pop("size")
+    images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    images |= {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": own["processor_class"],
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.chat(chat(PICTURES[:1]), REUSING).logprobs == wanted.logprobs
 
 
 def test_a_prefix_is_shared_up_to_the_first_other_image(llava: LLM) -> None:

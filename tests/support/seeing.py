@@ -90,18 +90,29 @@ _DELTA = {
 }
 
 
-def _qwen_processor(name: str, videos: str, **sizes: object) -> Callable[[Any, Any], Any]:
-    """Its part for videos needs torchvision, and is left out without."""
+_GLM_MARKS = ("<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
+_GLM_ROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
+_GLM_TOWER = {**_QWEN_TOWER, "image_size": 28, "patch_size": 7}
+
+
+def _grid_processor(name: str, images: str, videos: str) -> Callable[[Any, Any], Any]:
+    """One that cuts images into rows and columns of patches.
+
+    Its part for videos needs torchvision, and is left out without.
+    """
 
     def _make(library: Any, tokenizer: Any) -> Any:
-        whole = getattr(library, name)
-        images = library.Qwen2VLImageProcessorPil(
-            size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}, **sizes
-        )
+        whole = getattr(library, f"{name}Processor")
+        parts = [
+            getattr(library, f"{images}ImageProcessorPil")(
+                size={"shortest_edge": 28 * 28, "longest_edge": 84 * 84}, patch_size=7
+            ),
+            tokenizer,
+        ]
         if find_spec("torchvision") is not None:
-            return whole(images, tokenizer, getattr(library, videos)())
-        parts = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
-        return type(name, (whole,), parts)(images, tokenizer)
+            return whole(*parts, getattr(library, f"{videos}VideoProcessor")())
+        names = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
+        return type(whole.__name__, (whole,), names)(*parts)
 
     return _make
 
@@ -185,42 +196,55 @@ CASES: dict[str, Seeing] = {
         ),
         needs=("torchvision",),
     ),
+    "glm4v": Seeing(
+        marks=_GLM_MARKS,
+        text={"hidden_size": 48, "head_dim": 12, **_GLM_ROPE},
+        tower={**_GLM_TOWER, "out_hidden_size": 48},
+        processor=_grid_processor("Glm4v", "Glm4v", "Glm4v"),
+    ),
+    "glm4v_moe": Seeing(
+        marks=_GLM_MARKS,
+        text={**_EXPERTS, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "head_dim": 12}
+        | _GLM_ROPE,
+        tower=_GLM_TOWER,
+        processor=_grid_processor("Glm4v", "Glm4v", "Glm4v"),
+    ),
     "qwen2_vl": Seeing(
         marks=_QWEN_MARKS,
         text=_M_ROPE,
         tower={"depth": 2, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "patch_size": 7},
-        processor=_qwen_processor("Qwen2VLProcessor", "Qwen2VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen2VL", "Qwen2VL", "Qwen2VL"),
     ),
     "qwen2_5_vl": Seeing(
         marks=_QWEN_MARKS,
         text=_M_ROPE,
         tower={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1], "patch_size": 7},
-        processor=_qwen_processor("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen2_5_VL", "Qwen2VL", "Qwen2VL"),
     ),
     "qwen3_vl": Seeing(
         marks=_QWEN_MARKS,
         text=_QWEN3,
         tower={**_QWEN_TOWER, **_QWEN3_TOWER, "deepstack_visual_indexes": [0, 1]},
-        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen3VL", "Qwen2VL", "Qwen3VL"),
     ),
     "qwen3_vl_moe": Seeing(
         marks=_QWEN_MARKS,
         text={**_QWEN3, **_EXPERTS},
         tower={**_QWEN_TOWER, **_QWEN3_TOWER, "deepstack_visual_indexes": [1]},
-        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen3VL", "Qwen2VL", "Qwen3VL"),
     ),
     "qwen3_5": Seeing(
         marks=_QWEN_MARKS,
         text=_DELTA,
         tower={**_QWEN_TOWER, **_QWEN3_TOWER},
-        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen3VL", "Qwen2VL", "Qwen3VL"),
         spread=0.15,
     ),
     "qwen3_5_moe": Seeing(
         marks=_QWEN_MARKS,
         text={**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 28},
         tower={**_QWEN_TOWER, **_QWEN3_TOWER},
-        processor=_qwen_processor("Qwen3VLProcessor", "Qwen3VLVideoProcessor", patch_size=7),
+        processor=_grid_processor("Qwen3VL", "Qwen2VL", "Qwen3VL"),
         spread=0.15,
     ),
     "smolvlm": Seeing(

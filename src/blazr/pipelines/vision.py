@@ -197,6 +197,7 @@ class Vision:
             images=[pixels],
             text=[eye.processor.image_token],
             add_special_tokens=False,
+            return_mm_token_type_ids=False,
             return_tensors="pt",
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()

@@ -34,6 +34,8 @@ IMAGE_PREFIXES = tuple(
 # Those whose images are read, too: as vectors in the place of tokens, one behind the other.
 WITH_IMAGES = frozenset(
     {
+        "glm4v",
+        "glm4v_moe",
         "idefics3",
         "internvl",
         "lfm2_vl",
