@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Never
 
 import numpy as np
@@ -90,21 +91,12 @@ class Replays:
         # a prompt's last token may be one that has an embedding other than its id's
         if any(row.sequence.computed < row.sequence.embeddings_end for row in plan.rows):
             return None
-        made = self._find(size, memory)
-        if made is None:
-            return None
-        inputs, replay = made
-        inputs.take(
-            [
-                (each, each.computed, (each.tokens[each.computed], *row.drafts), each.pending)
-                for row in plan.rows
-                for each in (row.sequence,)
-            ],
-            memory,
+        rows = (
+            (each, each.computed, (each.tokens[each.computed], *row.drafts), each.pending)
+            for row in plan.rows
+            for each in (row.sequence,)
         )
-        step = build_batch(plan, memory, self._model.device) if replay.num_python else None
-        with self._model.step_adapters.using(inputs.batch.adapters):
-            return replay(step)
+        return self._run(size, rows, memory, partial(build_batch, plan))
 
     def draft_logits(
         self, last: Mapping[RunningSequence, int], num_drafted: int, memory: CacheManager
@@ -113,29 +105,36 @@ class Replays:
         if not self._is_possible:
             return None
         has_adapters = any(each.request.adapter for each in last)
-        made = self._find(Size(len(last), len(last), has_adapters, drafts=True), memory)
-        if made is None:
-            return None
-        inputs, replay = made
-        inputs.take(
-            [(each, each.computed + num_drafted, (token,), ()) for each, token in last.items()],
-            memory,
-        )
-        step = None
-        if replay.num_python:
-            step = build_draft_batch(last, num_drafted, memory, self._model.device)
-        with self._model.step_adapters.using(inputs.batch.adapters):
-            return replay(step)
+        size = Size(len(last), len(last), has_adapters, drafts=True)
+        rows = ((each, each.computed + num_drafted, (token,), ()) for each, token in last.items())
+        return self._run(size, rows, memory, partial(build_draft_batch, last, num_drafted))
 
-    def _find(self, size: Size, memory: CacheManager) -> tuple[_Inputs, Replay] | None:
-        """A recorded step of this size; None where there is none yet, or can be none."""
+    def _run(
+        self,
+        size: Size,
+        rows: Iterable[_Row],
+        memory: CacheManager,
+        build: Callable[[CacheManager, torch.device], ForwardBatch],
+    ) -> Tensor | None:
+        """Make a step of this size again; None where there is none yet, or can be none.
+
+        Args:
+            size: Its numbers of sequences and of tokens.
+            rows: What is computed.
+            memory: Where the sequences' memory is.
+            build: Makes the batch, for what of the step is not recorded.
+        """
         if size not in self._made:
             self._seen[size] += 1
             is_rare = self._seen[size] < _SEEN and size.sequences == size.tokens
             if is_rare or not self._record(size, memory.shape.max_blocks):
                 return None
         self._made.move_to_end(size)
-        return self._made[size]
+        inputs, replay = self._made[size]
+        inputs.take([*rows], memory)
+        step = build(memory, self._model.device) if replay.num_python else None
+        with self._model.step_adapters.using(inputs.batch.adapters):
+            return replay(step)
 
     def record(self, sizes: Iterable[Size], max_blocks: int) -> None:
         """Record decode steps before they are met; those that cannot be kept are computed.
