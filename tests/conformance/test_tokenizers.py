@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blazr.core.errors import RequestError
 from blazr.text.tokenizer import Detokenizer, Tokenizer
 from blazr.text.tokenizers import TOKENIZERS
-from blazr.text.vocabs import VOCABS
+from blazr.text.vocabs import CHAT_STOP_NAMES, VOCABS
 from tests.support.seeds import examples
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "tokenizers"
@@ -168,7 +168,8 @@ def test_facts_are_those_of_the_vocabulary(name: str) -> None:
     assert row.eos_id == known.eos_token_id
     assert len(row.agent_tokens) == 54
     assert row.agent_tokens.items() <= known.special_tokens().items()
-    named = {*row.stop_ids, *row.chat_stop_ids, row.bos_id} - {None}
+    chat_ends = (row.agent_tokens[name] for name in CHAT_STOP_NAMES)
+    named = {*row.stop_ids, *chat_ends, row.bos_id} - {None}
     assert named <= set(known.special_tokens().values())
     assert load(name).special_ids == known.special_tokens()
     gaps = {token_id for gap in row.unassigned for token_id in gap}

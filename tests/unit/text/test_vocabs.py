@@ -2,7 +2,7 @@
 
 import pytest
 
-from blazr.text.vocabs import VOCABS, guess_vocab
+from blazr.text.vocabs import CHAT_STOP_NAMES, VOCABS, guess_vocab
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,9 @@ def test_agent_tokens_lie_where_they_were_trained() -> None:
 def test_stop_ids_are_those_of_the_format() -> None:
     assert VOCABS["llama3"].stop_ids == (128_001, 128_008, 128_009)
     assert VOCABS["deepseek_v3"].stop_ids == (1, 128_805)
-    assert VOCABS["cl100k_base"].chat_stop_ids == (100_277, 100_278, 100_279, 100_281, 100_317)
+    tokens = VOCABS["cl100k_base"].agent_tokens
+    ends = [tokens[name] for name in CHAT_STOP_NAMES]
+    assert ends == [100_277, 100_278, 100_279, 100_281, 100_317]
 
 
 def test_every_vocabulary_is_found_by_a_size_of_its_own() -> None:

@@ -43,12 +43,8 @@ class Vocab:
         """The tokens that end any text."""
         return (self.eos_id, *self.extra_stop_ids)
 
-    @property
-    def chat_stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end a reply in a chat, besides `stop_ids`: another turn begins there."""
-        return tuple(self.agent_tokens[name] for name in CHAT_STOP_NAMES)
 
-
+# The tokens that end a reply in a chat, besides `stop_ids`: another turn begins there.
 CHAT_STOP_NAMES = ("<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>", "<|stop|>")
 
 VOCABS: Table[Vocab] = Table(
