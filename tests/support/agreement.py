@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def function_of(row: Kernel) -> Callable[..., Tensor]:
     return function
 
 
-def converted(argument: Any, dtype: torch.dtype) -> Any:
+def converted(argument: object, dtype: torch.dtype) -> object:
     """A copy with all floats within it in another dtype; as such are pages of fewer bits stored."""
     if isinstance(argument, Tensor):
         argument = kv_dtype_of(argument).decode(argument)
@@ -52,7 +51,7 @@ def converted(argument: Any, dtype: torch.dtype) -> Any:
     return argument
 
 
-def tensors_in(argument: Any) -> Iterator[Tensor]:
+def tensors_in(argument: object) -> Iterator[Tensor]:
     """All floats within it, in one order."""
     if isinstance(argument, Tensor):
         numbers = kv_dtype_of(argument).decode(argument)

@@ -146,6 +146,13 @@ def resolve_device(name: str = "auto") -> Device:
     return Device("cuda", torch.cuda.get_device_name())
 
 
+def cuda_capability() -> tuple[int, int] | None:
+    """What the GPU's architecture is called, such as (9, 0); None where torch sees no GPU."""
+    if not torch.cuda.is_available():  # noqa: TID251  (as above)
+        return None
+    return torch.cuda.get_device_capability()
+
+
 def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
     """Bytes that are zero; on a CPU each page is taken when it is first touched.
 

@@ -10,6 +10,7 @@ import torch
 from blazr.core.table import Table
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.kernels.kernel import Kernel
+from blazr.nn.kernels.triton import available
 
 # By module of ``blazr.nn.kernels.cpu``, its functions that stand in for the op of their name.
 _CPU = {
@@ -41,6 +42,10 @@ _CPU = {
     "mtp": ("join_previous", "keep_last"),
     "sampling": ("likeliest", "best", "draw"),
 }
+# The same of ``blazr.nn.kernels.triton``.
+_TRITON = {
+    "attention": ("paged_attention",),
+}
 _DTYPES = {
     **dict.fromkeys(("rotary_tables", "likeliest", "best", "draw"), (torch.float32,)),
     "encode_q4_k": (torch.float32,),
@@ -60,6 +65,18 @@ KERNELS: Table[Kernel] = Table(
             compiled.in_use,
         )
         for module, ops in _CPU.items()
+        for op in ops
+    }
+    | {
+        f"triton.{op}": Kernel(
+            op,
+            "cuda",
+            _DTYPES.get(op, tuple(compiled.DTYPES)),
+            f"blazr.nn.kernels.triton.{module}:{op}",
+            available.missing,
+            available.in_use,
+        )
+        for module, ops in _TRITON.items()
         for op in ops
     },
 )

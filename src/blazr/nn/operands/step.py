@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 GRID = 64  # tokens of a page, and from one checkpoint of a recurrent state to the next
+# Tokens in memory that a kernel attends to by themselves, where programs share a sequence's out:
+# fixed, so that results do not depend on how many there are.
+ATTENTION_PART = 4 * GRID
 
 
 class Span(NamedTuple):
@@ -169,9 +172,12 @@ class StepTable:
             slots = (span.state_slot, span.run_slot, len(edges), len(span.checkpoints))
             rows.append((*span[:4], *slots, span.working_from, span.working_to))
             edges += span.checkpoints
+        spans = torch.from_numpy(np.array(rows, np.int64).reshape(-1, 10))
+        checkpoints = torch.from_numpy(np.array(edges, np.int64).reshape(-1, 2))
+        device = self.block_tables.device
         return StepNumbers(
-            spans=torch.from_numpy(np.array(rows, np.int64).reshape(-1, 10)),
-            checkpoints=torch.from_numpy(np.array(edges, np.int64).reshape(-1, 2)),
+            spans=spans.to(device, non_blocking=True),
+            checkpoints=checkpoints.to(device, non_blocking=True),
             longest=max((span.length for span in self.spans), default=0),
         )
 
@@ -211,6 +217,30 @@ class StepTable:
         tables = self.block_tables[: len(decodes)].cpu().numpy()
         totals = np.array([span.total for span in decodes], np.int64)
         return group_decodes(tables, totals, self.block_tables.device)
+
+    @cached_property
+    def decode_parts(self) -> DecodeParts:
+        """The decoding sequences as attention takes them that shares a sequence's keys out."""
+        totals = np.array([span.total for span in self.spans[: self.num_decodes]], np.int64)
+        counts = -(-totals // ATTENTION_PART)
+        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum()))
+        sequences = np.repeat(np.arange(len(counts)), counts)
+        places = np.stack((sequences, np.arange(len(sequences)) - firsts[sequences]), 1)
+        device = self.block_tables.device
+        both = (torch.from_numpy(each).to(device, non_blocking=True) for each in (places, firsts))
+        return DecodeParts(*both)
+
+
+class DecodeParts(NamedTuple):
+    """What decoding sequences have in memory, in parts of ``ATTENTION_PART`` tokens.
+
+    Args:
+        places: (n, 2), int64: a sequence, and which of its parts; all of a sequence side by side.
+        firsts: (B + 1,), int64: where those of each sequence begin.
+    """
+
+    places: Tensor
+    firsts: Tensor
 
 
 class DecodeGroup(NamedTuple):

@@ -1,0 +1,72 @@
+"""What kernels share: products of tiles, and functions that Triton's interpreter lacks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def dot(a, b, acc=None):
+    """The product of two tiles, in float32.
+
+    Args:
+        a: (M, K).
+        b: (K, N), of the same dtype.
+        acc: Added to it, (M, N), float32; None for nothing.
+    """
+    if INTERPRETED:  # it would multiply the bits of bfloat16 as whole numbers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    # float32 as three products of TF32, which lose as little as float32 does
+    return tl.dot(a, b, acc, input_precision="tf32x3")
+
+
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent; the error is a few 1e-7."""
+    return 1 - 2 / (1 + tl.exp(2 * x))
+
+
+@triton.jit
+def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: tl.constexpr, dtype):
+    """Rows of numbers as memory stores them; see ``blazr.nn.operands.kv_dtype``.
+
+    Args:
+        rows: (N,), pointers to their first elements.
+        is_row: (N,), bool; of others nothing is read, and they are zero.
+        SIZE: Numbers of a row.
+        BLOCK: The same rounded up to a power of two; numbers beyond SIZE are zero.
+        STORED: ``"auto"``, ``"q8_0"`` or ``"fp8_e4m3"``.
+        dtype: Of the result.
+
+    Returns:
+        (N, BLOCK).
+    """
+    if STORED == "q8_0":  # blocks of a float16 scale and 32 codes; the last may be shorter
+        blocks = tl.arange(0, BLOCK // 32)
+        scales = rows[:, None] + blocks[None, :] * 34
+        has = is_row[:, None] & (blocks * 32 < SIZE)[None, :]
+        # a row may begin at an odd address
+        low = tl.load(scales, mask=has, other=0).to(tl.uint16)
+        high = tl.load(scales + 1, mask=has, other=0).to(tl.uint16)
+        scale = (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
+        places = tl.arange(0, 32)
+        has_code = has[:, :, None] & ((blocks[:, None] * 32 + places[None, :]) < SIZE)[None, :, :]
+        codes = tl.load(scales[:, :, None] + 2 + places[None, None, :], mask=has_code, other=0)
+        values = codes.to(tl.int8, bitcast=True).to(tl.float32) * scale[:, :, None]
+        return tl.reshape(values, (rows.shape[0], BLOCK)).to(dtype)
+    columns = tl.arange(0, BLOCK)
+    has = is_row[:, None] & (columns < SIZE)[None, :]
+    found = tl.load(rows[:, None] + columns[None, :], mask=has, other=0)
+    if STORED == "fp8_e4m3":
+        # its exponent and mantissa are a float16's whose exponent is 8 too small
+        code = found.to(tl.uint16)
+        magnitude = ((code & 0x7F) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256
+        magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), magnitude)
+        found = tl.where((code & 0x80) != 0, -magnitude, magnitude)
+    return found.to(dtype)

@@ -1,0 +1,89 @@
+"""Kernels for GPUs agree with their references in Triton's interpreter, which needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+import torch
+
+from blazr.nn.kernels import KERNELS
+from blazr.nn.kernels.kernel import Kernel
+from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.step import GRID, Span, StepTable
+from tests.support.agreement import agree, function_of
+from tests.support.op_samples import SAMPLES
+from tests.support.step_samples import STEP_SAMPLES, sample_pages
+
+ROWS = [row for row in KERNELS.values() if row.device == "cuda"]
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.timeout(600),
+    # numpy computes, and says so where a tile's unused numbers overflow
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _interpreter() -> Iterator[None]:
+    """Triton's functions, and ours, are made for the interpreter when they are first imported."""
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setenv("TRITON_INTERPRET", "1")
+        pytest.importorskip("triton", reason="Triton is not installed: pip install 'blazr[triton]'")
+        yield
+
+
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("row", ROWS, ids=[row.op for row in ROWS])
+def test_a_kernel_agrees_with_the_reference(row: Kernel, part: int) -> None:
+    """Whole steps take the interpreter long: a third of their samples in each dtype."""
+    for number, dtype in enumerate(row.dtypes):
+        samples = SAMPLES[row.op](dtype)
+        third = (number + part) % 3
+        if row.op in STEP_SAMPLES:
+            samples = islice(samples, third, None, 3) if number == part else ()
+        elif number != part:
+            continue
+        for arguments in samples:
+            agree(row, dtype, arguments, ("interpreted",))
+
+
+def _sequences(*lengths: tuple[int, int], pages: list[list[int]]) -> StepTable:
+    """Of so many tokens, each after so many in memory."""
+    spans, first = [], 0
+    for index, (length, start) in enumerate(lengths):
+        spans.append(Span(first, length, start, start % GRID, (), index, index))
+        first += length
+    room = max(map(len, pages))
+    tables = torch.tensor([row + [0] * (room - len(row)) for row in pages])
+    return StepTable(tuple(spans), tables, sum(length == 1 for length, _ in lengths))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [None, 300])
+def test_attention_does_not_depend_on_company_or_cuts(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    """A token's row has the same bits in a prompt, as a reply, alone and beside others."""
+    attend = function_of(KERNELS["triton.paged_attention"])
+    pages = Pages(
+        keys=sample_pages(dtype, 2, 16),
+        values=sample_pages(dtype, 2, 16),
+        scale=0.3,
+        window=window,
+        sinks=torch.randn(6),
+    )
+    q = torch.randn(700, 6, 16).to(dtype)
+    own, other = [3, 5, 1, 0, 7, 2, 9, 11, 10, 8, 6], [4, 6, 4]
+    whole = attend(q, pages, _sequences((700, 0), pages=[own]))
+    for first, last in ((0, 37), (37, 257), (257, 700)):
+        cut = attend(q[first:last], pages, _sequences((last - first, first), pages=[own]))
+        assert torch.equal(cut, whole[first:last])
+    for at in (63, 256, 511, 699):
+        alone = attend(q[at, None], pages, _sequences((1, at), pages=[own]))
+        assert torch.equal(alone[0], whole[at])
+        among = torch.cat((q[5, None], q[at, None], q[20:60]))
+        table = _sequences((1, 130), (1, at), (40, 90), pages=[other, own, other])
+        assert torch.equal(attend(among, pages, table)[1], whole[at])
