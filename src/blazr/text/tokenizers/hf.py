@@ -148,22 +148,8 @@ def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) ->
     from tokenizers import AddedToken
 
     added = {each.content: each for each in backend.get_added_tokens_decoder().values()}
-    tokens = []
-    for name in names:
-        known = added.get(name)
-        if known is None:
-            tokens.append(AddedToken(name, normalized=False))
-        elif not known.special:
-            tokens.append(
-                AddedToken(
-                    name,
-                    single_word=known.single_word,
-                    lstrip=known.lstrip,
-                    rstrip=known.rstrip,
-                    normalized=known.normalized,
-                )
-            )
-    backend.add_special_tokens(tokens)
+    tokens = [added.get(name) or AddedToken(name, normalized=False) for name in names]
+    backend.add_special_tokens([each for each in tokens if not each.special])
 
 
 def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]:
