@@ -254,7 +254,7 @@ class Speculator:
         """How many drafts of each sequence give most tokens a second, the likeliest first."""
         base = self._measured(num_sequences, 0)
         computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
-        compute_s = self._time_to_compute(len(computed))
+        compute_s = self._computing.get(len(computed), _Time()).seconds
         # what drafts that are computed cost beside a step is known once one has been measured
         wanted = rates if base else [pair for pair in rates if pair[0] not in computed]
         chances = [
@@ -300,11 +300,6 @@ class Speculator:
             if chance < LEAST_RATE:
                 break
             yield _Chance(chance, sequence, draw_s, place if is_computed else 0)
-
-    def _time_to_compute(self, num_sequences: int) -> float:
-        """Seconds that one draft of each of so many sequences takes, or 0 where none is known."""
-        known = self._computing.get(num_sequences)
-        return 0.0 if known is None else known.seconds
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""
