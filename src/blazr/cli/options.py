@@ -50,10 +50,18 @@ _SIZE = {"parser": lambda text: parse_memory(str(text), free_bytes=0)}
 _MORE: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
     "max_seq_len": {"min": 2},
+    "max_tokens": {"min": -1},
+    "min_tokens": {"min": 0},
+    "json_schema": {"metavar": "FILE|JSON"},
     "max_body_bytes": _SIZE,
     "max_bodies_bytes": _SIZE,
 }
 _UNITS = ("_bytes", "_s")
+# Flags with another name than their field: what may be repeated is named once.
+_NAMES = {
+    "dry_sequence_breakers": "dry_sequence_breaker",
+    "allowed_token_ids": "allowed_token_id",
+}
 
 
 def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS) -> Any:
@@ -61,9 +69,10 @@ def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS) -> Any:
     return typer.Option(help=docs[name], **_MORE.get(name, {}))
 
 
-def _without_unit(name: str) -> str:
+def _flag_name(name: str) -> str:
     """Return the name of a field as a flag's, which has no unit at its end."""
-    return name.removesuffix(next((each for each in _UNITS if name.endswith(each)), ""))
+    unit = next((each for each in _UNITS if name.endswith(each)), "")
+    return _NAMES.get(name, name.removesuffix(unit))
 
 
 def flag_names(group: type) -> list[str]:
@@ -94,7 +103,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
                 hint = Annotated[hint, _flag(each, docs)]
             parameters.append(
                 inspect.Parameter(
-                    _without_unit(each),
+                    _flag_name(each),
                     inspect.Parameter.KEYWORD_ONLY,
                     default=defaults[each],
                     annotation=hint,
@@ -104,7 +113,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def spread(**given: object) -> None:
         filled = {
-            name: group(**{each: given.pop(_without_unit(each)) for each in flag_names(group)})
+            name: group(**{each: given.pop(_flag_name(each)) for each in flag_names(group)})
             for name, group in groups.items()
         }
         command(**given, **filled)
@@ -209,131 +218,71 @@ class ServeFlags(LoadFlags):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags:
-    """How replies are sampled. What is not given is left to the model, or to the server asked."""
+    """How replies are sampled. What is not given is left to the model, or to the server asked.
 
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=-1,
-            help="Most tokens to generate; -1 fills the context.  "
-            "[default: 100; in a chat, what the context holds]",
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Randomness; 0 always takes the likeliest token.  [default: the model's, else 0.7]"
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample among the likeliest tokens that sum to this.  "
-            "[default: the model's, else 0.9]"
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            help="Sample among this many tokens; 0 is all.  [default: the model's, else 40]"
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Drop tokens below this share of the likeliest one.  "
-            "[default: the model's, else 0]"
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Above 1, tokens that occurred become less likely.  [default: the model's, else 1]"
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Above 0, tokens of the reply become less likely, once.")
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 0, tokens become less likely with each time they came."),
-    ] = None
-    repeat_last_n: Annotated[
-        int | None,
-        typer.Option(
-            help="How many of the latest tokens these penalties look at; -1 is all.  [default: -1]"
-        ),
-    ] = None
-    typical_p: Annotated[
-        float | None, typer.Option(help="Keep tokens of typical surprise that sum to this.")
-    ] = None
-    top_n_sigma: Annotated[
-        float | None,
-        typer.Option(help="Drop logits so many standard deviations below the largest."),
-    ] = None
-    xtc_probability: Annotated[
-        float | None, typer.Option(help="How often the likeliest tokens are left out.")
-    ] = None
-    xtc_threshold: Annotated[
-        float | None, typer.Option(help="How likely these have to be.  [default: 0.1]")
-    ] = None
-    mirostat: Annotated[
-        int | None, typer.Option(help="2 limits the surprise of tokens by that of earlier ones.")
-    ] = None
-    mirostat_tau: Annotated[
-        float | None, typer.Option(help="The surprise to hold, in bits.  [default: 5]")
-    ] = None
-    mirostat_eta: Annotated[
-        float | None, typer.Option(help="How fast the limit follows.  [default: 0.1]")
-    ] = None
-    dry_multiplier: Annotated[
-        float | None, typer.Option(help="Penalty on going on with repetitions; 0.8 is usual.")
-    ] = None
-    dry_base: Annotated[
-        float | None,
-        typer.Option(
-            help="How that penalty grows with each token that is repeated.  [default: 1.75]"
-        ),
-    ] = None
-    dry_allowed_length: Annotated[
-        int | None,
-        typer.Option(help="Repetitions of so many tokens have no such penalty.  [default: 2]"),
-    ] = None
-    dry_penalty_last_n: Annotated[
-        int | None,
-        typer.Option(
-            help="How many of the latest tokens are searched for repetitions; -1 is all.  "
-            "[default: -1]"
-        ),
-    ] = None
-    dry_sequence_breakers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dry-sequence-breaker",
-            help="Text that no repetition goes beyond; repeatable.  "
-            '[default: newline, ":", a double quote, "*"]',
-        ),
-    ] = None
-    allowed_token_ids: Annotated[
-        list[int] | None,
-        typer.Option("--allowed-token-id", help="Token id that alone may come; repeatable."),
-    ] = None
-    bad_words: Annotated[
-        list[str] | None, typer.Option(help="Text that may not come; repeatable.")
-    ] = None
-    min_tokens: Annotated[
-        int | None, typer.Option(min=0, help="No end of the text before this many tokens.")
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the reply; repeatable.")
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|JSON", help="The reply must follow this JSON Schema: a file, or the JSON."
-        ),
-    ] = None
+    Args:
+        max_tokens: Most tokens to generate; -1 fills the context.  [default: 100; in a chat, what
+            the context holds]
+        temperature: Randomness; 0 always takes the likeliest token.  [default: the model's, else
+            0.7]
+        top_p: Sample among the likeliest tokens that sum to this.  [default: the model's, else 0.9]
+        top_k: Sample among this many tokens; 0 is all.  [default: the model's, else 40]
+        min_p: Drop tokens below this share of the likeliest one.  [default: the model's, else 0]
+        repetition_penalty: Above 1, tokens that occurred become less likely.  [default: the
+            model's, else 1]
+        presence_penalty: Above 0, tokens of the reply become less likely, once.
+        frequency_penalty: Above 0, tokens become less likely with each time they came.
+        repeat_last_n: How many of the latest tokens these penalties look at; -1 is all.  [default:
+            -1]
+        typical_p: Keep tokens of typical surprise that sum to this.
+        top_n_sigma: Drop logits so many standard deviations below the largest.
+        xtc_probability: How often the likeliest tokens are left out.
+        xtc_threshold: How likely these have to be.  [default: 0.1]
+        mirostat: 2 limits the surprise of tokens by that of earlier ones.
+        mirostat_tau: The surprise to hold, in bits.  [default: 5]
+        mirostat_eta: How fast the limit follows.  [default: 0.1]
+        dry_multiplier: Penalty on going on with repetitions; 0.8 is usual.
+        dry_base: How that penalty grows with each token that is repeated.  [default: 1.75]
+        dry_allowed_length: Repetitions of so many tokens have no such penalty.  [default: 2]
+        dry_penalty_last_n: How many of the latest tokens are searched for repetitions; -1 is
+            all.  [default: -1]
+        dry_sequence_breakers: Text that no repetition goes beyond; repeatable.  [default: newline,
+            ":", a double quote, "*"]
+        allowed_token_ids: Token id that alone may come; repeatable.
+        bad_words: Text that may not come; repeatable.
+        min_tokens: No end of the text before this many tokens.
+        seed: Makes sampling repeatable.
+        stop: Text that ends the reply; repeatable.
+        json_schema: The reply must follow this JSON Schema: a file, or the JSON.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    json_schema: str | None = None
 
     def given(self) -> dict[str, object]:
         """What was given on the command line, by the names of `SamplingParams`."""
