@@ -22,7 +22,7 @@ from blazr.core import log
 from blazr.core.docstrings import argument_docs
 from blazr.core.errors import ConfigError
 from blazr.core.garbage import loading
-from blazr.engine.config import EngineConfig, parse_memory
+from blazr.engine.config import parse_memory
 from blazr.llm.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -46,6 +46,18 @@ _ONLY_TO_SERVE = frozenset(
     }
 )
 _LOAD_DOCS = argument_docs(LoadOptions)
+
+
+def split_variable(
+    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """Split the values of an environment variable at commas."""
+    source = ctx.get_parameter_source(param.name or "")
+    if value is None or source is None or source.name != "ENVIRONMENT":
+        return value
+    return [each for each in ",".join(value).split(",") if each]
+
+
 _SIZE = {"parser": lambda text: parse_memory(str(text), free_bytes=0)}
 _MORE: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
@@ -55,18 +67,30 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "json_schema": {"metavar": "FILE|JSON"},
     "max_body_bytes": _SIZE,
     "max_bodies_bytes": _SIZE,
+    "models_memory_bytes": _SIZE,
+    "dry_sequence_breakers": {"names": ["--dry-sequence-breaker"]},
+    "allowed_token_ids": {"names": ["--allowed-token-id"]},
+    "accept_any_model": {"names": ["--accept-any-model"]},
+    "idle_unload_s": {"min": 0},
+    "drain_timeout_s": {"min": 0},
 }
 _UNITS = ("_bytes", "_s")
 # Flags with another name than their field: what may be repeated is named once.
 _NAMES = {
-    "dry_sequence_breakers": "dry_sequence_breaker",
-    "allowed_token_ids": "allowed_token_id",
+    "api_keys": "api_key",
+    "admin_api_keys": "admin_api_key",
+    "allowed_hosts": "allowed_host",
+    "cors_origins": "cors_origin",
+    "served_names": "served_model_name",
+    "drain_timeout_s": "drain_seconds",
+    "has_ui": "ui",
 }
 
 
-def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS) -> Any:
+def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS, **more: Any) -> Any:
     """Return the flag of a field, with the help that the docstring of its class gives."""
-    return typer.Option(help=docs[name], **_MORE.get(name, {}))
+    more |= _MORE.get(name, {})
+    return typer.Option(*more.pop("names", ()), help=docs[name], **more)
 
 
 def _flag_name(name: str) -> str:
@@ -76,10 +100,11 @@ def _flag_name(name: str) -> str:
 
 
 def flag_names(group: type) -> list[str]:
-    """Return the fields of a dataclass that are flags; those of the engine come last."""
+    """Return the fields of a dataclass that are flags; those of the class at its root come last."""
     hidden: frozenset[str] = getattr(group, "not_flags", frozenset())
     names = [each.name for each in fields(group) if each.name not in hidden]
-    return sorted(names, key=EngineConfig.__annotations__.__contains__)
+    root = [each for each in group.__mro__ if is_dataclass(each)][-1]
+    return sorted(names, key=root.__annotations__.__contains__)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,24 +123,28 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         docs = _LOAD_DOCS if issubclass(group, LoadOptions) else argument_docs(group)
         defaults = {each.name: each.default for each in fields(group)}
         for each in flag_names(group):
-            hint = hints[each]
+            hint, default, more = hints[each], defaults[each], {}
+            if default == ():  # Typer takes a tuple for several values behind one flag
+                hint, default, more = list[str] | None, None, {"callback": split_variable}
             if each in docs:
-                hint = Annotated[hint, _flag(each, docs)]
+                hint = Annotated[hint, _flag(each, docs, **more)]
             parameters.append(
                 inspect.Parameter(
                     _flag_name(each),
                     inspect.Parameter.KEYWORD_ONLY,
-                    default=defaults[each],
+                    default=default,
                     annotation=hint,
                 )
             )
 
     @wraps(command)
-    def spread(**given: object) -> None:
-        filled = {
-            name: group(**{each: given.pop(_flag_name(each)) for each in flag_names(group)})
-            for name, group in groups.items()
-        }
+    def spread(**given: Any) -> None:
+        filled = {}
+        for name, group in groups.items():
+            values = {each: given.pop(_flag_name(each)) for each in flag_names(group)}
+            repeated = {each.name for each in fields(group) if each.default == ()}
+            values |= {each: tuple(values[each] or ()) for each in repeated}
+            filled[name] = group(**values)
         command(**given, **filled)
 
     # what Typer reads

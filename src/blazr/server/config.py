@@ -68,33 +68,35 @@ class Limits:
 class ServerConfig(Limits):
     """How the server behaves; it has `Limits`, too.
 
+    The flags of ``blazr serve`` and their help are these fields.
+
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 picks a free one.
-        health_port: Port on which ``/health`` is answered by a process of its own, too, without
-            TLS; None is none.
-        api_keys: Keys of which a client must show one; none leaves the server open.
-        admin_api_keys: Keys of which one must be shown to command the server; none leaves that to
-            the others, and without any key nobody may.
-        allowed_hosts: Names under which requests may come without a key, besides this machine's
-            own, those without a dot, and addresses; ``"*"`` is any.
-        cors_origins: Origins that browsers may call from, besides loopback; ``"*"`` is any.
-        uds: Socket file to listen on instead.
-        tls_cert: File with the certificate and those that vouch for it; with ``tls_key``.
-        tls_key: File with its key.
-        root_path: What a proxy has put before every path; requests may come with it or without.
-        served_names: What the model is called, the one it shows first; none takes its own name.
-        accept_any_model: Answer whatever model a request names.
-        idle_unload_s: Silence after which a model leaves the memory; None keeps it.
-        models_memory_bytes: Most memory of all models together; None is no bound.
-        has_ui: Whether there are the chat page and the viewer of the API.
-        access_log: A line for every request: ``"text"``, ``"json"`` or ``"off"``.
-        otlp_endpoint: Where traces go, in OpenTelemetry's protocol over HTTP; None makes none.
-        drain_timeout_s: How long running requests may take when the server stops.
-        adapter_dir: Below it lie the adapters that a model may load while it runs; None is nowhere.
-        weights_dir: Below it lie the checkpoints whose weights a model may go on with; None is
-            nowhere.
-        profile_dir: Where profiles are written; None makes none.
+        health_port: Port that answers /health, without TLS, however busy the other one is: by a
+            process of its own.
+        uds: Unix socket to listen on, instead of a port.
+        tls_cert: Certificate file (PEM), for HTTPS, with those that vouch for it.
+        tls_key: Private key file (PEM) of the certificate.
+        root_path: Path under which a proxy serves this server, such as /llm; requests may come with
+            it or without.
+        api_keys: API key that clients must send; repeatable.
+        admin_api_keys: API key for commands such as /sleep; repeatable.  [default: any API key]
+        allowed_hosts: Host name under which to answer without API keys, besides this machine's own,
+            names without a dot and IP addresses; * is any; repeatable.
+        cors_origins: Web origin that may call the server besides localhost; * is any; repeatable.
+        served_names: Name of the model in the API; repeatable, for more names.  [default: its own]
+        accept_any_model: Answer requests whatever model they name.
+        idle_unload_s: Unload a model that was not used for this many seconds.
+        models_memory_bytes: Most memory for all models (24GiB); the least recently used are
+            unloaded.
+        drain_timeout_s: Seconds that running replies have to finish when the server stops.
+        has_ui: Serve the chat page at / and the API viewer at /docs.
+        access_log: Log a line for each request: text, json or off.
+        otlp_endpoint: Send OpenTelemetry traces to this address (http://localhost:4318).
+        adapter_dir: Folder from which /v1/load_lora_adapter may read adapters.
+        weights_dir: Folder from which /update_weights may read checkpoints.
+        profile_dir: Folder to which /stop_profile writes profiles.
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
@@ -104,22 +106,22 @@ class ServerConfig(Limits):
     host: str = "0.0.0.0"
     port: int = 8080
     health_port: int | None = None
-    api_keys: tuple[str, ...] = ()
-    admin_api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
     uds: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     root_path: str = ""
+    api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     served_names: tuple[str, ...] = ()
     accept_any_model: bool = False
     idle_unload_s: float | None = None
     models_memory_bytes: int | None = None
+    drain_timeout_s: float = 30.0
     has_ui: bool = True
     access_log: Literal["text", "json", "off"] = "text"
     otlp_endpoint: str | None = None
-    drain_timeout_s: float = 30.0
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
