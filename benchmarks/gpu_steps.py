@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import Pages
-from blazr.nn.operands.step import GRID, Span, StepTable
+from blazr.nn.operands.recurrent import Filter, GatedNorm, Mamba2Memory, Mamba2Weights
+from blazr.nn.operands.step import GRID, Span, StepTable, Window
 
 _BF16 = torch.bfloat16
 
@@ -90,6 +91,72 @@ def _attention(
     return Step(name, arguments, nbytes * dtype.itemsize, flops, most_stack, has_large_products)
 
 
+# A hybrid of 1.5 billion parameters: heads, their width, state, taps.
+_HEADS, _WIDTH, _STATE, _TAPS = 64, 64, 128, 4
+_INNER = _HEADS * _WIDTH
+_CONV = _INNER + 2 * _STATE
+
+
+def _numbers(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.float32)
+
+
+def _mamba2(name: str, count: int, length: int, start: int) -> Step:
+    weights = Mamba2Weights(
+        heads=_HEADS,
+        head_dim=_WIDTH,
+        state_size=_STATE,
+        groups=1,
+        conv=Filter(_numbers(_TAPS, _CONV), _numbers(_CONV)),
+        dt_bias=_numbers(_HEADS),
+        a=_numbers(_HEADS),
+        d=_numbers(_HEADS),
+        norm=GatedNorm("gate_first", _numbers(_INNER), 1e-5),
+        dt_limits=(0.001, 0.1),
+        multipliers=None,
+    )
+
+    def arguments() -> tuple[object, ...]:
+        memory = Mamba2Memory(
+            states=_numbers(count + 1, _HEADS, _WIDTH, _STATE),
+            conv_states=_empty(count + 1, _TAPS - 1, _CONV),
+            log_raw=_empty(count, GRID, _CONV),
+            log_xb=_empty(count, GRID, _INNER + _STATE),
+            log_dt=_numbers(count, GRID, _HEADS),
+        )
+        projected = _empty(count * length, _INNER + _CONV + _HEADS)
+        return projected, weights, memory, step_of(count, length, start)
+
+    tokens, logged = count * length, start % GRID
+    state = 4 * _INNER * _STATE
+    rows = 2 * (2 * _INNER + _CONV + _HEADS) * tokens
+    logs = (2 * (_INNER + _STATE) + 4 * _HEADS) * count * logged
+    seen = (logged + 1) if length == 1 else GRID / 2  # rows of an interval that a token sees
+    flops = 2 * tokens * (seen * (_STATE * _HEADS + _INNER) + 2 * _INNER * _STATE)
+    return Step(name, arguments, count * state + rows + logs, flops, 320, length > 1)
+
+
+def _convolution(name: str, tokens: int, op: str) -> Step:
+    """Or only its log."""
+
+    def arguments() -> tuple[object, ...]:
+        x, log, table = _empty(tokens, _CONV), _empty(1, GRID, _CONV), step_of(1, tokens, 0)
+        if op == "log_rows":
+            return x, log, table
+        window = Window(_empty(2, _TAPS - 1, _CONV), log)
+        return x, Filter(_numbers(_TAPS, _CONV), _numbers(_CONV)), window, table
+
+    return Step(name, arguments, 2 * 2 * tokens * _CONV, 0)
+
+
+def _gated_norm(name: str, tokens: int) -> Step:
+    def arguments() -> tuple[object, ...]:
+        norm = GatedNorm("gate_first", _numbers(_INNER), 1e-5)
+        return _empty(tokens, _INNER), _empty(tokens, _INNER), norm
+
+    return Step(name, arguments, 3 * 2 * tokens * _INNER, 0)
+
+
 STEPS: dict[str, tuple[Step, ...]] = {
     "paged_attention": (
         _attention("Llama-3.2-1B, 1 reply after 1,024", (32, 8), 64, (1, 1, 1023)),
@@ -117,4 +184,12 @@ STEPS: dict[str, tuple[Step, ...]] = {
             has_large_products=False,
         ),
     ),
+    "mamba2": (
+        _mamba2("hybrid of 1.5B, 1 reply", 1, 1, 1055),
+        _mamba2("hybrid of 1.5B, 256 replies", 256, 1, 1055),
+        _mamba2("hybrid of 1.5B, prompt of 4,096", 1, 4096, 0),
+    ),
+    "convolve": (_convolution("hybrid of 1.5B, prompt of 4,096", 4096, "convolve"),),
+    "log_rows": (_convolution("hybrid of 1.5B, prompt of 63", 63, "log_rows"),),
+    "gated_norm": (_gated_norm("hybrid of 1.5B, prompt of 4,096", 4096),),
 }

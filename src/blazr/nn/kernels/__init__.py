@@ -45,12 +45,15 @@ _CPU = {
 # The same of ``blazr.nn.kernels.triton``.
 _TRITON = {
     "attention": ("paged_attention",),
+    "mamba2": ("mamba2",),
+    "sequences": ("convolve", "log_rows", "gated_norm"),
 }
 _DTYPES = {
     **dict.fromkeys(("rotary_tables", "likeliest", "best", "draw"), (torch.float32,)),
     "encode_q4_k": (torch.float32,),
     "pack": (torch.uint8,),
 }
+_TRITON_DTYPES = {"mamba2": (torch.bfloat16, torch.float16)}
 
 
 KERNELS: Table[Kernel] = Table(
@@ -71,7 +74,7 @@ KERNELS: Table[Kernel] = Table(
         f"triton.{op}": Kernel(
             op,
             "cuda",
-            _DTYPES.get(op, tuple(compiled.DTYPES)),
+            _TRITON_DTYPES.get(op, tuple(compiled.DTYPES)),
             f"blazr.nn.kernels.triton.{module}:{op}",
             available.missing,
             available.in_use,

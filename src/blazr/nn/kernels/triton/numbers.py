@@ -11,19 +11,30 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def dot(a, b, acc=None):
+def dot(a, b, acc=None, PRECISION: tl.constexpr = "tf32x3"):
     """The product of two tiles, in float32.
 
     Args:
         a: (M, K).
         b: (K, N), of the same dtype.
         acc: Added to it, (M, N), float32; None for nothing.
+        PRECISION: Of float32: three products of TF32, which lose as little as float32 does, or
+            ``"tf32"``, one, which suffices beside numbers of 16 bits.
     """
     if INTERPRETED:  # it would multiply the bits of bfloat16 as whole numbers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    # float32 as three products of TF32, which lose as little as float32 does
-    return tl.dot(a, b, acc, input_precision="tf32x3")
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """Float32 to the nearest number of another dtype."""
+    if INTERPRETED and dtype == tl.bfloat16:  # it would cut off what bfloat16 has no room for
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 @triton.jit
