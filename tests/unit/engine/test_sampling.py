@@ -204,3 +204,10 @@ def test_values_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def test_random_numbers_are_those_of_splitmix64():
+    """The reference's first outputs for this seed."""
+    right = (6457827717110365317, 3203168211198807973, 9817491932198370423)
+    found = tuple(uniform(1234567, position) for position in range(3))
+    assert found == tuple((each >> 11) / 2**53 for each in right)
