@@ -1,0 +1,34 @@
+"""Model files spoiled at random: each is refused or works, within limits of time and memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.seeds import run_seed
+from tests.support.spoiled_files import KINDS
+
+
+def check(kind: str, *, count: int, seed: int) -> None:
+    words = [kind, "--count", str(count), "--seed", str(run_seed(seed))]
+    command = [sys.executable, "-m", "tests.support.spoiled_files", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["of"] == count
+    assert found["refused"] > count / 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_spoiled_files(kind: str) -> None:
+    check(kind, count=10, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hundreds_of_spoiled_files(kind: str) -> None:
+    check(kind, count=400, seed=2)
