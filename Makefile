@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds invariance kernels sanitize arm check integration clients docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds invariance mutation kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -47,6 +47,9 @@ seeds: ## all tests under each, with ten seeds; goes on where it was ended, and 
 
 invariance: ## 10,000 replies in company, cut, cached and so on, against those given alone
 	$(PYTHON) tools/invariance.py
+
+mutation: ## change the code at random and count what tests notice; hours, goes on where it was ended
+	$(PYTHON) tools/mutation.py
 
 kernels: ## compile the CPU kernels in place
 	$(PYTHON) -m blazr.nn.kernels.build
