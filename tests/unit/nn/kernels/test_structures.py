@@ -29,5 +29,7 @@ def _structures() -> Iterator[type[Structure]]:
     modules = {row.target.partition(":")[0] for row in KERNELS.values() if row.device == "cpu"}
     for name in (*modules, compiled.__name__):
         for each in vars(import_module(name)).values():
-            if isinstance(each, type) and issubclass(each, Structure) and each.__module__ == name:
+            if not isinstance(each, type) or each is compiled.Call:
+                continue
+            if issubclass(each, Structure) and each.__module__ == name:
                 yield each

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, run, stored_number
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, stored_number
 from blazr.nn.kernels.cpu.matmul import linear_heads
 from blazr.nn.kernels.cpu.rows import (
     MAX_KEY,
@@ -23,7 +21,7 @@ from blazr.nn.operands.step import StepTable
 
 
 @structure
-class _Attention(ctypes.Structure):
+class _Attention(Call, entry="attention"):
     """``Attention`` of kernels.hpp."""
 
     q: Pointer
@@ -55,7 +53,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     growth = pages.temperature
     q = q.contiguous()
     out = q.new_empty(*q.shape[:2], stored_size(values))
-    call = _Attention(
+    _Attention(
         q.data_ptr(),
         paged_rows(keys),
         paged_rows(pages.more_keys),
@@ -76,8 +74,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         pages.scale,
         pages.softcap or 0.0,
         0.0 if growth is None else growth.scale,
-    )
-    run("attention", call)
+    ).run()
     return out
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from blazr.nn.device import zero_bytes
-from blazr.nn.kernels.cpu.compiled import run
+from blazr.nn.kernels.cpu.compiled import Call
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 from blazr.nn.operands.packing import GROUP, PACKINGS
 
@@ -16,7 +14,7 @@ _Q4_K_BYTES = 144  # of a block
 
 
 @structure
-class _Pack(ctypes.Structure):
+class _Pack(Call, entry="pack"):
     """``Pack`` of kernels.hpp."""
 
     blocks: Pointer
@@ -34,20 +32,19 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     blocks = blocks.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
     out = zero_bytes(torch.Size((-(-rows // GROUP), supers, packing.nbytes)))
-    call = _Pack(
+    _Pack(
         blocks.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
         out.data_ptr(),
         packing.number,
         rows,
         supers,
-    )
-    run("pack", call)
+    ).run()
     return out
 
 
 @structure
-class _Encode(ctypes.Structure):
+class _Encode(Call, entry="encode_q4_k"):
     """``Encode`` of kernels.hpp."""
 
     x: Pointer
@@ -59,5 +56,5 @@ def encode_q4_k(blocks: Tensor) -> Tensor:
     """See ``blazr.nn.quant.gguf.kquantize``; sums are rounded in another order there."""
     blocks = blocks.contiguous()
     out = torch.empty(len(blocks), _Q4_K_BYTES, dtype=torch.uint8)
-    run("encode_q4_k", _Encode(blocks.data_ptr(), out.data_ptr(), len(blocks)))
+    _Encode(blocks.data_ptr(), out.data_ptr(), len(blocks)).run()
     return out

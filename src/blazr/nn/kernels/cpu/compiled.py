@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,17 +22,6 @@ DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
 ISAS = ("avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable")
 
-# Each is ``blazr_NAME(const Struct* call, int threads)``.
-_ENTRIES = (
-    *("lora_shrink", "lora_expand"),
-    *("linear", "linear_heads", "packed_linear", "packed_rows", "pieces", "pointwise"),
-    *("norm", "rotate", "angles", "attention", "route", "experts"),
-    *("pack", "encode_q4_k"),
-    *("mamba2", "convolution", "log_rows", "mamba1", "mamba3", "gated_delta", "gated_rows"),
-    *("join_previous", "keep_last"),
-    *("choose", "draw"),
-)
-
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -46,22 +36,32 @@ def kernels() -> ctypes.CDLL:
     if why:
         raise OSError(why)
     found = _open(LIBRARY)
-    for name in _ENTRIES:
-        entry = getattr(found, f"blazr_{name}")
-        entry.argtypes, entry.restype = [_POINTER, _INT], None
     found.blazr_replay.argtypes, found.blazr_replay.restype = [_POINTER, _INT64, _INT], None
     found.blazr_peak.argtypes, found.blazr_peak.restype = [_INT64, _INT64, _INT], _INT64
     return found
 
 
-def run(name: str, call: ctypes.Structure) -> None:
-    """Make a call now, or keep it, where a step is recorded."""
-    entry = getattr(kernels(), f"blazr_{name}")
-    here = recording()
-    if here is None:
-        entry(ctypes.byref(call), torch.get_num_threads())
-    else:
-        here.keep(ctypes.cast(entry, _POINTER).value or 0, call)
+class Call(ctypes.Structure):
+    """What a function of the library is given: ``blazr_NAME(const Struct* call, int threads)``.
+
+    Args:
+        entry: That name.
+    """
+
+    _entry: ClassVar[str]
+
+    def __init_subclass__(cls, *, entry: str) -> None:
+        super().__init_subclass__()
+        cls._entry = f"blazr_{entry}"
+
+    def run(self) -> None:
+        """Make the call now, or keep it, where a step is recorded."""
+        entry = getattr(kernels(), self._entry)
+        here = recording()
+        if here is None:
+            entry(ctypes.byref(self), torch.get_num_threads())
+        else:
+            here.keep(ctypes.cast(entry, _POINTER).value or 0, self)
 
 
 @structure

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 from blazr.nn.operands.lora import LoraDelta, LoraTable, rows_per_slot
 
@@ -25,7 +25,7 @@ class Lora(ctypes.Structure):
 
 
 @structure
-class _LoraShrink(ctypes.Structure):
+class _LoraShrink(Call, entry="lora_shrink"):
     """``LoraShrink`` of kernels.hpp."""
 
     x: Pointer
@@ -42,7 +42,7 @@ class _LoraShrink(ctypes.Structure):
 
 
 @structure
-class _LoraExpand(ctypes.Structure):
+class _LoraExpand(Call, entry="lora_expand"):
     """``LoraExpand`` of kernels.hpp."""
 
     y: Pointer
@@ -73,15 +73,14 @@ def lora_expand(y: Tensor, delta: LoraDelta, bias: Tensor | None = None) -> Tens
             expected="as many rows, one behind the other",
         )
     bias = None if bias is None else bias.contiguous()
-    call = _LoraExpand(
+    _LoraExpand(
         y.data_ptr(),
         None if bias is None else bias.data_ptr(),
         added(delta),
         DTYPES[y.dtype],
         len(y),
         y.shape[1],
-    )
-    run("lora_expand", call)
+    ).run()
     return y
 
 
@@ -101,7 +100,7 @@ def added(delta: LoraDelta | None) -> Lora:
 def _shrink(x: Tensor, ids: Tensor | None, table: LoraTable, slots: Tensor) -> Tensor:
     rows = len(x) if ids is None else len(ids)
     inner = torch.empty(rows, table.max_rank, dtype=torch.float32)
-    call = _LoraShrink(
+    _LoraShrink(
         x.data_ptr() if ids is None else None,
         None if ids is None else ids.data_ptr(),
         table.entries.data_ptr(),
@@ -113,6 +112,5 @@ def _shrink(x: Tensor, ids: Tensor | None, table: LoraTable, slots: Tensor) -> T
         x.stride(0),
         rows_per_slot(rows, slots),
         table.max_rank,
-    )
-    run("lora_shrink", call)
+    ).run()
     return inner

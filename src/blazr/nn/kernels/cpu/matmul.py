@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.lora import Lora, added, lora_shrink
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
 
 
 @structure
-class Linear(ctypes.Structure):
+class Linear(Call, entry="linear"):
     """``Linear`` of kernels.hpp."""
 
     x: Pointer
@@ -38,7 +36,7 @@ class Linear(ctypes.Structure):
 
 
 @structure
-class _LinearHeads(ctypes.Structure):
+class _LinearHeads(Call, entry="linear_heads"):
     """``LinearHeads`` of kernels.hpp."""
 
     first: Linear
@@ -98,10 +96,7 @@ def linear_heads(
         False,  # noqa: FBT003
     )
     if loras is None:
-        run(
-            "linear_heads",
-            _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)),
-        )
+        _LinearHeads(first, heads, weight.stride(0), x.stride(1), out.stride(1)).run()
         return out
     for head in range(heads):  # each has adapters of its own
         own = x[:, head]
@@ -112,7 +107,7 @@ def linear_heads(
         if table is not None:
             inner = lora_shrink(own, table, loras.slots)
             call.lora = added(LoraDelta(table, loras.slots, inner))
-        run("linear", call)
+        call.run()
     return out
 
 
@@ -158,7 +153,7 @@ def _call(
     )
     if loras is not UNCHANGED:
         call.lora, call.lora2 = map(added, loras)
-    run("linear", call)
+    call.run()
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 
 

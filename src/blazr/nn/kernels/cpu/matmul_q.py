@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.lora import Lora, added
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.recording import recording
@@ -29,7 +29,7 @@ class _Matrix(ctypes.Structure):
 
 
 @structure
-class PackedLinear(ctypes.Structure):
+class PackedLinear(Call, entry="packed_linear"):
     """``PackedLinear`` of kernels.hpp; the library's own part is left empty."""
 
     x: Pointer
@@ -51,7 +51,7 @@ class PackedLinear(ctypes.Structure):
 
 
 @structure
-class _PackedRows(ctypes.Structure):
+class _PackedRows(Call, entry="packed_rows"):
     """``PackedRows`` of kernels.hpp."""
 
     w: _Matrix
@@ -92,7 +92,7 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     if len(ids) and recording() is None and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
         raise _misfit(packed, ids)
     ids = ids.contiguous()
-    call = _PackedRows(
+    _PackedRows(
         _matrix(packed),
         ids.data_ptr(),
         out.data_ptr(),
@@ -100,8 +100,7 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
         DTYPES[out.dtype],
         out.shape[0],
         out.shape[1],
-    )
-    run("packed_rows", call)
+    ).run()
     return out
 
 
@@ -137,7 +136,7 @@ def _call(
     )
     if loras is not UNCHANGED:
         call.lora, call.lora2 = map(added, loras)
-    run("packed_linear", call)
+    call.run()
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
@@ -22,7 +22,7 @@ _PLAIN = -1
 
 
 @structure
-class _Route(ctypes.Structure):
+class _Route(Call, entry="route"):
     """``Route`` of kernels.hpp."""
 
     logits: Pointer
@@ -55,7 +55,7 @@ class _Stack(ctypes.Structure):
 
 
 @structure
-class _Experts(ctypes.Structure):
+class _Experts(Call, entry="experts"):
     """``Experts`` of kernels.hpp."""
 
     x: Pointer
@@ -96,7 +96,7 @@ def choose_experts(
     bias = None if bias is None else bias.float().contiguous()
     weights = torch.empty(tokens, top)
     room = torch.empty(tokens, 3 * experts + 1)
-    call = _Route(
+    _Route(
         logits.data_ptr(),
         None if bias is None else bias.data_ptr(),
         weights.data_ptr(),
@@ -111,8 +111,7 @@ def choose_experts(
         0 if groups is None else groups.kept,
         0 if groups is None else groups.judged_by,
         routing.scale,
-    )
-    run("route", call)
+    ).run()
     return weights
 
 
@@ -133,7 +132,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     sums = torch.empty(rows, max(size, 2 * inner))
     hidden = torch.empty(rows, inner, dtype=x.dtype)
     int8_room = torch.empty(rows * max(size, inner) * ROOM // 8, dtype=torch.uint8)
-    call = _Experts(
+    _Experts(
         x.data_ptr(),
         chosen.data_ptr(),
         weights.data_ptr(),
@@ -155,8 +154,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         ACTIVATIONS[mlps.activation],
         mlps.alpha,
         mlps.limit or 0.0,
-    )
-    run("experts", call)
+    ).run()
     return y
 
 

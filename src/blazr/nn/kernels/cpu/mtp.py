@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import run
+from blazr.nn.kernels.cpu.compiled import Call
 from blazr.nn.kernels.cpu.recurrent import Sequences, sequences
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 from blazr.nn.operands.step import StepTable
 
 
 @structure
-class _JoinPrevious(ctypes.Structure):
+class _JoinPrevious(Call, entry="join_previous"):
     """``JoinPrevious`` of kernels.hpp."""
 
     x: Pointer
@@ -28,7 +26,7 @@ class _JoinPrevious(ctypes.Structure):
 
 
 @structure
-class _KeepLast(ctypes.Structure):
+class _KeepLast(Call, entry="keep_last"):
     """``KeepLast`` of kernels.hpp."""
 
     hidden: Pointer
@@ -43,7 +41,7 @@ def join_previous(x: Tensor, hidden: Tensor, log: Tensor, table: StepTable) -> T
     count, channels = x.shape
     size = x.element_size()
     out = torch.empty((count, 2 * channels), dtype=x.dtype)
-    call = _JoinPrevious(
+    _JoinPrevious(
         x.data_ptr(),
         hidden.data_ptr(),
         log.data_ptr(),
@@ -52,20 +50,18 @@ def join_previous(x: Tensor, hidden: Tensor, log: Tensor, table: StepTable) -> T
         size * channels,
         size * x.stride(0),
         size * hidden.stride(0),
-    )
-    run("join_previous", call)
+    ).run()
     return out
 
 
 def keep_last(hidden: Tensor, log: Tensor, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.mtp.keep_last``."""
     size = hidden.element_size()
-    call = _KeepLast(
+    _KeepLast(
         hidden.data_ptr(),
         log.data_ptr(),
         sequences(table, len(hidden)),
         size * hidden.shape[1],
         size * hidden.stride(0),
-    )
-    run("keep_last", call)
+    ).run()
     return log

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.matmul import Linear
 from blazr.nn.kernels.cpu.matmul_q import PackedLinear
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
@@ -20,7 +18,7 @@ ACTIVATIONS = {"silu": 3, "gelu": 4, "gelu_tanh": 5, "relu": 6, "relu2": 7}
 
 
 @structure
-class _Pointwise(ctypes.Structure):
+class _Pointwise(Call, entry="pointwise"):
     """``Pointwise`` of kernels.hpp."""
 
     a: Pointer
@@ -38,7 +36,7 @@ class _Pointwise(ctypes.Structure):
 
 
 @structure
-class _Pieces(ctypes.Structure):
+class _Pieces(Call, entry="pieces"):
     """``Pieces`` of kernels.hpp."""
 
     x: Pointer
@@ -105,7 +103,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     width, size, ids = weight.shape[1], weight.element_size(), ids.contiguous()
     out = torch.empty(*ids.shape, width, dtype=weight.dtype)
     # one row, of which each row of the embedding is a piece
-    call = _Pieces(
+    _Pieces(
         weight.data_ptr(),
         ids.data_ptr(),
         out.data_ptr(),
@@ -114,8 +112,7 @@ def embedding(weight: Tensor, ids: Tensor) -> Tensor:
         bytes=width * size,
         x_stride=0,
         stride=weight.stride(0) * size,
-    )
-    run("pieces", call)
+    ).run()
     return out
 
 
@@ -124,7 +121,7 @@ def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
     rows = _rows(x)
     bytes_each = x.element_size()
     out = torch.empty(*x.shape[:-1], len(order) * size, dtype=x.dtype)
-    call = _Pieces(
+    _Pieces(
         rows.data_ptr(),
         order.data_ptr(),
         out.data_ptr(),
@@ -133,8 +130,7 @@ def take_columns(x: Tensor, order: Tensor, size: int) -> Tensor:
         size * bytes_each,
         rows.stride(0) * bytes_each,
         size * bytes_each,
-    )
-    run("pieces", call)
+    ).run()
     return out
 
 
@@ -156,7 +152,7 @@ def _call(
         )
     out = torch.empty(a.shape, dtype=a.dtype) if out is None else out
     a, b = _rows(a), None if b is None else _rows(b)
-    call = _Pointwise(
+    _Pointwise(
         a.data_ptr(),
         None if b is None else b.data_ptr(),
         out.data_ptr(),
@@ -169,8 +165,7 @@ def _call(
         not is_column,
         scale,
         cap,
-    )
-    run("pointwise", call)
+    ).run()
     return out
 
 

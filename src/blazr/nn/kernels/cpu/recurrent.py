@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.recurrent import (
@@ -65,7 +65,7 @@ class Sequences(ctypes.Structure):
 
 
 @structure
-class _Convolution(ctypes.Structure):
+class _Convolution(Call, entry="convolution"):
     """``Convolution`` of kernels.hpp."""
 
     x: Pointer
@@ -85,7 +85,7 @@ class _Convolution(ctypes.Structure):
 
 
 @structure
-class _LogRows(ctypes.Structure):
+class _LogRows(Call, entry="log_rows"):
     """``LogRows`` of kernels.hpp."""
 
     x: Pointer
@@ -96,7 +96,7 @@ class _LogRows(ctypes.Structure):
 
 
 @structure
-class _Mamba1(ctypes.Structure):
+class _Mamba1(Call, entry="mamba1"):
     """``Mamba1`` of kernels.hpp."""
 
     u: Pointer
@@ -119,7 +119,7 @@ class _Mamba1(ctypes.Structure):
 
 
 @structure
-class _Mamba2(ctypes.Structure):
+class _Mamba2(Call, entry="mamba2"):
     """``Mamba2`` of kernels.hpp."""
 
     proj: Pointer
@@ -157,7 +157,7 @@ class _Mamba2(ctypes.Structure):
 
 
 @structure
-class _Mamba3(ctypes.Structure):
+class _Mamba3(Call, entry="mamba3"):
     """``Mamba3`` of kernels.hpp."""
 
     x: Pointer
@@ -193,7 +193,7 @@ class _Mamba3(ctypes.Structure):
 
 
 @structure
-class _GatedDelta(ctypes.Structure):
+class _GatedDelta(Call, entry="gated_delta"):
     """``GatedDelta`` of kernels.hpp."""
 
     q: Pointer
@@ -223,7 +223,7 @@ class _GatedDelta(ctypes.Structure):
 
 
 @structure
-class _GatedRows(ctypes.Structure):
+class _GatedRows(Call, entry="gated_rows"):
     """``GatedRows`` of kernels.hpp."""
 
     x: Pointer
@@ -254,7 +254,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
     before, after = gates or (None, None)
     kept, log = window.kept, window.log
     _check_dtypes(x.dtype, kept, log)
-    call = _Convolution(
+    _Convolution(
         x.data_ptr(),
         None if before is None else before.data_ptr(),
         None if after is None else after.data_ptr(),
@@ -276,8 +276,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         gates is None,
         x.stride(0),
         out.stride(0),
-    )
-    run("convolution", call)
+    ).run()
     return out
 
 
@@ -285,14 +284,13 @@ def log_rows(x: Tensor, log: Tensor, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.sequences.log_rows``."""
     _check_dtypes(x.dtype, log)
     size = x.element_size()
-    call = _LogRows(
+    _LogRows(
         x.data_ptr(),
         log.data_ptr(),
         sequences(table, len(x)),
         size * x.shape[1],
         size * x.stride(0),
-    )
-    run("log_rows", call)
+    ).run()
     return log
 
 
@@ -302,7 +300,7 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
 ) -> Tensor:
     """See ``blazr.nn.ops.mamba1.mamba1``."""
     out = torch.empty(u.shape, dtype=u.dtype)
-    call = _Mamba1(
+    _Mamba1(
         u.data_ptr(),
         rows.dt.data_ptr(),
         rows.b.data_ptr(),
@@ -320,8 +318,7 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.c.stride(0),
         rows.gate.stride(0),
         weights.limit,
-    )
-    run("mamba1", call)
+    ).run()
     return out
 
 
@@ -339,7 +336,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
     post = proj.new_empty(tokens, weights.conv.bias.shape[0])
     out = proj.new_empty(tokens, inner)
     y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
-    call = _Mamba2(
+    _Mamba2(
         proj.data_ptr(),
         post.data_ptr(),
         y.data_ptr(),
@@ -371,8 +368,7 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         norm.groups,
         *weights.dt_limits,
         norm.eps,
-    )
-    run("mamba2", call)
+    ).run()
     return out
 
 
@@ -387,7 +383,7 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
     """See ``blazr.nn.ops.mamba3.mamba3``."""
     heads, states = weights.b_bias.shape
     out = torch.empty(x.shape, dtype=x.dtype)
-    call = _Mamba3(
+    _Mamba3(
         x.data_ptr(),
         rows.b.data_ptr(),
         rows.c.data_ptr(),
@@ -417,8 +413,7 @@ def mamba3(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.dt.stride(0),
         weights.eps,
         *weights.dt_limits,
-    )
-    run("mamba3", call)
+    ).run()
     return out
 
 
@@ -435,7 +430,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
     heads = weights.heads
     out = torch.empty(v.shape, dtype=v.dtype)
     assert norm.weight is not None
-    call = _GatedDelta(
+    _GatedDelta(
         rows.q.data_ptr(),
         rows.k.data_ptr(),
         v.data_ptr(),
@@ -460,8 +455,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.beta.stride(0),
         rows.gate.stride(0),
         norm.eps,
-    )
-    run("gated_delta", call)
+    ).run()
     return out
 
 
@@ -469,7 +463,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     """See ``blazr.nn.ops.norm.gated_norm``."""
     out = torch.empty(x.shape, dtype=x.dtype)
-    call = _GatedRows(
+    _GatedRows(
         x.data_ptr(),
         gate.data_ptr(),
         None if norm.weight is None else norm.weight.data_ptr(),
@@ -481,8 +475,7 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
         gate.stride(0),
         DTYPES[x.dtype],
         norm.eps,
-    )
-    run("gated_rows", call)
+    ).run()
     return out
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, run, stored_number
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, stored_number
 from blazr.nn.kernels.cpu.structures import Float32, Int32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import Rotation
@@ -19,7 +19,7 @@ MAX_KEY, MAX_VALUE = 576, 512
 
 
 @structure
-class _Norm(ctypes.Structure):
+class _Norm(Call, entry="norm"):
     """``Norm`` of kernels.hpp."""
 
     x: Pointer
@@ -36,7 +36,7 @@ class _Norm(ctypes.Structure):
 
 
 @structure
-class _Angles(ctypes.Structure):
+class _Angles(Call, entry="angles"):
     """``Angles`` of kernels.hpp."""
 
     frequencies: Pointer
@@ -67,7 +67,7 @@ def paged_rows(stored: Tensor | None) -> PagedRows:
 
 
 @structure
-class _Rotary(ctypes.Structure):
+class _Rotary(Call, entry="rotate"):
     """``Rotary`` of kernels.hpp."""
 
     q: Pointer
@@ -121,7 +121,7 @@ def _norm(
         inner = 1
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     out = torch.empty(shape, dtype=x.dtype)
-    call = _Norm(
+    _Norm(
         x.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -133,8 +133,7 @@ def _norm(
         x.stride(0),
         eps,
         unit_offset,
-    )
-    run("norm", call)
+    ).run()
     return out
 
 
@@ -143,10 +142,9 @@ def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -
     frequencies, positions = frequencies.contiguous(), positions.contiguous()
     tokens, pairs = len(positions), len(frequencies)
     out = torch.empty(2, tokens, pairs)
-    call = _Angles(
+    _Angles(
         frequencies.data_ptr(), positions.data_ptr(), out.data_ptr(), tokens, pairs, factor
-    )
-    run("angles", call)
+    ).run()
     return out
 
 
@@ -164,7 +162,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
     q = q if q.stride(2) == 1 else q.contiguous()
     k, v = _with_dense_heads(k), _with_dense_heads(v)
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
-    call = _Rotary(
+    _Rotary(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -187,8 +185,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         rotation.interleaved,
         DTYPES[q.dtype],
         stored_number(keys),
-    )
-    run("rotate", call)
+    ).run()
     return out
 
 

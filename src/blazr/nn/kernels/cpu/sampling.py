@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import kernels, run
+from blazr.nn.kernels.cpu.compiled import Call, kernels
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 
 # As kernels.hpp numbers them.
@@ -20,7 +20,7 @@ _MOST_PARTS = 16
 
 
 @structure
-class _Choice(ctypes.Structure):
+class _Choice(Call, entry="choose"):
     """``Choice`` of kernels.hpp."""
 
     scores: Pointer
@@ -34,7 +34,7 @@ class _Choice(ctypes.Structure):
 
 
 @structure
-class _Draw(ctypes.Structure):
+class _Draw(Call, entry="draw"):
     """``Draw`` of kernels.hpp."""
 
     scores: Pointer
@@ -96,7 +96,7 @@ def best(scores: Tensor, count: int) -> Tensor:
     blocks = -(-size // _BLOCK)
     peaks = torch.empty(rows * blocks, dtype=torch.float32)
     places = torch.empty(rows, count, dtype=torch.int64)
-    call = _Choice(
+    _Choice(
         scores.data_ptr(),
         peaks.data_ptr(),
         places.data_ptr(),
@@ -105,8 +105,7 @@ def best(scores: Tensor, count: int) -> Tensor:
         scores.stride(0),
         blocks,
         count,
-    )
-    run("choose", call)
+    ).run()
     return places
 
 
@@ -127,7 +126,7 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     tallies = torch.empty(rows * parts * _TALLIES * _TALLY_BYTES, dtype=torch.uint8)
     candidates = torch.empty(rows * size * _CANDIDATE_BYTES, dtype=torch.uint8)
     places = torch.empty(rows, dtype=torch.int64)
-    call = _Draw(
+    _Draw(
         scores.data_ptr(),
         wishes.data_ptr(),
         peaks.data_ptr(),
@@ -139,8 +138,7 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
         scores.stride(0),
         blocks,
         parts,
-    )
-    run("draw", call)
+    ).run()
     return places
 
 
