@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
 
@@ -63,16 +65,7 @@ def size_of(
     parameters = embedding + _count(config.final_norm.build)
     idle = states = working = logs = latents = keys = 0
     for layer in config.layers:
-        parameters += _count(layer.mixer.build)
-        if layer.feed_forward is not None:
-            parameters += _count(layer.feed_forward.build)
-        for norm in (
-            layer.mixer_norm,
-            layer.mixer_post_norm,
-            layer.feed_forward_norm,
-            layer.feed_forward_post_norm,
-        ):
-            parameters += 0 if norm is None else _count(norm.build)
+        parameters += _count(partial(DecoderLayer, layer))
         if isinstance(layer.feed_forward, MoeConfig):
             moe = layer.feed_forward
             expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blazr.models.loading.plan import choose_dtype, choose_storage, plan_model, stored_bytes
+from blazr.models.loading.plan import choose_dtype, choose_storage, plan_model, weight_bytes
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS
@@ -92,9 +92,7 @@ def fit(
     def choice(name: str) -> FitChoice:
         policy = QuantizePolicy(None if name == AS_STORED else name)
         storage = choose_storage(planned.plan, planned.module, policy)
-        weights = sum(
-            stored_bytes(step, storage.get(step.parameter), dtype) for step in planned.plan.steps
-        )
+        weights = weight_bytes(planned.plan, dtype, storage)
         left = free - weights - _SPARE_BYTES - _STATES * states - running
         tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len
         context = min(tokens, config.max_seq_len) if left > 0 else 0
