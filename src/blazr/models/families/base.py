@@ -382,6 +382,25 @@ class Ledger:
                 self.warn(f"{note}, the tensors say {value} ({source}); the tensors win.")
         return self.record(name, value, f"tensor {source}", note)
 
+    def size(
+        self, group: TensorGroup, reader: ConfigReader, name: str, *witnesses: tuple[str, int]
+    ) -> int:
+        """The size that most tensors have; where they are divided, config.json decides.
+
+        Args:
+            group: The tensors.
+            reader: config.json.
+            name: Its canonical key.
+            witnesses: Names and dimensions that should have it.
+
+        Raises:
+            CheckpointError: None of the tensors is there, or they are empty.
+            ConfigError: config.json has a wrong value.
+        """
+        declared = reader.integer(name)
+        found = group.size(*witnesses, hint=declared.value if declared else None)
+        return self.reconcile(name, found.value, found.source, declared)
+
     def derivation(self, config: ModelConfig, rules: RuleBook) -> Derivation:
         """All that was found."""
         return Derivation(config, tuple(self.values.values()), tuple(self.warnings), rules)
@@ -449,6 +468,10 @@ class Context:
     hidden_size: int
     eps: float
     sliding_window: int | None = None
+
+    def reconcile(self, name: str, value: int, source: str) -> int:
+        """Take the whole number that the tensors say; see `Ledger.reconcile`."""
+        return self.ledger.reconcile(name, value, source, self.reader.integer(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

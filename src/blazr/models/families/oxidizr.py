@@ -158,19 +158,14 @@ def derive_decoder(
         _check_layer_types(reader, layers)
     top = TensorGroup("", checkpoint.tensors)
     embedding = prefix + "embed_tokens.weight"
-    declared = {name: reader.integer(name) for name in ("hidden_size", "vocab_size", "num_layers")}
-    hints = {name: setting.value for name, setting in declared.items() if setting}
-    hidden = top.size(
-        (embedding, 1),
-        ("lm_head.weight", 1),
-        (prefix + "norm.weight", 0),
-        hint=hints.get("hidden_size"),
-    )
-    vocab = top.size((embedding, 0), ("lm_head.weight", 0), hint=hints.get("vocab_size"))
-    sizes = {"hidden_size": hidden.value, "vocab_size": vocab.value, "num_layers": len(layers)}
-    witnesses = (hidden.source, vocab.source, f"{prefix}layers.*")
-    for (name, size), source in zip(sizes.items(), witnesses, strict=True):
-        ledger.reconcile(name, size, source, declared[name])
+    witnesses = {
+        "hidden_size": ((embedding, 1), ("lm_head.weight", 1), (prefix + "norm.weight", 0)),
+        "vocab_size": ((embedding, 0), ("lm_head.weight", 0)),
+    }
+    sizes = {name: ledger.size(top, reader, name, *each) for name, each in witnesses.items()}
+    hidden, vocab = sizes.values()
+    declared = reader.integer("num_layers")
+    sizes["num_layers"] = ledger.reconcile("num_layers", len(layers), f"{prefix}layers.*", declared)
     tied = ledger.reconcile(
         "tie_word_embeddings",
         not top.has("lm_head."),
@@ -189,16 +184,16 @@ def derive_decoder(
         training=training,
         ledger=ledger,
         layers=layers,
-        hidden_size=hidden.value,
+        hidden_size=hidden,
         eps=eps,
         sliding_window=window,
     )
     config = ModelConfig(
-        vocab_size=vocab.value,
-        hidden_size=hidden.value,
+        vocab_size=vocab,
+        hidden_size=hidden,
         max_seq_len=read_max_seq_len(reader, ledger),
         layers=tuple(_derive_layer(layer, context) for layer in layers),
-        final_norm=NormConfig(hidden.value, eps),
+        final_norm=NormConfig(hidden, eps),
         tie_word_embeddings=tied,
     )
     unread = [key for key, value in reader.unread().items() if not is_off(value)]

@@ -57,12 +57,8 @@ def derive_attention(layer: TensorGroup, context: Context) -> AttentionConfig:
     )
     heads = _num_heads(layer, query, key, context)
     dim = query.value // heads
-    ledger = context.ledger
-    reader = context.reader
-    ledger.reconcile("head_dim", dim, query.source, reader.integer("head_dim"))
-    kv_heads = ledger.reconcile(
-        "num_kv_heads", key.value // dim, key.source, reader.integer("num_kv_heads")
-    )
+    context.reconcile("head_dim", dim, query.source)
+    kv_heads = context.reconcile("num_kv_heads", key.value // dim, key.source)
     if heads % kv_heads:
         raise ShapeError(
             f"{layer.prefix}self_attn: {heads} heads cannot share {kv_heads} key/value heads.",
@@ -190,13 +186,8 @@ def derive_feed_forward(layer: TensorGroup, context: Context) -> FeedForwardConf
         size = layer.size(
             ("mlp.gate_proj.weight", 0), ("mlp.up_proj.weight", 0), ("mlp.down_proj.weight", 1)
         )
-        declared = reader.integer("intermediate_size")
-        return MlpConfig(
-            hidden_size=context.hidden_size,
-            intermediate_size=ledger.reconcile(
-                "intermediate_size", size.value, size.source, declared
-            ),
-        )
+        inner = context.reconcile("intermediate_size", size.value, size.source)
+        return MlpConfig(hidden_size=context.hidden_size, intermediate_size=inner)
     declared = reader.integer("num_experts")
     experts = _num_experts(layer, declared)
     size = layer.size(
@@ -322,17 +313,10 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
     ledger = context.ledger
     sizes = _ssd_sizes(layer, at, context)
     found = layer.size((at + "bc_norm.weight", 0), (at + "b_bias", 1), (at + "c_bias", 1))
-    states = ledger.reconcile(
-        "mamba2_state_size", found.value, found.source, reader.integer("mamba2_state_size")
-    )
+    states = context.reconcile("mamba2_state_size", found.value, found.source)
     if sizes.map_size % states or sizes.num_heads % (sizes.map_size // states):
         raise _unfit(layer, at, f"B of {sizes.map_size} channels is not made of states of {states}")
-    groups = ledger.reconcile(
-        "mamba2_n_groups",
-        sizes.map_size // states,
-        sizes.source,
-        reader.integer("mamba2_n_groups"),
-    )
+    groups = context.reconcile("mamba2_n_groups", sizes.map_size // states, sizes.source)
     has_conv, is_rotated = (
         ledger.reconcile(
             name,
@@ -344,7 +328,6 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
     )
     conv_kernel = _conv_kernel(layer, at, context) if has_conv else DEFAULT_CONV_KERNEL
     mimo_rank, witness = 0, f"{layer.prefix}{at}mimo_x_up.* (absent)"
-    declared = reader.integer("mamba3_mimo_rank")
     if layer.has(at + "mimo_x_"):
         wide = layer.size(
             (at + "mimo_x_up.weight", 0), (at + "mimo_x_up.bias", 0), (at + "mimo_x_down.weight", 1)
@@ -362,7 +345,7 @@ def derive_mamba3(layer: TensorGroup, context: Context) -> Mamba3Config:
         conv_kernel=conv_kernel,
         use_conv=has_conv,
         complex_rope=is_rotated,
-        mimo_rank=ledger.reconcile("mamba3_mimo_rank", mimo_rank, witness, declared),
+        mimo_rank=context.reconcile("mamba3_mimo_rank", mimo_rank, witness),
     )
 
 
@@ -464,12 +447,7 @@ def _groups_and_states(sizes: _SsdSizes, context: Context) -> tuple[int, int]:
 
 def _conv_kernel(layer: TensorGroup, at: str, context: Context) -> int:
     kernel = layer.size((at + "conv1d.weight", 2))
-    return context.ledger.reconcile(
-        "mamba2_conv_kernel",
-        kernel.value,
-        kernel.source,
-        context.reader.integer("mamba2_conv_kernel"),
-    )
+    return context.reconcile("mamba2_conv_kernel", kernel.value, kernel.source)
 
 
 def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
@@ -480,20 +458,14 @@ def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
         ShapeError: The tensors do not fit each other.
     """
     at = "self_attn."
-    reader = context.reader
-    ledger = context.ledger
 
-    def size(*witnesses: tuple[str, int], name: str) -> int:
-        declared = reader.integer(name)
-        found = layer.size(
-            *((f"{at}{part}.weight", dim) for part, dim in witnesses),
-            hint=declared.value if declared else None,
-        )
-        return ledger.reconcile(name, found.value, found.source, declared)
+    def size(name: str, **witnesses: int) -> int:
+        named = ((f"{at}{part}.weight", dim) for part, dim in witnesses.items())
+        return context.ledger.size(layer, context.reader, name, *named)
 
-    kv_latent = size(("w_dkv", 0), ("w_uk", 1), ("w_uv", 1), name="kv_latent_dim")
-    q_latent = size(("w_dq", 0), ("w_uq", 1), name="q_latent_dim")
-    rope_dim = size(("w_kr", 0), name="d_rope")
+    kv_latent = size("kv_latent_dim", w_dkv=0, w_uk=1, w_uv=1)
+    q_latent = size("q_latent_dim", w_dq=0, w_uq=1)
+    rope_dim = size("d_rope", w_kr=0)
     rotated = layer.size((at + "w_qr.weight", 0))
     inner = layer.size(
         *(
@@ -510,10 +482,8 @@ def derive_mla(layer: TensorGroup, context: Context) -> MlaConfig:
             f" {rotated.source} of {rotated.value}, {inner.source} of {inner.value}",
             "an even w_kr; w_qr of heads x w_kr rows; w_uq of heads x head size rows",
         )
-    ledger.reconcile(
-        "num_attention_heads", heads, rotated.source, reader.integer("num_attention_heads")
-    )
-    head_dim = ledger.record("head_dim", inner.value // heads, f"tensor {inner.source}")
+    context.reconcile("num_attention_heads", heads, rotated.source)
+    head_dim = context.ledger.record("head_dim", inner.value // heads, f"tensor {inner.source}")
     return MlaConfig(
         hidden_size=context.hidden_size,
         num_heads=heads,
