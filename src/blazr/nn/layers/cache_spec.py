@@ -6,7 +6,7 @@ keys, values or latents, a chunk of the scan, the distance between checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -106,21 +106,18 @@ class CacheSpec:
 
 def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
     """What a layer of several parts remembers, ``part.name`` by ``part.name``."""
-    paged: dict[str, TensorSpec] = {}
-    checkpoint: dict[str, TensorSpec] = {}
-    log: dict[str, TensorSpec] = {}
-    working: list[str] = []
-    states: list[str] = []
-    for part, spec in parts.items():
-        paged |= {f"{part}.{name}": tensor for name, tensor in spec.paged.items()}
-        checkpoint |= {f"{part}.{name}": tensor for name, tensor in spec.checkpoint.items()}
-        log |= {f"{part}.{name}": tensor for name, tensor in spec.log.items()}
-        working += [f"{part}.{name}" for name in spec.working]
-        states += [f"{part}.{name}" for name in spec.states]
+
+    def named(tensors: Callable[[CacheSpec], Mapping[str, TensorSpec]]) -> dict[str, TensorSpec]:
+        return {
+            f"{part}.{name}": tensor
+            for part, spec in parts.items()
+            for name, tensor in tensors(spec).items()
+        }
+
     return CacheSpec(
-        paged=paged,
-        checkpoint=checkpoint,
-        log=log,
-        working=tuple(working),
-        states=tuple(states),
+        paged=named(lambda spec: spec.paged),
+        checkpoint=named(lambda spec: spec.checkpoint),
+        log=named(lambda spec: spec.log),
+        working=tuple(f"{part}.{name}" for part, spec in parts.items() for name in spec.working),
+        states=tuple(f"{part}.{name}" for part, spec in parts.items() for name in spec.states),
     )
