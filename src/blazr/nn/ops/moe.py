@@ -88,23 +88,13 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     Returns:
         (T, C) in the dtype of x; the sum over experts is taken in float32.
     """
-    return _run_experts(x, weights, chosen, mlps, None)
+    return adapted_experts(x, weights, chosen, mlps, None)
 
 
 def adapted_experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps, adapters: ExpertAdapters
+    x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps, adapters: ExpertAdapters | None
 ) -> Tensor:
-    """The same for tokens that have adapters of the experts' matrices."""
-    return _run_experts(x, weights, chosen, mlps, adapters)
-
-
-def _run_experts(
-    x: Tensor,
-    weights: Tensor,
-    chosen: Tensor,
-    mlps: ExpertMlps,
-    adapters: ExpertAdapters | None,
-) -> Tensor:
+    """The same for tokens that have adapters of the experts' matrices, or none."""
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     for number in chosen.unique().tolist():
