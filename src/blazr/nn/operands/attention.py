@@ -110,3 +110,16 @@ class Latents:
     temperature: AttentionTemperature | None = None
     k_loras: HeadLoras | None = None
     v_loras: HeadLoras | None = None
+
+    @property
+    def pages(self) -> Pages:
+        """As one head of keys that all queries share, the latents their first part and values."""
+        latents = self.latents.unsqueeze(2)
+        return Pages(
+            keys=latents,
+            more_keys=self.keys.unsqueeze(2),
+            values=latents,
+            scale=self.scale,
+            window=self.window,
+            temperature=self.temperature,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.attention import LatentRows, Latents, Rotation
 from blazr.nn.operands.kv_dtype import read_pages
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.attention import (
@@ -87,18 +87,11 @@ def _absorbed(
     q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
 ) -> Tensor:
     """The same with adapters of the upward matrices, applied to queries and results alone."""
-    keys, latents = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
+    pages = memory.pages
+    stored = memory.keys.unsqueeze(2), pages.keys
     turned = rotate_and_store.reference(
-        rows.q_rope, rows.k_rope, rows.latent.unsqueeze(1), rotation, keys, latents
+        rows.q_rope, rows.k_rope, rows.latent.unsqueeze(1), rotation, *stored
     )
     absorbed = linear_heads.reference(q, memory.k_up, None, memory.k_loras)
-    attended = Pages(
-        keys=latents,
-        more_keys=keys,
-        values=latents,
-        scale=memory.scale,
-        window=memory.window,
-        temperature=memory.temperature,
-    )
-    mixed = paged_attention.reference(torch.cat((absorbed, turned), -1), attended, table)
+    mixed = paged_attention.reference(torch.cat((absorbed, turned), -1), pages, table)
     return linear_heads.reference(mixed.to(q.dtype), memory.v_up, None, memory.v_loras)

@@ -92,17 +92,10 @@ def latent_attention(  # noqa: PLR0917  (what a step takes, and where its memory
     cutting a prompt elsewhere nor other sequences can change a bit.
     """
     size, latent = rows.latent.shape[1], rows.latent.unsqueeze(1)
-    pages = memory.keys.unsqueeze(2), memory.latents.unsqueeze(2)
+    pages = memory.pages
     queries = q.new_empty(*q.shape[:2], size + rows.q_rope.shape[2])
     linear_heads(q, memory.k_up, queries[..., :size], memory.k_loras)
-    rotate_and_store(rows.q_rope, rows.k_rope, latent, rotation, *pages, queries[..., size:])
-    attended = Pages(
-        keys=pages[1],
-        more_keys=pages[0],
-        values=pages[1],
-        scale=memory.scale,
-        window=memory.window,
-        temperature=memory.temperature,
-    )
-    mixed = paged_attention(queries, attended, table)
+    stored = memory.keys.unsqueeze(2), pages.keys
+    rotate_and_store(rows.q_rope, rows.k_rope, latent, rotation, *stored, queries[..., size:])
+    mixed = paged_attention(queries, pages, table)
     return linear_heads(mixed, memory.v_up, None, memory.v_loras)
