@@ -10,10 +10,10 @@ from blazr.models.families.hf.derive import (
     Flags,
     Reading,
     Traits,
-    alternating_window,
-    every_layer,
+    every_slides,
     hf_family,
-    qwen_window,
+    qwen_slides,
+    slides_by_turns,
 )
 from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
@@ -28,11 +28,6 @@ def _gemma3_layer(reading: Reading, index: int) -> str:
     every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
     default = SLIDING if (index + 1) % (every.value if every else 6) else FULL
     return reading.layer_type(index) or default
-
-
-def _gemma3_window(reading: Reading, index: int) -> int | None:
-    window = reading.window()
-    return window if _gemma3_layer(reading, index) == SLIDING else None
 
 
 def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
@@ -69,12 +64,11 @@ def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     return rope if _has_rope(reading, index) else None
 
 
-def _smollm3_window(reading: Reading, index: int) -> int | None:
+def _smollm3_slides(reading: Reading, index: int) -> bool:
     """Where types are listed they decide alone, as the library masks by them."""
-    window = reading.window()
-    slides = reading.flag("use_sliding_window")
-    default = SLIDING if slides and not _has_rope(reading, index) else FULL
-    return window if (reading.layer_type(index) or default) == SLIDING else None
+    is_enabled = reading.flag("use_sliding_window")
+    default = SLIDING if is_enabled and not _has_rope(reading, index) else FULL
+    return (reading.layer_type(index) or default) == SLIDING
 
 
 def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
@@ -91,7 +85,7 @@ LLAMA = hf_family(
 )
 _MISTRAL = Traits(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
-    window=every_layer,
+    slides=every_slides,
 )
 _MINISTRAL_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 MISTRAL = hf_family("mistral", _MISTRAL)
@@ -99,7 +93,7 @@ MINISTRAL3 = hf_family("ministral3", replace(_MISTRAL, defaults=_MINISTRAL_DEFAU
 _QWEN2 = Traits(
     defaults={"sliding_window": 4096, "max_window_layers": 28},
     attention={"qkv_bias": True},
-    window=qwen_window,
+    slides=qwen_slides,
 )
 QWEN2 = hf_family("qwen2", _QWEN2)
 QWEN3 = hf_family(
@@ -110,7 +104,7 @@ QWEN3 = hf_family(
         attention={**LLAMA_BIASES, "qk_norm": True},
     ),
 )
-PHI3 = hf_family("phi3", Traits(window=every_layer))
+PHI3 = hf_family("phi3", Traits(slides=every_slides))
 GEMMA = hf_family(
     "gemma",
     Traits(
@@ -143,7 +137,7 @@ _GEMMA3 = Traits(
         "logit_softcap": reading.optional_number("final_logit_softcapping"),
     },
     rope=_gemma3_rope,
-    window=_gemma3_window,
+    slides=lambda reading, index: _gemma3_layer(reading, index) == SLIDING,
     norms="both",
     unit_offset=True,
     activation="hidden_activation",
@@ -166,7 +160,7 @@ GEMMA2 = hf_family(
             "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
         },
         rope=None,
-        window=alternating_window,
+        slides=slides_by_turns,
         ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
     ),
 )
@@ -183,7 +177,7 @@ OLMO3 = hf_family(
         _OLMO2,
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
         rope=_olmo3_rope,
-        window=lambda reading, index: alternating_window(reading, index, every=4),
+        slides=lambda reading, index: slides_by_turns(reading, index, every=4),
     ),
 )
 SMOLLM3 = hf_family(
@@ -193,7 +187,7 @@ SMOLLM3 = hf_family(
         attention=LLAMA_BIASES,
         mlp={"bias": "mlp_bias"},
         rope=_smollm3_rope,
-        window=_smollm3_window,
+        slides=_smollm3_slides,
     ),
 )
 STARCODER2 = hf_family(
@@ -202,7 +196,7 @@ STARCODER2 = hf_family(
         defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
         attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
         mlp={"bias": "use_bias", "gated": False},
-        window=every_layer,
+        slides=every_slides,
         norm_kind="layer",
         eps="norm_epsilon",
     ),

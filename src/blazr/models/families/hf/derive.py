@@ -109,11 +109,6 @@ class Reading:
         found = self.reader.boolean(name)
         return self.ledger.choose(name, found, default=False) if found else False
 
-    def window(self) -> int | None:
-        """The sliding window, or None where there is none."""
-        found = self.reader.integer("sliding_window")
-        return found.value if found and found.value else None
-
     def layer_type(
         self,
         index: int,
@@ -209,28 +204,25 @@ Numbers = Callable[[Reading], Mapping[str, float | None]]
 Flags = Mapping[str, Flag]
 
 
-def every_layer(reading: Reading, index: int) -> int | None:
-    """A window in every layer, where the config has one."""
-    del index
-    return reading.window()
+def every_slides(reading: Reading, index: int) -> bool:
+    """Every layer has the window."""
+    del reading, index
+    return True
 
 
-def qwen_window(reading: Reading, index: int) -> int | None:
-    """A window where it is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
-    window = reading.window()
+def qwen_slides(reading: Reading, index: int) -> bool:
+    """Where the window is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
     first = reading.reader.integer("max_window_layers")
     if not reading.flag("use_sliding_window"):
-        return None
+        return False
     kind = reading.layer_type(index)
-    slides = kind == SLIDING if kind else index >= (first.value if first else 0)
-    return window if slides else None
+    return kind == SLIDING if kind else index >= (first.value if first else 0)
 
 
-def alternating_window(reading: Reading, index: int, *, every: int = 2) -> int | None:
-    """A window by ``layer_types``, or in all layers but every n-th."""
+def slides_by_turns(reading: Reading, index: int, *, every: int = 2) -> bool:
+    """By ``layer_types``, or in all layers but every n-th."""
     kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
-    window = reading.window()
-    return window if kind == SLIDING else None
+    return kind == SLIDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +243,7 @@ class Traits:
         mixer: A layer's mixer, or None where it is attention.
         feed_forward: A layer's feed-forward, where it is not an MLP.
         rope: A layer's rotation from its head size and index, where that differs by layer.
-        window: A layer's sliding window.
+        slides: Whether a layer has the sliding window, if the config has one; None for no layer.
         norms: Whether norms stand before, behind, or on both sides of a layer's halves.
         norm_kind: RMSNorm or LayerNorm.
         eps: Key of the norms' eps.
@@ -278,7 +270,7 @@ class Traits:
     mixer: Callable[[Reading, int], MixerConfig | None] | None = None
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
     rope: Callable[[Reading, int, int], RopeConfig | None] | None = None
-    window: Callable[[Reading, int], int | None] | None = None
+    slides: Callable[[Reading, int], bool] | None = None
     norms: Literal["before", "behind", "both"] = "before"
     norm_kind: Literal["rms", "layer"] = "rms"
     eps: str = "rms_norm_eps"
@@ -496,6 +488,8 @@ def read_attention(
             expected='a "num_key_value_heads" that divides "num_attention_heads"',
         )
     rope = traits.rope(reading, dim, index) if traits.rope else read_rope(reading.reader, dim)
+    window = reading.reader.integer("sliding_window") if traits.slides else None
+    slides = traits.slides is not None and traits.slides(reading, index)
     config = AttentionConfig(
         hidden_size=reading.hidden_size,
         num_heads=heads,
@@ -504,7 +498,7 @@ def read_attention(
         rope=rope,
         norm_eps=norm.eps,
         norm_unit_offset=norm.unit_offset,
-        sliding_window=traits.window(reading, index) if traits.window else None,
+        sliding_window=window.value or None if window and slides else None,
     )
     if rope is not None:
         reading.ledger.record("rope_theta", rope.theta, reading.reader.source.partition(":")[0])

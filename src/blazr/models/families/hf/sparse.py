@@ -10,10 +10,10 @@ from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     Reading,
     Traits,
-    alternating_window,
-    every_layer,
+    every_slides,
     hf_family,
-    qwen_window,
+    qwen_slides,
+    slides_by_turns,
 )
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
@@ -58,12 +58,6 @@ def qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
     return replace(
         experts, shared_expert=True, shared_expert_gate=True, shared_intermediate_size=shared
     )
-
-
-def _qwen3_moe_window(reading: Reading, index: int) -> int | None:
-    del index
-    window = reading.window()
-    return window if reading.flag("use_sliding_window") else None
 
 
 def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> ExpertGroups | None:
@@ -150,7 +144,7 @@ MIXTRAL = hf_family(
             "rms_norm_eps": 1e-5,
         },
         feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
-        window=every_layer,
+        slides=every_slides,
     ),
 )
 QWEN2_MOE = hf_family(
@@ -159,14 +153,14 @@ QWEN2_MOE = hf_family(
         defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
         attention={"qkv_bias": "qkv_bias"},
         feed_forward=qwen2_moe,
-        window=qwen_window,
+        slides=qwen_slides,
     ),
 )
 _QWEN3_MOE = Traits(
     defaults={"sliding_window": 4096},
     attention={**LLAMA_BIASES, "qk_norm": True},
     feed_forward=_qwen_moe,
-    window=_qwen3_moe_window,
+    slides=lambda reading, _: reading.flag("use_sliding_window"),
 )
 QWEN3_MOE = hf_family("qwen3_moe", _QWEN3_MOE)
 QWEN3_VL_MOE_TEXT = hf_family(
@@ -231,6 +225,6 @@ GPT_OSS = hf_family(
             swiglu_alpha=reading.number("swiglu_alpha", 1.702),
             swiglu_limit=reading.number("swiglu_limit", 7.0),
         ),
-        window=alternating_window,
+        slides=slides_by_turns,
     ),
 )
