@@ -168,9 +168,9 @@ class ConfigReader:
         """
         return self._read(name, "a list of numbers", lambda v: _list(v, _number))
 
-    def mark(self, key: str) -> None:
-        """Note that somebody has dealt with a key."""
-        self._asked.add(key)
+    def mark(self, *keys: str) -> None:
+        """Note that somebody has dealt with keys."""
+        self._asked.update(keys)
 
     def unread(self) -> dict[str, object]:
         """What is there that nobody has asked for, by key."""

@@ -73,8 +73,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         tie_word_embeddings=not top.has("lm_head."),
     )
     if model_type(checkpoint) is not None:
-        for key in (*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS):
-            reader.mark(key)
+        reader.mark(*TRAINING, *_READ_FROM_TENSORS, *_IGNORED_KEYS)
         check_unread(reader, ledger)
     return ledger.derivation(config, BACKBONE_RULES)
 

@@ -79,8 +79,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     chosen = experts.experts_per_token
     if groups is not None:  # what is taken beyond the best groups has weight 0: it is left out
         chosen = min(chosen, experts.num_experts // groups.count * groups.kept)
-    for key in ("n_group", "topk_group"):  # without limits nobody looks at them
-        reading.reader.mark(key)
+    reading.reader.mark("n_group", "topk_group")  # without limits nobody looks at them
     experts = replace(
         experts,
         experts_per_token=chosen,

@@ -363,8 +363,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
             expected=f"{reading.num_layers}, by {reader.source}",
             hint="copy or download it again",
         )
-    for key in traits.ignored_keys:
-        reader.mark(key)
+    reader.mark(*traits.ignored_keys)
     for key, allowed in traits.expects.items():
         reading.expect(key, *allowed)
     norm = NormConfig(

@@ -92,8 +92,7 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     first = reading.size("first_k_dense_replace", 0, minimum=0)
     shared = reading.size("n_shared_experts", 1, minimum=0)
     is_dense = index < first
-    for key in ("n_group", "topk_group"):  # where all layers are dense nobody looks at them
-        reading.reader.mark(key)
+    reading.reader.mark("n_group", "topk_group")  # where all layers are dense nobody looks at them
     experts = replace(
         experts,
         scoring="sigmoid",
