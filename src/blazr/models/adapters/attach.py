@@ -31,6 +31,7 @@ from blazr.nn.quant.weight import Weight
 _HEAD = "lm_head.weight"
 # The router decides in float32; oxidizr's latent attention reads the others as tensors.
 _READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
+_HINT = "merge it with PEFT's merge_and_unload(), and serve what that saves"
 
 
 def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dict[str, LoraFactors]:
@@ -92,9 +93,8 @@ def _factors_of(
             found=f"an adapter of {adapter.base or 'a model that it does not name'}",
             expected="an adapter of this model, with its tensors' names",
         )
-    size = change.b.shape[0], change.a.shape[1]
-    if change.is_embedding or change.is_transposed:
-        size = size[::-1]
+    left, right = change.factors
+    size = len(left), right.shape[1]
     if any(_matrix_of(module, each.parameter) is None for each in placements):
         if _is_needless(adapter, change):
             return []
@@ -202,7 +202,7 @@ def _factors_of_experts(
     A file has a matrix for each expert, or those of all in one tensor. There the change is a stack,
     too: A is (E * r, in), and B is (out, r * E), the experts' numbers side by side.
     """
-    if change.magnitude is not None or change.is_embedding or change.is_transposed:
+    if change.magnitude is not None or change.is_flipped:
         return None
     found: list[tuple[str, LoraFactors]] = []
     stacks = [_stack_of(module, placement.parameter) for placement in placements]
@@ -256,7 +256,7 @@ def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
     return CheckpointError(
         f"{path}: adapters of {change.names[0][:100]} are not supported.",
         expected="changes of projections, of the embedding, and of a head of its own",
-        hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+        hint=_HINT,
     )
 
 
@@ -264,7 +264,7 @@ def _unsupported_whole(path: Path, change: WholeChange) -> CheckpointError:
     return CheckpointError(
         f"{path}: adapters that bring {change.name[:100]} along are not supported.",
         expected="whole matrices of projections, of the embedding, and of a head of its own",
-        hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+        hint=_HINT,
     )
 
 
@@ -308,10 +308,7 @@ def _factors(
     path: Path,
 ) -> list[tuple[str, LoraFactors]]:
     """By module, or by head of one, what a change of some rows of a tensor amounts to."""
-    # of the tensor as it is stored, (out, in): left @ right
-    left, right = change.b.float() * change.scale, change.a.float()
-    if change.is_embedding or change.is_transposed:
-        left, right = right.T, left.T
+    left, right = change.factors
     if rows is not None:
         left = _taken(left, rows)
     heads = _heads_of(module, placement.parameter)
@@ -344,26 +341,11 @@ def _factors(
     dtype, device = weight.dtype, weight.device
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
     factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))
-    if change.magnitude is not None:
-        lengths = _lengths(change, rows=rows, path=path)
+    lengths = change.lengths(path, change.names[0], hint=_HINT)
+    if lengths is not None:
+        lengths = lengths if rows is None else _taken(lengths, rows)
         factors = replace(factors, lengths=lengths.to(device)).beside(_plain(weight))
     return [(name, factors)]
-
-
-def _lengths(change: LowRankChange, *, rows: Rows | None, path: Path) -> Tensor:
-    """The lengths that rows of the sum get (DoRA)."""
-    assert change.magnitude is not None
-    lengths = change.magnitude.float().flatten()
-    if change.is_embedding or change.is_transposed or len(lengths) != change.b.shape[0]:
-        raise CheckpointError(
-            f"{path}: the magnitudes of {change.names[0][:100]} are not supported.",
-            found=f"{len(lengths)} numbers",
-            expected="one for each row of a projection",
-            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
-        )
-    if rows is None:
-        return lengths
-    return _taken(lengths, rows)
 
 
 def _plain(weight: Tensor | Weight) -> Tensor:

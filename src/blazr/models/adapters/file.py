@@ -42,6 +42,40 @@ class LowRankChange:
     is_embedding: bool = False
     is_transposed: bool = False
 
+    @property
+    def is_flipped(self) -> bool:
+        """Whether W is stored the other way round."""
+        return self.is_embedding or self.is_transposed
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Two matrices, float32, whose product is added to W as it is stored."""
+        left, right = self.b.float() * self.scale, self.a.float()
+        return (right.T, left.T) if self.is_flipped else (left, right)
+
+    def lengths(self, path: Path, tensor: str, *, hint: str = "") -> Tensor | None:
+        """The lengths that rows of the sum get, (out,) float32; None leaves theirs.
+
+        Args:
+            path: The adapter, for messages.
+            tensor: What W is called in them.
+            hint: What to try where lengths are not supported.
+
+        Raises:
+            CheckpointError: There is not one for each row of a projection.
+        """
+        if self.magnitude is None:
+            return None
+        found = self.magnitude.float().flatten()
+        if self.is_flipped or len(found) != len(self.b):
+            raise CheckpointError(
+                f"{path}: the magnitudes of {tensor[:100]} are not supported.",
+                found=f"{len(found)} numbers",
+                expected="one for each row of a projection",
+                hint=hint,
+            )
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeChange:

@@ -115,19 +115,9 @@ def _stored(
     adapter: AdapterFile, change: LowRankChange, info: TensorInfo, before: StoredChange | None
 ) -> StoredChange:
     """A change of low rank, of the tensor as it is stored, or of the one that took its place."""
-    left, right = change.b.float() * change.scale, change.a.float()
-    is_flipped = change.is_embedding or change.is_transposed
-    if is_flipped:
-        left, right = right.T, left.T
+    left, right = change.factors
     _check_shape(adapter, info, (left.shape[0], right.shape[1]))
-    lengths = None if change.magnitude is None else change.magnitude.float().flatten()
-    if lengths is not None and (is_flipped or len(lengths) != len(left)):
-        raise CheckpointError(
-            f"{adapter.path}: the magnitudes of {info.name[:100]} are not supported.",
-            found=f"{len(lengths)} numbers",
-            expected="one for each row of a projection",
-        )
-    added = StoredChange(left, right, lengths)
+    added = StoredChange(left, right, change.lengths(adapter.path, info.name))
     if before is None:
         return added
     # PEFT saves a wrapped embedding as it was, beside its change
