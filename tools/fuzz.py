@@ -102,7 +102,7 @@ def _render(directory: Path) -> None:
         directory=directory, name_or_path=None, family="llama", tokenizer=tokenizer
     )
     template.render(chat, add_generation_prompt=True)
-    template.encode(chat, tokenizer)
+    template.prompt(chat, tokenizer).encode()
 
 
 def _files(*names: str) -> Files:

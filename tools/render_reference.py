@@ -6,6 +6,7 @@ Run: python tools/render_reference.py           write the pages
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import walk_packages
 from types import NoneType, UnionType
@@ -39,6 +41,8 @@ from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.routes import ROUTES
 
+# Its modules cannot be imported without Triton, which is an extra; they define no table.
+NEEDS_TRITON = "blazr.nn.kernels.triton."
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE, GOLDEN = ROOT / "docs" / "reference", ROOT / "tests" / "golden"
 HEADERS = (
@@ -67,8 +71,13 @@ def _cell(text: str) -> str:
 
 
 def first_line(thing: object) -> str:
-    """The first sentence of a docstring."""
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+    """The first sentence of its docstring."""
+    return first_sentence(inspect.getdoc(thing))
+
+
+def first_sentence(docstring: str | None) -> str:
+    """What a docstring begins with, on one line."""
+    return (docstring or "").split("\n\n")[0].replace("\n", " ")
 
 
 def fields_table(cls: type) -> str:
@@ -227,6 +236,8 @@ def _readable(hint: object) -> str:
 def find_tables() -> Iterator[tuple[str, Table[object]]]:
     """Every table of the package with the place of its definition, ``module:NAME``."""
     for name in module_names():
+        if name.startswith(NEEDS_TRITON):
+            continue
         module = import_module(name)
         for variable in inspect.get_annotations(module):
             value = getattr(module, variable, None)
@@ -245,9 +256,12 @@ def render_modules() -> str:
     parts = ["# Modules", "Every file of the package, in its own words."]
     by_package: dict[str, list[tuple[str, str]]] = {}
     for name in module_names():
-        module = import_module(name)
-        package = name if "__path__" in vars(module) else name.rpartition(".")[0]
-        by_package.setdefault(package, []).append((name, first_line(module)))
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+        docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))
+        by_package.setdefault(package, []).append((name, first_sentence(docstring)))
     for package, rows in by_package.items():
         parts += [f"## {package}", rows[0][1]]
         if len(rows) > 1:

@@ -111,9 +111,11 @@ def step_of(
         for span, (state, run) in zip(spans, own_slots, strict=True)
     )
     tables = [[*own, *[0] * (width - len(own))] for own in pages or [[0]] * count]
+    places = [at for span in spans for at in range(span.start, span.total)]
+    positions = torch.tensor(places, dtype=torch.int64)
     return ForwardBatch(
-        token_ids=nothing,
-        positions=torch.tensor([at for span in spans for at in range(span.start, span.total)]),
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
         slot_mapping=torch.tensor(mapping, dtype=torch.int64),
         logits_indices=nothing,
         table=StepTable(
