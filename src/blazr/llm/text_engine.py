@@ -44,6 +44,8 @@ CHARACTERS_PER_TOKEN = 8
 RENDERED_CHARACTERS_PER_TOKEN = 2 * CHARACTERS_PER_TOKEN
 # Of all conversations whose replies are remembered; their ids take about as much memory.
 MAX_CHARACTERS = 16_000_000
+# Each new turn looks through all of them, and short ones take more memory than their text.
+MAX_CONVERSATIONS = 2000
 # The end of a prompt in which to look for the beginning of thinking, tokens.
 _TAIL = 32
 # Tokens that new weights are tried with.
@@ -555,10 +557,16 @@ class ReplyTokenCache:
 
     Args:
         max_characters: Bound of all texts together.
+        max_conversations: Most conversations.
     """
 
-    def __init__(self, max_characters: int = MAX_CHARACTERS) -> None:
+    def __init__(
+        self,
+        max_characters: int = MAX_CHARACTERS,
+        max_conversations: int = MAX_CONVERSATIONS,
+    ) -> None:
         self._max_characters = max_characters
+        self._max_conversations = max_conversations
         self._num_characters = 0
         self._known: OrderedDict[_Conversation, array[int]] = OrderedDict()
         self._lock = Lock()
@@ -611,7 +619,10 @@ class ReplyTokenCache:
             if self._known.pop(known, None) is None:
                 self._num_characters += len(known.text)
             self._known[known] = array("i", [*prompt_ids, *reply_ids[:count]])
-            while self._num_characters > self._max_characters:
+            while (
+                self._num_characters > self._max_characters
+                or len(self._known) > self._max_conversations
+            ):
                 oldest, _ = self._known.popitem(last=False)
                 self._num_characters -= len(oldest.text)
 

@@ -114,11 +114,12 @@ def test_a_spelled_mark_is_never_taken_for_a_real_one(core: TextEngine) -> None:
     assert starts_as_written(core, tuple(ids), tokens=7)
 
 
-def test_the_oldest_are_forgotten(core: TextEngine) -> None:
+@pytest.mark.parametrize("bound", ["max_characters", "max_conversations"])
+def test_the_oldest_are_forgotten(core: TextEngine, bound: str) -> None:
     said = [Message(role="user", content=letter * 40) for letter in "ab"]
     prompts = [core.template.prompt([each], core.tokenizer) for each in said]
     longest = len(prompts[0].text) + len(prompts[1].text)
-    known = ReplyTokenCache(longest)
+    known = ReplyTokenCache(**{bound: longest if bound == "max_characters" else 1})
     script = core.engine.script
     for prompt in prompts:
         known.add(prompt, "", prompt.encode(), script)
