@@ -34,7 +34,7 @@ BUILT_IN = "nano"
 """The model that runs when none is named."""
 
 # Of `LoadOptions`: what no command lets people set, and what only a server needs.
-_ONLY_IN_PYTHON = frozenset({"model", "prefill_share", "warm_up"})
+_ONLY_IN_PYTHON = frozenset({"model", "prefill_share", "warm_up", "sharers"})
 _ONLY_TO_SERVE = frozenset(
     {
         "tool_parser",
@@ -73,6 +73,7 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "accept_any_model": {"names": ["--accept-any-model"]},
     "idle_unload_s": {"min": 0},
     "drain_timeout_s": {"min": 0},
+    "replicas": {"min": 1, "max": 256},
 }
 _UNITS = ("_bytes", "_s")
 # Flags with another name than their field: what may be repeated is named once.

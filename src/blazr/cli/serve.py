@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,12 @@ from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
+    import socket
+
     from blazr.server.models import Models
+
+
+_OWN_CONNECTIONS = 64  # that the process in front may make besides its clients'
 
 
 def _models_of_flag(
@@ -56,6 +63,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with one API key per line; # begins a comment.")
     ] = None,
+    as_replica: Annotated[Path | None, typer.Option(hidden=True)] = None,
     load: options.ServeFlags,
     threads: options.Threads = None,
     verbose: options.Verbose = False,
@@ -73,6 +81,12 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.serve import serve as run_server
 
     log.setup("debug" if verbose else "info", levels=log_level)
+    if server.replicas > 1:
+        load = replace(load, sharers=server.replicas)
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // server.replicas)
+        if server.models_memory_bytes is not None:
+            share = server.models_memory_bytes // server.replicas
+            server = replace(server, models_memory_bytes=share)
     named = [*([model_argument] if model_argument else []), *(model or ())]
     plans = plan_models(named, config, load, default=options.BUILT_IN)
     server = replace(server, api_keys=read_api_keys(server.api_keys, api_key_file))
@@ -81,18 +95,68 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             "--served-model-name is for one model; several have a name each.",
             expected="--model NAME=PATH",
         )
+    if as_replica is not None:
+        server = _of_replica(server, as_replica)
     sock = listen(server)  # first, so that a port in use is told before minutes are spent
+    address = address_of(sock, is_tls=server.tls_cert is not None)
     liveness = None if server.health_port is None else Liveness(server.host, server.health_port)
+    if as_replica is None and server.replicas > 1:
+        from blazr.server.replicas.serve import serve_replicas
+
+        names = ", ".join(plan.name or plan.path for plan in plans)
+        serve_replicas(
+            sys.argv[1:],
+            server,
+            sock,
+            liveness,
+            on_ready=lambda: _print_addresses(
+                f"{names} ({server.replicas} replicas)", server, address
+            ),
+        )
+        return
     options.set_threads(threads)
     models = open_models(plans, server)
-    _print_addresses(models, server, address_of(sock, is_tls=server.tls_cert is not None))
+    if as_replica is not None:
+        _serve_as_replica(models, sock, as_replica.with_suffix(".kept"))
+        return
+    info = models.slots[0].info
+    names = ", ".join(slot.source.name for slot in models.slots)
+    _print_addresses(names, server, address, device=str(info.device) if info else None)
     run_server(models, sock, liveness)
 
 
-def _print_addresses(models: Models, config: ServerConfig, address: str) -> None:
-    names = ", ".join(slot.source.name for slot in models.slots)
-    info = models.slots[0].info
-    lines = [f"blazr serves {names} on {address}" + (f" ({info.device})" if info else "")]
+def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:
+    """How a replica behaves, whose socket file is named after its number.
+
+    Only the process in front reaches it. That bounds connections; it counts and watches, too.
+    """
+    return replace(
+        config,
+        replica=int(path.stem),
+        uds=str(path),
+        health_port=None,
+        tls_cert=None,
+        tls_key=None,
+        root_path="",
+        max_connections=config.max_connections + _OWN_CONNECTIONS,
+    )
+
+
+def _serve_as_replica(models: Models, sock: socket.socket, kept: Path) -> None:
+    from blazr.server.replicas.handover import leave, take_over
+    from blazr.server.replicas.serve import end_with_parent
+    from blazr.server.serve import serve as run_server
+
+    end_with_parent()
+    take_over(models.state.kept, kept)
+    run_server(models, sock)
+    leave(models.state.kept, kept)
+
+
+def _print_addresses(
+    names: str, config: ServerConfig, address: str, *, device: str | None = None
+) -> None:
+    lines = [f"blazr serves {names} on {address}" + (f" ({device})" if device else "")]
     if config.uds is None:
         # what listens on every address is reached on this machine's own
         base = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")

@@ -42,6 +42,7 @@ SERVE_FLAGS = (
     "HEALTH_PORT",
     "IDLE_UNLOAD",
     "MODELS_MEMORY",
+    "REPLICAS",
     "MAX_RUNNING",
     "MAX_WAITING",
     "MAX_SEQ_LEN",

@@ -35,6 +35,8 @@ class EngineConfig:
         cache_disk: Most that all models may take there.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
             so that the first one is as fast as the next.
+        sharers: Processes that divide the free memory of the machine, where ``memory`` asks for a
+            share of it.
     """
 
     max_running: int = 32
@@ -51,9 +53,10 @@ class EngineConfig:
     cache_dir: str | None = None
     cache_disk: str = "20GiB"
     warm_up: bool = False
+    sharers: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_waiting", "token_budget"):
+        for name in ("max_running", "max_waiting", "token_budget", "sharers"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} is out of range.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from starlette.applications import Starlette
@@ -13,13 +13,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp
 
 from blazr.server.anthropic.rendering import VERSION_HEADER, anthropic_error
 from blazr.server.config import LOOPBACK_ORIGIN
 from blazr.server.endpoint import Endpoint, Route
 from blazr.server.errors import ErrorShape, HttpError, openai_error
 from blazr.server.middleware import AuthMiddleware, BodyMiddleware, RequestContextMiddleware
-from blazr.server.models import Models
+from blazr.server.models import Models, ServerState
 from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES
@@ -40,12 +41,29 @@ def build_app(
         routes: The endpoints.
         tracer: What traces are sent with.
     """
-    state = models.state
-    config = models.state.config
     rows = list(routes)
-    servers = [{"url": config.root_path or "/"}]
+    servers = [{"url": models.state.config.root_path or "/"}]
     # made when it is first asked for, because it takes longer than everything else
-    state.document = cache(lambda: describe(rows) | {"servers": servers})
+    models.state.document = cache(lambda: describe(rows) | {"servers": servers})
+    return assemble(models.state, rows, lambda row: Endpoint(row, models), tracer=tracer)
+
+
+def assemble(
+    state: ServerState,
+    rows: Sequence[Route],
+    endpoint: Callable[[Route], ASGIApp],
+    *,
+    tracer: Tracer | None = None,
+) -> Starlette:
+    """Put the middleware around endpoints.
+
+    Args:
+        state: What the server knows about itself.
+        rows: The endpoints.
+        endpoint: What answers the requests of a row.
+        tracer: What traces are sent with.
+    """
+    config = state.config
     shapes = {row.path: row.error for row in rows if row.error is not openai_error}
 
     def shape_of(path: str, headers: Headers) -> ErrorShape:
@@ -58,9 +76,7 @@ def build_app(
         return anthropic_error if VERSION_HEADER in headers else openai_error
 
     return Starlette(
-        routes=[
-            StarletteRoute(row.path, Endpoint(row, models), methods=[row.method]) for row in rows
-        ],
+        routes=[StarletteRoute(row.path, endpoint(row), methods=[row.method]) for row in rows],
         middleware=[
             Middleware(  # outermost, or a page could not read why it was refused
                 CORSMiddleware,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from blazr.core.errors import ConfigError
 
@@ -97,11 +97,15 @@ class ServerConfig(Limits):
         adapter_dir: Folder from which /v1/load_lora_adapter may read adapters.
         weights_dir: Folder from which /update_weights may read checkpoints.
         profile_dir: Folder to which /stop_profile writes profiles.
+        replicas: Processes with the models each, behind this one port, that divide the cores.
+        replica: Which of them this process is; None where it is none.
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
             missing; the root path is none; an allowed host is no name.
     """
+
+    not_flags: ClassVar[frozenset[str]] = frozenset({"replica"})
 
     host: str = "0.0.0.0"
     port: int = 8080
@@ -125,6 +129,8 @@ class ServerConfig(Limits):
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
+    replicas: int = 1
+    replica: int | None = None
 
     def __post_init__(self) -> None:
         Limits.__post_init__(self)

@@ -38,6 +38,7 @@ from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.form import decode_form
 from blazr.server.models import Hosted, Models, PipelineService, ServerState, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
+from blazr.server.replica_ids import id_of
 from blazr.server.sse import DATA, Framing, Stream
 
 MAX_JSON_DEPTH = 64
@@ -134,7 +135,7 @@ class Call(Generic[Body_co]):
 
     async def translate(self, work: Callable[[], R]) -> R:
         """Do what takes time in proportion to the body; for a large one on a worker thread."""
-        return await _run_where(self.is_large, work)
+        return await run_where(self.is_large, work)
 
     def scheduling(self) -> Scheduling:
         """When a generation request runs, by which adapter, and with whom it shares prefixes.
@@ -250,7 +251,7 @@ class Endpoint:
         is_large = False
         is_command = self._route.is_command
         if self._decoder is not None:
-            raw = await _read_body(scope, receive, state.config, grow)
+            raw = await read_body(scope, receive, state.config, grow)
             raw = raw or b"{}" if is_command else raw
             is_large = len(raw) > LARGE_BODY_BYTES
             body = await self._decode(connection, raw, is_large=is_large)
@@ -265,7 +266,7 @@ class Endpoint:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
             response = await self._answer(scope, body, is_large=is_large)
-            await _until_gone(receive, response(scope, receive, send))
+            await until_gone(receive, response(scope, receive, send))
             return
         name = (
             connection.query_params.get("model") if body is None else getattr(body, "model", None)
@@ -281,14 +282,14 @@ class Endpoint:
                 await response(scope, receive, send)
 
         with working(state):
-            await _until_gone(receive, work())
+            await until_gone(receive, work())
 
     async def _decode(
         self, connection: HTTPConnection, raw: bytes, *, is_large: bool
     ) -> msgspec.Struct:
         assert self._decoder is not None
         if not self._route.is_form:
-            return await _run_where(is_large, partial(_decode, self._decoder, raw))
+            return await run_where(is_large, partial(_decode, self._decoder, raw))
         assert self._route.body is not None
         try:
             return await decode_form(connection.headers, raw, self._route.body)
@@ -307,6 +308,7 @@ class Endpoint:
             tenant=scope.get("tenant", ""),
             is_operator=scope.get("is_operator", True),
             request_id=scope.get("request_id", ""),
+            id=id_of(self._models.state.config.replica, uuid.uuid4().hex),
             facts=scope.setdefault("facts", {}),
             is_large=is_large,
         )
@@ -327,7 +329,7 @@ def working(state: ServerState) -> Iterator[None]:
         state.num_working -= 1
 
 
-async def _run_where(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT001
+async def run_where(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT001
     """Run what takes time in proportion to a body: on a worker thread if that is large."""
     if not is_large:
         return work()
@@ -414,9 +416,14 @@ def _check_size(body: object) -> None:
     raise HttpError(400, "the JSON is nested too deep.", code="invalid_json")
 
 
-async def _read_body(
+async def read_body(
     scope: Scope, receive: Receive, config: ServerConfig, grow: Callable[[int], None]
 ) -> bytes:
+    """Read the body of a request within its limits; ``grow`` is told its length so far.
+
+    Raises:
+        HttpError: 413, 408 or 503, a limit is passed; 400, the client has left.
+    """
     limit = config.max_body_bytes
 
     def too_long() -> HttpError:
@@ -444,7 +451,7 @@ async def _read_body(
     return bytes(body)
 
 
-async def _until_gone(receive: Receive, work: Coroutine[object, object, None]) -> None:
+async def until_gone(receive: Receive, work: Coroutine[object, object, None]) -> None:
     """Run ``work``, and cancel it when the client leaves first. It has ended on return."""
 
     async def wait_for_disconnect() -> None:

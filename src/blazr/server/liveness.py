@@ -7,9 +7,10 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +19,6 @@ from blazr.core.errors import ConfigError
 from blazr.server import liveness_process
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.liveness_process import ANSWER, NEWS, PLACE, SIZE
-from blazr.server.models import Models
 
 # An event loop that has not come round for so long does not live, however busy it is.
 LOOP_STALL_S = 30.0
@@ -27,7 +27,21 @@ _RESTART_S = 1.0  # until a process that has died is replaced
 _BACKLOG = 128
 
 
-def check_engines(models: Models) -> None:
+class Checked(Protocol):
+    """Something that works, or does not."""
+
+    def check(self) -> object:
+        """Raise an `EngineError`, with its reason, where it does not work; on any thread."""
+
+
+class HasChecked(Protocol):
+    """What has engines."""
+
+    def loaded(self) -> Sequence[Checked]:
+        """Those that have to work."""
+
+
+def check_engines(models: HasChecked) -> None:
     """Raise where the engine of a loaded model does not work; on any thread.
 
     Raises:

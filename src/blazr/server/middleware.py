@@ -30,6 +30,8 @@ from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)
 
+# Key of a request's scope: whether it is counted and logged elsewhere, or is not worth it.
+IS_COUNTED = "blazr.is_counted"
 _MAX_REQUEST_ID = 128
 # Of a body that is refused unread: how long, and how many times the longest body, is still taken.
 _LINGER_S = 5.0
@@ -96,6 +98,7 @@ class RequestContextMiddleware:
     ) -> None:
         self._app = app
         self._state = state
+        self._is_replica = state.config.replica is not None
         self._shape_of = shape_of  # by path and headers
         self._tracer = tracer
 
@@ -107,6 +110,8 @@ class RequestContextMiddleware:
         started = datetime.now(UTC)
         headers = Headers(scope=scope)
         request_id = scope["request_id"] = _request_id(headers)
+        # the process in front of a replica gives all requests an id but its own
+        scope[IS_COUNTED] = self._is_replica and "x-request-id" not in headers
         scope["path"] = _without_prefix(self._state.config.root_path, scope["path"])
         facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
@@ -134,17 +139,24 @@ class RequestContextMiddleware:
                 shape = self._shape_of(scope["path"], headers)
                 await answer.response(shape)(scope, receive, note)
         finally:
-            self._state.metrics.count("blazr_http_responses", status=str(status or "none"))
             facts |= {
                 "method": clean(scope["method"], 20),
                 "path": clean(scope["path"], 100),
                 "status": status,
                 "request_id": request_id,
             }
-            took_s = monotonic() - started_s
+            self._account(scope, started, monotonic() - started_s, facts)
+
+    def _account(
+        self, scope: Scope, started: datetime, took_s: float, facts: Mapping[str, str | int]
+    ) -> None:
+        """Count, log and trace a request that has ended."""
+        if not scope[IS_COUNTED]:
+            status = str(facts["status"] or "none")
+            self._state.metrics.count("blazr_http_responses", status=status)
             self._log(started, took_s, facts)
-            if self._tracer is not None:
-                self._tracer.record(started, took_s, facts, headers)
+        if self._tracer is not None:
+            self._tracer.record(started, took_s, facts, Headers(scope=scope))
 
     def _log(self, started: datetime, took_s: float, facts: Mapping[str, str | int]) -> None:
         """One line for a request; of what was said there is nothing in it."""

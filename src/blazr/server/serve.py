@@ -9,12 +9,13 @@ import select
 import signal
 import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import h11
 import msgspec
@@ -26,9 +27,9 @@ from blazr.core.errors import ConfigError, EngineError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
 from blazr.server.errors import HttpError, openai_error
-from blazr.server.liveness import LOOP_STALL_S, Liveness, check_engines
+from blazr.server.liveness import LOOP_STALL_S, Checked, Liveness, check_engines
 from blazr.server.liveness_process import PATHS
-from blazr.server.models import Models
+from blazr.server.models import EventBus, Models, ServerState
 from blazr.server.sse import FILLER
 from blazr.server.tracing import Tracer
 
@@ -119,6 +120,24 @@ def address_of(sock: socket.socket, *, is_tls: bool = False) -> str:
     return f"{'https' if is_tls else 'http'}://{host}:{port}"
 
 
+class Served(Protocol):
+    """What a server serves: models, or replicas that do."""
+
+    @property
+    def state(self) -> ServerState:
+        """What the server knows about itself."""
+
+    @property
+    def events(self) -> EventBus:
+        """Closed when the server stops."""
+
+    def loaded(self) -> Sequence[Checked]:
+        """What has to work."""
+
+    def fail(self) -> None:
+        """End what still runs with an error."""
+
+
 def serve(models: Models, sock: socket.socket, liveness: Liveness | None = None) -> None:
     """Serve until a signal says to stop.
 
@@ -137,23 +156,34 @@ def serve(models: Models, sock: socket.socket, liveness: Liveness | None = None)
     config = models.state.config
     tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
     try:
-        server = make_server(build_app(models, tracer=tracer), models)
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
-            signal.signal(signal.SIGHUP, server.handle_exit)
-        with liveness.answering(server.check) if liveness else nullcontext():
-            server.run(sockets=[sock])
+        run_server(make_server(build_app(models, tracer=tracer), models), sock, liveness)
     finally:
         models.close()
         if tracer is not None:
             tracer.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
+
+
+def run_server(server: DrainingServer, sock: socket.socket, liveness: Liveness | None) -> None:
+    """Run a server until a signal says to stop; the socket is closed then."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    path = sock.getsockname() if sock.family == socket.AF_UNIX else None
+    try:
+        with liveness.answering(server.check) if liveness else nullcontext():
+            server.run(sockets=[sock])
+    finally:
+        if path is not None:
+            Path(path).unlink(missing_ok=True)
 
 
 def make_server(app: ASGIApp, models: Models) -> DrainingServer:
     """The server around an application, ready to run."""
-    config = models.state.config
-    settings = uvicorn.Config(
+    return DrainingServer(uvicorn_config(app, models.state.config), models)
+
+
+def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn is to run an application."""
+    return uvicorn.Config(
         app,
         http=PatientProtocol,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -170,7 +200,6 @@ def make_server(app: ASGIApp, models: Models) -> DrainingServer:
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )
-    return DrainingServer(settings, models)
 
 
 @cache
@@ -310,11 +339,11 @@ class DrainingServer(uvicorn.Server):
         models: Told when to refuse new requests; tell what still runs.
     """
 
-    def __init__(self, settings: uvicorn.Config, models: Models) -> None:
+    def __init__(self, settings: uvicorn.Config, models: Served) -> None:
         super().__init__(settings)
         self._models = models
         self._state = models.state
-        self._deadline_s: float | None = None
+        self.deadline_s: float | None = None  # once it stops
         self._tick_s = monotonic()
         self._warns_again_s = 0.0
 
@@ -338,20 +367,20 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to stop; at the second signal, stop. Signals are not raised again, so we exit 0."""
-        if self._deadline_s is not None:
+        if self.deadline_s is not None:
             self.should_exit = self.force_exit = True
             return
         self._state.is_draining = True
-        self._deadline_s = monotonic() + self._state.config.drain_timeout_s
+        self.deadline_s = monotonic() + self._state.config.drain_timeout_s
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; says whether to stop listening."""
         self._tick_s = monotonic()
         if await super().on_tick(counter):
             return True
-        if self._deadline_s is None:
+        if self.deadline_s is None:
             return False
-        if self._state.num_working and monotonic() < self._deadline_s:
+        if self._state.num_working and monotonic() < self.deadline_s:
             return False
         if self._state.num_working:
             _log.warning("ending %d requests that still run", self._state.num_working)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -38,6 +39,11 @@ class Store(Generic[V]):
         """An entry, if it is there."""
         found = self._entries.get((tenant, name))
         return None if found is None else found[0]
+
+    def entries(self) -> Iterator[tuple[tuple[str, str], V, int]]:
+        """Everything that is there, the oldest first: key and name, value, bytes."""
+        for key, (value, num_bytes) in self._entries.items():
+            yield key, value, num_bytes
 
     def pop(self, tenant: str, name: str) -> V | None:
         """Take an entry out, if it is there."""

@@ -233,4 +233,4 @@ def test_flags_have_the_engine_s_defaults() -> None:
             if hasattr(defaults, row.name):
                 seen.add(row.name)
                 assert row.default == getattr(defaults, row.name), (name, row.name)
-    assert seen == {f.name for f in fields(EngineConfig)} - {"prefill_share", "warm_up"}
+    assert seen == {f.name for f in fields(EngineConfig)} - {"prefill_share", "warm_up", "sharers"}

@@ -32,12 +32,13 @@ def plan_cache(
         CapacityError: Not even one sequence of one block fits.
     """
     blocks = -(-max_seq_len // GRID)
+    free = device.free_bytes() // config.sharers
     if config.memory == "auto":
-        allowed = int(AUTO_SHARE[device.kind] * device.free_bytes())
+        allowed = int(AUTO_SHARE[device.kind] * free)
         wanted = REUSE_SHARE * config.max_running
         allowed = min(allowed, _bytes_for(layout, config.max_running, wanted * blocks, wanted))
     else:
-        allowed = parse_memory(config.memory, free_bytes=device.free_bytes())
+        allowed = parse_memory(config.memory, free_bytes=free)
         # Not what is free: the pages of files count as used in a control group, and give way.
         if allowed > device.total_bytes():
             raise CapacityError(

@@ -17,7 +17,7 @@ from blazr.server.liveness import check_engines
 from blazr.server.models import ModelState
 from blazr.server.schema import Schema
 
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -123,4 +123,4 @@ async def openapi(call: Call[None]) -> Schema:
 
 async def metrics(call: Call[None]) -> PlainTextResponse:
     """Everything counted, for Prometheus."""
-    return PlainTextResponse(call.state.metrics.render(), media_type=_PROMETHEUS)
+    return PlainTextResponse(call.state.metrics.render(), media_type=PROMETHEUS)

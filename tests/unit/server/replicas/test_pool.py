@@ -1,0 +1,81 @@
+"""Which replica is chosen, and the ids that lead back to it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from blazr.server.config import ServerConfig
+from blazr.server.errors import HttpError
+from blazr.server.replica_ids import id_of, number_in
+from blazr.server.replicas.pool import Pool, cheapest
+from blazr.server.replicas.replica import Replica
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> list[Replica]:
+    return [Replica(number, tmp_path, ()) for number in range(3)]
+
+
+def names(text: str) -> list[bytes]:
+    """Names of blocks, one for each letter."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def test_the_longest_prefix_wins(replicas: list[Replica]) -> None:
+    replicas[0].sent.add(names("abcd"))
+    replicas[2].sent.add(names("abcdef"))
+    assert cheapest(replicas, names("abcdefgh")) is replicas[2]
+
+
+def test_of_equal_prefixes_the_least_busy_wins(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.sent.add(names("abcd"))
+    replicas[0].num_running = 2
+    replicas[1].num_running = 1
+    assert cheapest(replicas, names("abcdef")) is replicas[2]
+
+
+def test_a_prefix_that_saves_less_than_what_waits_there_loses(replicas: list[Replica]) -> None:
+    replicas[1].sent.add(names("ab"))
+    replicas[1].waiting_blocks = 100
+    assert cheapest(replicas, names("abc")) is replicas[0]
+
+
+def test_new_prompts_go_where_least_is_known_so_that_all_caches_fill(
+    replicas: list[Replica],
+) -> None:
+    for text in ("abc", "def", "ghi"):
+        cheapest(replicas, names(text)).sent.add(names(text))
+    assert [len(each.sent) for each in replicas] == [3, 3, 3]
+
+
+def test_an_id_leads_back_to_its_replica() -> None:
+    fresh = uuid.uuid4().hex
+    assert number_in(f"resp_{id_of(7, fresh)}") == 7
+    assert len(id_of(7, fresh)) == len(fresh)
+    assert id_of(None, fresh) == fresh
+
+
+@pytest.mark.parametrize("name", ["", "resp_", "resp_12", "resp_xyz!", "nothing"])
+def test_other_names_lead_nowhere(name: str) -> None:
+    assert number_in(name) is None
+
+
+def test_without_a_replica_that_is_ready_requests_are_told_to_come_again() -> None:
+    pool = Pool((), ServerConfig(replicas=2))
+    try:
+        with pytest.raises(HttpError) as caught:
+            pool.choose([])
+        assert caught.value.status == 503
+        assert caught.value.headers["Retry-After"] == "1"
+        pool.replicas[1].is_ready = True
+        assert pool.choose([]) is pool.replicas[1]
+        with pytest.raises(HttpError, match="no replica"):
+            pool.choose([], number=0)
+        with pytest.raises(HttpError, match="no replica"):
+            pool.choose([], but=pool.replicas)
+    finally:
+        pool.close()
