@@ -317,9 +317,8 @@ def test_commands_reach_all_and_those_who_come_later(tmp_path: Path) -> None:
         assert forgotten["num_blocks"] >= 0
 
 
-@pytest.mark.parametrize(
-    "stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_it_drains_and_leaves_nothing_behind(tmp_path: Path, stop: int) -> None:
     with serving(tmp_path / "log") as server:
         pids = server.pids()
@@ -332,6 +331,7 @@ def test_it_drains_and_leaves_nothing_behind(tmp_path: Path, stop: int) -> None:
         assert not any(map(lives, pids))
 
 
+@pytest.mark.slow
 def test_replicas_end_when_the_front_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path / "log") as server:
         pids = server.pids()
