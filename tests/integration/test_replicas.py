@@ -298,6 +298,23 @@ def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rolling_restart_hands_conversations_over_in_a_folder(tmp_path: Path) -> None:
+    """Nothing that was read before is in memory then: what is reused was on disk."""
+    texts = [f"{number}. A cat and a dog went for a walk together. " * 12 for number in range(4)]
+    with serving(tmp_path / "log", "--cache-dir", str(tmp_path / "kept")) as server:
+        told = [server.say(prompt=text) for text in texts]
+        server.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "all replicas were restarted" in server.log.read_text(), timeout_s=200)
+        for text, before in zip(texts, told, strict=True):
+            body = {**BODY, "prompt": text}
+            reply = server.client.post("/v1/completions", json=body).json()
+            assert reply["choices"][0]["text"] == before
+            tokens = reply["usage"]["prompt_tokens"]
+            cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached == (tokens - 1) // 64 * 64
+
+
+@pytest.mark.slow
 def test_commands_reach_all_and_those_who_come_later(tmp_path: Path) -> None:
     with serving(tmp_path / "log") as server:
         server.say()

@@ -57,6 +57,8 @@ class ScriptedEngine:
         max_unfinished: Replies that may run or queue at once.
     """
 
+    files = None  # nothing is kept on disk
+
     def __init__(
         self,
         script: Sequence[int],

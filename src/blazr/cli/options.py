@@ -82,6 +82,7 @@ _NAMES = {
     "admin_api_keys": "admin_api_key",
     "allowed_hosts": "allowed_host",
     "cors_origins": "cors_origin",
+    "kv_peers": "kv_peer",
     "served_names": "served_model_name",
     "drain_timeout_s": "drain_seconds",
     "has_ui": "ui",

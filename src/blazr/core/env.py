@@ -54,6 +54,7 @@ SERVE_FLAGS = (
     "ADAPTER_DIR",
     "CACHE_DIR",
     "CACHE_DISK",
+    "KV_PEER",
     "TOKEN_BUDGET",
     "DRAIN_SECONDS",
     "MAX_CONNECTIONS",

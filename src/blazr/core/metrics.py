@@ -139,6 +139,8 @@ METRICS: Table[Metric] = Table(
                 ("disk_spoiled", "files there whose content was not what had been written"),
                 ("disk_skipped", "pages and states not written, as too much was waiting"),
                 ("disk_errors", "errors of the file system there"),
+                ("disk_sent_bytes", "bytes of files there that other servers have fetched"),
+                ("disk_received_bytes", "bytes of files there fetched from other servers"),
                 ("restarts", "times the engine failed and began afresh"),
             )
         },

@@ -21,6 +21,7 @@ from blazr.core.errors import EngineError, RequestError
 from blazr.core.log import TRACE
 from blazr.engine.adapters import Adapter
 from blazr.engine.admission import Admission
+from blazr.engine.cache.disk import DiskCache
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
@@ -249,6 +250,31 @@ class AsyncEngine:
             RequestError: It cannot be done.
         """
         return self.call(lambda: self._engine.use_slot(action, slot, name))
+
+    @property
+    def files(self) -> DiskCache | None:
+        """Where prefixes are kept on disk, if anywhere."""
+        disk = self._engine.scheduler.memory.disk
+        return None if disk is None else disk.files
+
+    def block_names(self, request: Request) -> list[bytes]:
+        """The names on disk of a prompt's blocks; see `Engine.block_names`."""
+        return self._engine.block_names(request)
+
+    def keep_prompts(self, requests: Sequence[Request]) -> None:
+        """Have all that is known of some prompts on disk when this returns.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+
+        def keep() -> None:
+            for each in requests:
+                self._engine.keep_prompt(each)
+
+        self.call(keep)
+        if self.files is not None:
+            self.files.flush()
 
     def replace_model(self, model: nn.Module) -> None:
         """Go on with a network of the same config and other weights, between two steps.

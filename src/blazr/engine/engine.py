@@ -21,6 +21,7 @@ from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenLogprob
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
+from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
 from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
@@ -102,12 +103,11 @@ class Engine:
         self.check(request)
         params = request.params
         num_prompt = len(request.prompt_ids)
-        # where nothing bounds the reply, one as long as a context is long enough
-        most = self.max_seq_len if params.max_tokens is None else params.max_tokens
-        max_length = min(num_prompt + most, self._max_tokens)
-        length_class = self._length_class(max(num_prompt, max_length - 1))
-        if length_class:
-            request = replace(request, cache_salt=f"{request.cache_salt}\0{length_class}")
+        most = self._most_output(params)
+        max_length = self._max_length(request)
+        salt = self._salt(request)
+        if salt != request.cache_salt:
+            request = replace(request, cache_salt=salt)
         # what was forgotten would move what is left away from its embeddings
         shifts = self._context_shift and not request.embeddings
         base = params.seed if params.seed is not None else seed
@@ -129,6 +129,20 @@ class Engine:
         self._by_request[request_id] = sequences
         for sequence in sequences:
             self.scheduler.add(sequence)
+
+    def _most_output(self, params: SamplingParams) -> int:
+        # where nothing bounds the reply, one as long as a context is long enough
+        return self.max_seq_len if params.max_tokens is None else params.max_tokens
+
+    def _max_length(self, request: Request) -> int:
+        most = len(request.prompt_ids) + self._most_output(request.params)
+        return min(most, self._max_tokens)
+
+    def _salt(self, request: Request) -> str:
+        """What a request shares prefixes by: its salt, and its length where that matters."""
+        length = max(len(request.prompt_ids), self._max_length(request) - 1)
+        length_class = self._length_class(length)
+        return f"{request.cache_salt}\0{length_class}" if length_class else request.cache_salt
 
     def check(self, request: Request) -> None:
         """Refuse what can never run. Pure, so that any thread may ask first.
@@ -273,6 +287,24 @@ class Engine:
     def close(self) -> None:
         """Write to disk what is to be found after the next start."""
         self.scheduler.memory.close()
+
+    def block_names(self, request: Request) -> list[bytes]:
+        """The names on disk of a prompt's blocks, as far as it could be resumed; none without disk.
+
+        Pure, so that any thread may ask.
+        """
+        disk = self.scheduler.memory.disk
+        if disk is None:
+            return []
+        tokens = array("i", request.prompt_ids)
+        return disk.names(tokens, self._salt(request), request.embeddings)
+
+    def keep_prompt(self, request: Request) -> None:
+        """Have all that is known of a prompt written to disk, if there is one."""
+        disk = self.scheduler.memory.disk
+        if disk is not None:
+            tokens = array("i", request.prompt_ids)
+            disk.keep(tokens, self._salt(request), request.embeddings)
 
     def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
         """Save what the last reply in a slot had computed, bring it back, or forget it.

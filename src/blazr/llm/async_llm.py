@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from blazr.core.errors import TemplateLimitError
+from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import (
     GenerationRequest,
@@ -172,10 +173,19 @@ class AsyncLLM(LanguageModel):
 
     _notifier: Notifier | None = None
 
-    async def start(self, requests: Sequence[GenerationRequest]) -> AsyncReply:
+    async def start(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
+    ) -> AsyncReply:
         """Tokenize, what is long on a worker thread, and begin to generate.
 
         It raises what `Reply` raises.
+
+        Args:
+            requests: What to generate.
+            before: Waited for when it is known of which tokens the prompts are.
         """
 
         def prepare() -> list[PreparedRequest]:
@@ -188,6 +198,8 @@ class AsyncLLM(LanguageModel):
             sees = any(each.has_images for each in requests)
             async with self.seeing(requests):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
+        if before is not None:
+            await before([each.request for each in prepared])
         return AsyncReply(self.core, prepared, self._loop_notifier())
 
     async def _prepare(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from blazr.engine.async_engine import Health
+    from blazr.engine.cache.disk import DiskCache
     from blazr.nn.operands.lora import LoraFactors
 
 R = TypeVar("R")
@@ -53,6 +54,16 @@ class EngineProtocol(Protocol):
 
     def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
         """Save, restore or forget what was last computed in a slot; how many tokens."""
+
+    @property
+    def files(self) -> DiskCache | None:
+        """Where prefixes are kept on disk, if anywhere."""
+
+    def block_names(self, request: Request) -> list[bytes]:
+        """The names on disk of a prompt's blocks."""
+
+    def keep_prompts(self, requests: Sequence[Request]) -> None:
+        """Have all that is known of some prompts on disk when this returns."""
 
     def load_adapter(self, factors: Mapping[str, LoraFactors]) -> Adapter:
         """Hold an adapter beside the network, for requests that name it."""

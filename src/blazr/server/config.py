@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ LARGE_BODY_BYTES = 2**16
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?(/[\w.~/-]*)?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -97,12 +99,14 @@ class ServerConfig(Limits):
         adapter_dir: Folder from which /v1/load_lora_adapter may read adapters.
         weights_dir: Folder from which /update_weights may read checkpoints.
         profile_dir: Folder to which /stop_profile writes profiles.
+        kv_peers: Address (http://host:port) of a server of the same model, from which prompts that
+            it has read may be fetched into --cache-dir; repeatable.
         replicas: Processes with the models each, behind this one port, that divide the cores.
         replica: Which of them this process is; None where it is none.
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
-            missing; the root path is none; an allowed host is no name.
+            missing; the root path or an address is none; an allowed host is no name.
     """
 
     not_flags: ClassVar[frozenset[str]] = frozenset({"replica"})
@@ -129,6 +133,7 @@ class ServerConfig(Limits):
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
+    kv_peers: tuple[str, ...] = ()
     replicas: int = 1
     replica: int | None = None
 
@@ -151,6 +156,7 @@ class ServerConfig(Limits):
                     found=repr(host)[:100],
                     expected="a name as in 'llm.example.com', without scheme, port and path, or *",
                 )
+        _check_peers(self.kv_peers)
         for path in (self.adapter_dir, self.weights_dir, self.profile_dir):
             if path is not None and not path.is_dir():
                 raise ConfigError("a folder is missing.", found=str(path)[:200])
@@ -176,3 +182,13 @@ class ServerConfig(Limits):
         """Whether pages of an origin may call from a browser."""
         is_listed = origin in self.cors_origins or "*" in self.cors_origins
         return is_listed or re.fullmatch(LOOPBACK_ORIGIN, origin) is not None
+
+
+def _check_peers(addresses: Iterable[str]) -> None:
+    for address in addresses:
+        if not _ADDRESS.fullmatch(address):
+            raise ConfigError(
+                "the address of a server to fetch from is not understood.",
+                found=repr(address)[:100],
+                expected="http://host:port, or https",
+            )

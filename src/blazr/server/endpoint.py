@@ -87,6 +87,7 @@ class Call(Generic[Body_co]):
         framing: How the events of its stream become bytes.
         tenant: Names the API key it came with; empty without keys.
         is_operator: Whether it came with an operator's key, or there are none.
+        host: How the client has reached this server: a name and perhaps a port.
         request_id: Its ``X-Request-Id``.
         id: A fresh id, which the id of its answer ends with.
         facts: What the access log and the trace say of it besides.
@@ -101,6 +102,7 @@ class Call(Generic[Body_co]):
     framing: Framing = DATA
     tenant: str = ""
     is_operator: bool = True
+    host: str = ""
     request_id: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     facts: dict[str, str | int] = field(default_factory=dict)
@@ -307,6 +309,7 @@ class Endpoint:
             framing=self._route.framing,
             tenant=scope.get("tenant", ""),
             is_operator=scope.get("is_operator", True),
+            host=HTTPConnection(scope).headers.get("host", ""),
             request_id=scope.get("request_id", ""),
             id=id_of(self._models.state.config.replica, uuid.uuid4().hex),
             facts=scope.setdefault("facts", {}),

@@ -40,6 +40,7 @@ from blazr.llm.load import start_engine
 from blazr.pipelines.kinds import COMPLETION, SPEECH, TRANSCRIPTION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
+from blazr.server.kv_peers import Peers
 from blazr.server.store import Store
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class ServerState:
         self.num_working = 0
         self.bodies = BodyBudget(config.max_bodies_bytes)
         self.kept: Store[object] = Store()
+        self.peers = Peers(config)
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 
     def check_not_draining(self) -> None:

@@ -13,12 +13,14 @@ from blazr.pipelines.kinds import SPEECH, TRANSCRIPTION
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
+from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.native import (
     adapters,
     cache,
     commands,
     completion,
     generate,
+    kv_cache,
     pages,
     profile,
     props,
@@ -85,6 +87,7 @@ _ROWS = (
     _Command("POST", "/reset_prefix_cache", commands.reset_prefix_cache),
     _Command("POST", "/abort_requests", commands.abort_requests),
     _Command("POST", "/update_weights", weights.update_weights),
+    Route("POST", EXPORT_PATH, kv_cache.export_blocks, needs_operator=True),
     _Command("POST", "/v1/load_lora_adapter", adapters.load_adapter),
     _Command("POST", "/v1/unload_lora_adapter", adapters.unload_adapter),
     _Command("POST", "/start_profile", profile.start_profile),

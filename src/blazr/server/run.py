@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.types import Send
 
+from blazr.engine.request import Request
 from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
@@ -94,6 +95,7 @@ class Run:
         requests: Sequence[GenerationRequest],
         *,
         reports_abort: bool = False,
+        before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
     ) -> Run:
         """Begin to generate.
 
@@ -102,6 +104,7 @@ class Run:
             requests: What to generate.
             reports_abort: Whether the dialect has a finish reason for replies that were aborted, so
                 that this is no failure.
+            before: Waited for when it is known of which tokens the prompts are.
 
         Raises:
             RequestError: A request asks for something impossible.
@@ -110,7 +113,7 @@ class Run:
         """
         started_s = monotonic()
         try:
-            reply = await call.service.llm.start(requests)
+            reply = await call.service.llm.start(requests, before=before)
         except _STOPS:
             raise
         except BaseException:
@@ -319,6 +322,7 @@ async def reply(
     *,
     stream: bool | None,
     reports_abort: bool = False,
+    before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
 ) -> Reply[W, E]:
     """Answer with what is generated. It raises what `Run.start` raises, too.
 
@@ -328,11 +332,12 @@ async def reply(
         renderer: How the dialect says it.
         stream: Whether to stream it, or to send it whole.
         reports_abort: See `Run.start`.
+        before: See `Run.start`.
 
     Raises:
         HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
-    run = await Run.start(call, requests, reports_abort=reports_abort)
+    run = await Run.start(call, requests, reports_abort=reports_abort, before=before)
     if stream:
         return RunStream(run, renderer)
     completions, usage = await run.result(renderer.gather)

@@ -225,6 +225,7 @@ COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
 # What other models do is tried with them.
 OTHERS = {row.path for row in ROUTES.values() if row.capability != COMPLETION}
 ROUTER = {"/models/load", "/models/unload"}
+ROUTER |= {"/kv_cache/export"}  # of a real engine's files
 
 
 @pytest.fixture(scope="module")

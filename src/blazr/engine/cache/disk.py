@@ -48,6 +48,9 @@ _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has e
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
 
+_Bytes = bytes | bytearray | memoryview
+_Fields = tuple[StateKind, int, int, int, bytes]  # of a header, but for the magic
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,12 +83,15 @@ class DiskCounts:
     spoiled: int = 0
     skipped: int = 0
     errors: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 class DiskCache:
     """Reads the pages and states of earlier processes, and writes this one's.
 
-    Called on the engine's thread. Files are written, marked as used and deleted on another one.
+    Called on the engine's thread, but for `has`, `read_raw`, `write_raw` and `flush`, which any
+    thread may call. Files are written, marked as used and deleted on another one.
 
     Args:
         directory: Where each model has a directory of its own; made if need be.
@@ -94,6 +100,10 @@ class DiskCache:
         sizes: Bytes of a page and of a state.
         read: Gives the content of an item in memory.
         write: Puts a content into an item in memory.
+
+    Attributes:
+        sizes: Bytes of a page and of a state; 0 where the model has none.
+        file_sizes: What their files take.
 
     Raises:
         ConfigError: The directory cannot be used, or somebody else could write there.
@@ -113,7 +123,8 @@ class DiskCache:
         self.num_bytes = 0
         self._directory = directory
         self._limit = limit
-        self._sizes = sizes
+        self.sizes = sizes
+        self.file_sizes = {cls: _HEADER.size + size for cls, size in sizes.items()}
         self._read = read
         self._write = write
         self._known: set[Path] = set()
@@ -133,7 +144,7 @@ class DiskCache:
         Raises:
             ConfigError: Its directory cannot be used, or somebody else could write there.
         """
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._own = self._directory / fingerprint.hex()
         _make_private(self._own)
 
@@ -145,7 +156,7 @@ class DiskCache:
             unnamed.append(at)
             at = at.parent
         for each in reversed(unnamed):
-            before = self._fingerprint if each.parent is None else each.parent.name
+            before = self.fingerprint if each.parent is None else each.parent.name
             each.name = next_name(before, each.key)
         return node.name
 
@@ -173,7 +184,7 @@ class DiskCache:
         """
         path = self._path(cls, name)
         try:
-            found = _read_file(path, cls, name, self._sizes[cls])
+            found = _read_file(path, cls, name, self.sizes[cls])
             if found is not None:
                 self._write(cls, item, found[1])
         except FileNotFoundError:
@@ -205,7 +216,7 @@ class DiskCache:
         if self.has(what.cls, what.name):
             return
         path = self._path(what.cls, what.name)
-        size = self._sizes[what.cls]
+        size = self.sizes[what.cls]
         with self._written:
             while self._num_waiting + size > max(MOST_WAITING, size):
                 if not waits:
@@ -221,6 +232,38 @@ class DiskCache:
             return
         self._known.add(path)
         self._queue.put(partial(self._store, path, what, content))
+
+    def read_raw(self, cls: ItemClass, name: bytes) -> bytes | None:
+        """A file as it is, for another process, which checks it; None where there is none."""
+        try:
+            data = self._path(cls, name).read_bytes()
+        except OSError:
+            return None
+        if len(data) != self.file_sizes[cls]:
+            return None
+        self._queue.put(partial(self._count_moved, sent=len(data)))
+        return data
+
+    def write_raw(self, cls: ItemClass, name: bytes, data: bytes) -> bool:
+        """Keep a file that another process has sent, if it is what that has written.
+
+        Returns:
+            Whether it is; else nothing is kept of it.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        header, content = data[: _HEADER.size], memoryview(data)[_HEADER.size :]
+        fields = _unpack(header)
+        if fields is None or len(content) != self.sizes[cls]:
+            return False
+        if _kind_if_whole(fields, cls, name, content) is None:
+            return False
+        path = self._path(cls, name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _write_whole(path, data)
+        self._queue.put(partial(self._count_moved, received=len(data)))
+        return True
 
     def mark_used(self, names: Iterable[bytes]) -> None:
         """The files of these names have been used or written: they are worth more than others."""
@@ -291,11 +334,10 @@ class DiskCache:
                 logger.exception("the cache on disk failed; it goes on")
 
     def _store(self, path: Path, what: DiskItem, content: bytes) -> None:
+        size = 0
         try:
             if time.monotonic() >= self._writes_again_at:
                 size = _write_file(path, what, content)
-                self.num_bytes += size
-                self._unmeasured += size
                 self.counts.written += 1
             else:
                 self._known.discard(path)
@@ -305,7 +347,18 @@ class DiskCache:
             self._writes_again_at = time.monotonic() + _PAUSE_S
             logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
         finally:
-            self._has_handled(self._sizes[what.cls])
+            self._has_handled(self.sizes[what.cls])
+        self._has_written(size)
+
+    def _count_moved(self, *, sent: int = 0, received: int = 0) -> None:
+        self.counts.sent_bytes += sent
+        self.counts.received_bytes += received
+        self._has_written(received)
+
+    def _has_written(self, size: int) -> None:
+        """There are so many bytes more; delete what is too much."""
+        self.num_bytes += size
+        self._unmeasured += size
         # other processes write there, too
         if max(self.num_bytes, self._unmeasured / (1 - _KEPT_SHARE)) > self._limit:
             self._measure()
@@ -363,7 +416,7 @@ def next_name(before: bytes, key: bytes) -> bytes:
     return blake2b(key, key=before, digest_size=32).digest()
 
 
-def _digest(what: DiskItem, content: bytes | bytearray) -> bytes:
+def _digest(what: DiskItem, content: _Bytes) -> bytes:
     facts = repr((int(what.cls), what.kind, what.depth, what.saves)).encode()
     digest = blake2b(content, key=what.name, digest_size=32)
     digest.update(facts)
@@ -407,10 +460,18 @@ def _read_file(
         content = bytearray(size)
         if file.readinto(content) != size or file.read(1):
             return None
-    kind, depth, saves, _, digest = fields
-    if digest != _digest(DiskItem(cls, name, kind, depth, saves), content):
-        return None
-    return kind, content
+    kind = _kind_if_whole(fields, cls, name, content)
+    return None if kind is None else (kind, content)
+
+
+def _kind_if_whole(
+    fields: _Fields, cls: ItemClass, name: bytes, content: _Bytes
+) -> StateKind | None:
+    """Why a state is kept; None where the content is not what was written under this name."""
+    kind, depth, saves, num_bytes, digest = fields
+    is_whole = num_bytes == len(content)
+    is_whole = is_whole and digest == _digest(DiskItem(cls, name, kind, depth, saves), content)
+    return kind if is_whole else None
 
 
 def _touch(paths: Iterable[Path], now_ns: int) -> None:
@@ -419,7 +480,7 @@ def _touch(paths: Iterable[Path], now_ns: int) -> None:
             os.utime(path, ns=(now_ns, now_ns))
 
 
-def _unpack(header: bytes) -> tuple[StateKind, int, int, int, bytes] | None:
+def _unpack(header: bytes) -> _Fields | None:
     if len(header) < _HEADER.size:
         return None
     magic, number, *rest = _HEADER.unpack(header)

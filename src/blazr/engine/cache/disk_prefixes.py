@@ -10,7 +10,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.block import NO_PAGE, Node
 from blazr.engine.cache.arena import ItemClass, OutOfMemoryError
 from blazr.engine.cache.disk import DiskCache, DiskItem, next_name
-from blazr.engine.cache.prefix import PrefixTrie
+from blazr.engine.cache.prefix import PrefixTrie, salt_key
 from blazr.engine.request import PromptEmbeddings
 from blazr.engine.sequence import Sequence
 
@@ -39,6 +39,30 @@ class DiskPrefixes:
         self._has_pages = has_pages
         # what the last reply in each run slot had computed, and its salt
         self._texts: dict[int, tuple[array[int], str]] = {}
+
+    def names(
+        self, tokens: array[int], salt: str, embeddings: SequenceOf[PromptEmbeddings] = ()
+    ) -> list[bytes]:
+        """The names of a prompt's blocks, as far as they could be resumed; on any thread."""
+        before = next_name(self.files.fingerprint, salt_key(salt))
+        names = []
+        for block in range((len(tokens) - 1) // self._trie.grid):
+            before = next_name(before, self._trie.block_key(tokens, block, embeddings))
+            names.append(before)
+        return names
+
+    def keep(
+        self, tokens: array[int], salt: str, embeddings: SequenceOf[PromptEmbeddings] = ()
+    ) -> int:
+        """Have all that is known of a text written, however much is waiting.
+
+        Returns:
+            Tokens that can be resumed from.
+        """
+        match = self._trie.match(tokens, salt, embeddings)
+        for node in match.path[: match.usable]:
+            self._write(node, waits=True)
+        return match.usable * self._trie.grid
 
     def read(
         self, tokens: array[int], salt: str, embeddings: SequenceOf[PromptEmbeddings] = ()
@@ -108,21 +132,19 @@ class DiskPrefixes:
             RequestError: There is no such text, or it cannot be written.
         """
         tokens, salt = self._texts.get(slot, (array("i"), ""))
-        match = self._trie.match(tokens, salt)
-        if not match.usable:
+        num_saved = self.keep(tokens, salt)
+        if not num_saved:
             raise RequestError(
                 f"there is nothing to save in slot {slot}.",
                 param="id",
                 expected=f"a slot in which {self._trie.grid} tokens or more were computed",
             )
-        for node in match.path[: match.usable]:
-            self._write(node, waits=True)
         try:
             self.files.save_text(name, tokens, salt)
         except OSError as error:
             message = f"the slot cannot be saved: {error.strerror}."
             raise RequestError(message, param="filename") from error
-        return match.usable * self._trie.grid
+        return num_saved
 
     def restore_slot(self, slot: int, name: str) -> int:
         """Bring into memory what was kept under a name.

@@ -71,7 +71,7 @@ class PrefixTrie:
 
     def root(self, salt: str) -> Node:
         """Where the prefixes of this salt begin."""
-        key = _salt_key(salt)
+        key = salt_key(salt)
         if key not in self._roots:
             self._roots[key] = Node(None, key, NO_PAGE, 0)
         return self._roots[key]
@@ -80,7 +80,7 @@ class PrefixTrie:
         self, tokens: array[int], salt: str, embeddings: Sequence[PromptEmbeddings] = ()
     ) -> Match:
         """The longest known prefix. Never the whole prompt: one token is always computed."""
-        node = self._roots.get(_salt_key(salt))
+        node = self._roots.get(salt_key(salt))
         path = []
         usable = 0
         for block in range((len(tokens) - 1) // self.grid if node else 0):
@@ -329,5 +329,6 @@ def _chance(node: Node) -> float:
     return 1.0 if node.state_uses else CHANCES[node.state_kind]
 
 
-def _salt_key(salt: str) -> bytes:
+def salt_key(salt: str) -> bytes:
+    """The key of a root."""
     return salt.encode("utf-8", "surrogatepass")

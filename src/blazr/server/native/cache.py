@@ -40,6 +40,8 @@ class Disk(msgspec.Struct):
     spoiled: int
     skipped: int
     errors: int
+    sent_bytes: int
+    received_bytes: int
 
 
 class CacheReport(msgspec.Struct):

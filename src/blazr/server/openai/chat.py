@@ -21,6 +21,8 @@ from blazr.server.openai.shared import (
     ToolChoice,
     ToolMode,
     UsageReply,
+    WholeEnvelope,
+    reply_and_move,
     token_logprobs,
     tool_fields,
     usage_reply,
@@ -33,7 +35,6 @@ from blazr.server.params import (
     sampling_params,
     to_messages,
 )
-from blazr.server.run import reply
 from blazr.server.schema import Example, OneOf, Schema, schema_hint
 from blazr.text.events import (
     Event,
@@ -148,7 +149,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
 
 
-class ChatCompletion(Envelope, kw_only=True):
+class ChatCompletion(WholeEnvelope, kw_only=True):
     """The replies to a chat."""
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -211,7 +212,7 @@ async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
     request = await call.translate(lambda: to_request(call.body, call))
     renderer = ChatRenderer(call, n=request.params.n)
-    return await reply(call, [request], renderer, stream=call.body.stream, reports_abort=True)
+    return await reply_and_move(call, [request], renderer)
 
 
 def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:

@@ -17,10 +17,11 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.openai.shared import (
     ChoicesRenderer,
-    Envelope,
     SamplingBody,
     UsageReply,
+    WholeEnvelope,
     distinct_tops,
+    reply_and_move,
     usage_reply,
 )
 from blazr.server.params import (
@@ -31,7 +32,6 @@ from blazr.server.params import (
     sampling_params,
     to_prompts,
 )
-from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText
 
@@ -79,7 +79,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
-class TextCompletion(Envelope, kw_only=True):
+class TextCompletion(WholeEnvelope, kw_only=True):
     """What prompts were continued with, or a piece of it."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -91,7 +91,7 @@ async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextComp
     """Continue one prompt or many."""
     requests = await call.translate(lambda: to_requests(call.body, call))
     renderer = CompletionRenderer(call, requests)
-    return await reply(call, requests, renderer, stream=call.body.stream, reports_abort=True)
+    return await reply_and_move(call, requests, renderer)
 
 
 def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[GenerationRequest]:

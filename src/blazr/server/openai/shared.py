@@ -14,8 +14,11 @@ from msgspec import UNSET, UnsetType
 
 import blazr
 from blazr.core.errors import RequestError
+from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Tally, Usage
-from blazr.server.endpoint import Call
+from blazr.server.endpoint import Call, Reply
+from blazr.server.kv_peers import KvTransferParams
+from blazr.server.kv_transfer import KvTransfer
 from blazr.server.params import (
     Bias,
     LlamaCppSamplerFields,
@@ -29,13 +32,14 @@ from blazr.server.params import (
     tool_choice,
     unix_time,
 )
-from blazr.server.run import Renderer
+from blazr.server.run import Renderer, reply
 from blazr.server.schema import schema_hint
 from blazr.text.events import Event, TokenText
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 C = TypeVar("C", bound=msgspec.Struct)
+V = TypeVar("V", bound="WholeEnvelope")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _Text = Annotated[str, schema_hint(minLength=1)]
@@ -127,6 +131,7 @@ class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     request_id: _Name = None
     rid: _Name = None
+    kv_transfer_params: KvTransferParams | None = None
 
 
 def tool_fields(
@@ -297,6 +302,32 @@ class Envelope(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str = f"blazr-{blazr.__version__}"
+
+
+class WholeEnvelope(Envelope, kw_only=True):
+    """What only whole replies have besides."""
+
+    kv_transfer_params: KvTransferParams | UnsetType = UNSET
+
+
+async def reply_and_move(
+    call: Call[SamplingBody],
+    requests: Sequence[GenerationRequest],
+    renderer: Renderer[V, E],
+) -> Reply[V, E]:
+    """Answer as `reply`; another server may have read the prompts, or be going to continue them."""
+    transfer = KvTransfer(call, is_streamed=bool(call.body.stream))
+    answer = await reply(
+        call,
+        requests,
+        renderer,
+        stream=call.body.stream,
+        reports_abort=True,
+        before=transfer.before,
+    )
+    if isinstance(answer, WholeEnvelope):
+        answer.kv_transfer_params = await transfer.after()
+    return answer
 
 
 class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):

@@ -22,6 +22,7 @@ from blazr.server.app import assemble
 from blazr.server.config import LARGE_BODY_BYTES
 from blazr.server.endpoint import Route, read_body, run_where, until_gone, working
 from blazr.server.errors import HttpError, openai_error
+from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.middleware import IS_COUNTED
 from blazr.server.native.status import PROMETHEUS
 from blazr.server.replica_ids import number_in
@@ -119,7 +120,9 @@ class Front:
             raise HttpError(
                 501, "slots are those of one replica; this server has several.", code="no_slots"
             )
-        elif path in _STATES or self._route.is_command or self._route.needs_operator:
+        elif path != EXPORT_PATH and (
+            path in _STATES or self._route.is_command or self._route.needs_operator
+        ):
             response = await self._tell_all(scope, body)
         else:
             await self._forward(scope, send, body)
