@@ -16,6 +16,9 @@ RANDOM_SHAPES: Table[Callable[[], ModelConfig]] = Table(
     lazy={
         "qwen2-0.5b": "blazr.bench.shapes:qwen2_half_b",
         "llama-3.2-1b": "blazr.bench.shapes:llama_1b",
+        "llama-3.1-8b": "blazr.bench.shapes:llama_8b",
+        "granite-4.0-h-1b": "blazr.bench.shapes:granite_h_1b",
+        "nemotron-nano-9b": "blazr.bench.shapes:nemotron_9b",
         "hybrid-0.4b": "blazr.bench.shapes:hybrid_400m",
         "hybrid-120m": "blazr.bench.shapes:hybrid_120m",
         "nano": "blazr.bench.shapes:nano",

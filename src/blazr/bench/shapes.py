@@ -42,6 +42,63 @@ def llama_1b() -> ModelConfig:
     return _model([layer] * 16, vocab_size=128_256, max_seq_len=131_072, tied=True)
 
 
+def llama_8b() -> ModelConfig:
+    """Llama-3.1-8B: 8.03 billion parameters, attention alone."""
+    rope = RopeConfig(128, 500_000.0, RopeScaling(kind="llama3", factor=8.0))
+    attention = AttentionConfig(
+        hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128, rope=rope
+    )
+    layer = _layer(attention, MlpConfig(hidden_size=4096, intermediate_size=14_336))
+    return _model([layer] * 32, vocab_size=128_256, max_seq_len=131_072)
+
+
+def granite_h_1b() -> ModelConfig:
+    """Granite-4.0-H-1B: 36 Mamba-2 of 40 layers, the others attention; 1.46 billion."""
+    mamba = Mamba2Config(
+        hidden_size=1536, num_heads=48, head_dim=64, state_size=128, in_bias=False, out_bias=False
+    )
+    attention = AttentionConfig(
+        hidden_size=1536, num_heads=12, num_kv_heads=4, head_dim=128, rope=None
+    )
+    mlp = MlpConfig(hidden_size=1536, intermediate_size=4096)
+    kinds = {"M": _layer(mamba, mlp), "A": _layer(attention, mlp)}
+    pattern = ["A" if place % 10 == 5 else "M" for place in range(40)]
+    layers = [kinds[kind] for kind in pattern]
+    return _model(layers, vocab_size=100_352, max_seq_len=131_072, tied=True)
+
+
+def nemotron_9b() -> ModelConfig:
+    """Nemotron Nano 9B v2: 27 Mamba-2, four attention, 25 MLP layers; 8.89 billion.
+
+    Each MLP follows another layer, and so is part of that one here.
+    """
+    mamba = Mamba2Config(
+        hidden_size=4480,
+        num_heads=128,
+        head_dim=80,
+        state_size=128,
+        num_groups=8,
+        norm_groups=8,
+        in_bias=False,
+        out_bias=False,
+    )
+    attention = AttentionConfig(
+        hidden_size=4480, num_heads=40, num_kv_heads=8, head_dim=128, rope=None
+    )
+    mlp = MlpConfig(hidden_size=4480, intermediate_size=15_680, activation="relu2", gated=False)
+    norm = NormConfig(4480, 1e-5)
+    kinds = {
+        "M-": _layer(mamba, mlp),
+        "*-": _layer(attention, mlp),
+        "M": LayerConfig(mixer=mamba, mixer_norm=norm),
+    }
+    pattern = (
+        "M- M- M- M M- M- M- M *- M- M- M *- M- M- M- M *- M- M- M- M *- M- M M- M- M- M- M- M-"
+    )
+    layers = [kinds[kind] for kind in pattern.split()]
+    return _model(layers, vocab_size=131_072, max_seq_len=131_072)
+
+
 def hybrid_400m() -> ModelConfig:
     """All kinds: ten Mamba-2, four MLA with experts, two GQA with an MLP; 374 million."""
     mamba = Mamba2Config(hidden_size=1024, num_heads=32, head_dim=64, state_size=128)
@@ -110,7 +167,10 @@ def _mamba(mixer: Mamba2Config) -> LayerConfig:
 
 
 def _layer(
-    mixer: AttentionConfig | MlaConfig, feed_forward: FeedForwardConfig, *, eps: float = 1e-5
+    mixer: AttentionConfig | Mamba2Config | MlaConfig,
+    feed_forward: FeedForwardConfig,
+    *,
+    eps: float = 1e-5,
 ) -> LayerConfig:
     norm = NormConfig(mixer.hidden_size, eps)
     return LayerConfig(

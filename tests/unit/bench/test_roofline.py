@@ -108,6 +108,9 @@ def test_rates_are_of_this_machine() -> None:
 PARAMETERS = {
     "qwen2-0.5b": 494_032_768,  # as its makers count
     "llama-3.2-1b": 1_235_814_400,  # as its makers count
+    "llama-3.1-8b": 8_030_261_248,  # as its makers count
+    "granite-4.0-h-1b": 1_461_538_368,
+    "nemotron-nano-9b": 8_888_227_328,
     "hybrid-0.4b": 374_009_088,
     "hybrid-120m": 123_157_248,
     "nano": 2_750_208,
