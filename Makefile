@@ -20,7 +20,7 @@ fix: ## format and repair what ruff can
 lint: ## ruff, spelling, import contracts, habits
 	$(BIN)ruff format --check
 	$(BIN)ruff check
-	$(BIN)codespell --skip 'tests/golden,src/blazr/data,*/temml.js' -L claus,firs,hel,exprts,keep-alives,wil,nknown,te src tests tools examples docs *.md
+	$(BIN)codespell src tests tools examples docs *.md
 	$(BIN)lint-imports --no-logo
 	$(PYTHON) tools/check_habits.py
 
