@@ -65,11 +65,15 @@ class Conversation:
         return BenchRequest(prompt_ids=prompt_ids, output_tokens=1, cache_anchors=tuple(ends))
 
 
+def sessions(vocab_size: int, seed: int = 0, agents: int = 1) -> list[Iterator[BenchRequest]]:
+    """The requests of each of some agents, which have the same tools."""
+    tools = Conversation((), Random(seed), vocab_size).words(TOOLS * TOOL)
+    return [_session(tools, Random(seed + 1 + number), vocab_size) for number in range(agents)]
+
+
 def trace(vocab_size: int, seed: int = 0, agents: int = 1) -> Iterator[BenchRequest]:
     """The requests of agents, one after the other, the agents by turns."""
-    tools = Conversation((), Random(seed), vocab_size).words(TOOLS * TOOL)
-    sessions = [_session(tools, Random(seed + 1 + number), vocab_size) for number in range(agents)]
-    for requests in zip(*sessions, strict=True):
+    for requests in zip(*sessions(vocab_size, seed, agents), strict=True):
         yield from requests
 
 
