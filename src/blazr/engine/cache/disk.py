@@ -29,10 +29,10 @@ from hashlib import blake2b
 from pathlib import Path
 from queue import SimpleQueue
 from struct import Struct
-from tempfile import mkstemp
 from typing import NamedTuple, get_args
 
 from blazr.core.errors import ConfigError
+from blazr.core.files import PARTIAL, write_whole
 from blazr.engine.block import Node, StateKind
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.prefix import CHANCES
@@ -43,7 +43,6 @@ _MAGIC = b"blazrkv1"
 _HEADER = Struct("<8sB3xIIQ32s")
 _KINDS: tuple[StateKind, ...] = get_args(StateKind)
 _SUFFIXES = {ItemClass.PAGE: ".page", ItemClass.STATE: ".state"}
-_TEMPORARY = ".part"
 _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
@@ -279,7 +278,7 @@ class DiskCache:
         path = self._text_path(name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         content = json.dumps([tokens.tolist(), salt]).encode()
-        _write_whole(path, blake2b(content, digest_size=32).digest(), content)
+        write_whole(path, blake2b(content, digest_size=32).digest(), content)
 
     def load_text(self, name: str) -> tuple[array[int], str]:
         """The tokens and the salt that were kept under a name.
@@ -402,7 +401,7 @@ class DiskCache:
                 found = path.lstat()
                 if path.suffix in _SUFFIXES.values():
                     yield path, found
-                elif path.suffix == _TEMPORARY and time.time_ns() - found.st_mtime_ns > _STALE_NS:
+                elif path.suffix == PARTIAL and time.time_ns() - found.st_mtime_ns > _STALE_NS:
                     path.unlink()
 
 
@@ -434,19 +433,8 @@ def _write_file(path: Path, what: DiskItem, content: bytes) -> int:
         _digest(what, content),
     )
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    _write_whole(path, header, content)
+    write_whole(path, header, content)
     return len(header) + len(content)
-
-
-def _write_whole(path: Path, *parts: bytes) -> None:
-    place, part = mkstemp(dir=path.parent, suffix=_TEMPORARY)  # for its owner alone
-    try:
-        with os.fdopen(place, "wb") as file:
-            file.writelines(parts)
-        Path(part).replace(path)
-    except OSError:
-        Path(part).unlink(missing_ok=True)
-        raise
 
 
 def _read_file(
