@@ -108,7 +108,8 @@ def serving(log: Path, *words: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("replicas") / "log") as running:
+    folder = tmp_path_factory.mktemp("replicas")
+    with serving(folder / "log", "--files-dir", str(folder)) as running:
         yield running
 
 
@@ -209,6 +210,41 @@ def test_a_response_is_found_again_and_gone_on_from(server: Server) -> None:
         server.openai.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             server.openai.responses.retrieve(first.id)
+
+
+def begin_batch(server: Server, count: int) -> openai.types.Batch:
+    """Upload so many short requests, and have them answered."""
+    line = {"url": "/v1/completions"}
+    lines = [
+        line | {"custom_id": str(n), "body": {**BODY, "prompt": f"Batch {n}"}} for n in range(count)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = server.openai.files.create(file=("in.jsonl", content), purpose="batch")
+    return server.openai.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+
+
+def answers_of(server: Server, name: str) -> list[dict]:
+    """The answers to a batch, of which every line has one."""
+
+    def has_ended() -> bool:
+        return server.openai.batches.retrieve(name).status not in {"validating", "in_progress"}
+
+    wait_until(has_ended, timeout_s=PATIENCE_S)
+    batch = server.openai.batches.retrieve(name)
+    assert batch.status == "completed", batch
+    assert batch.error_file_id is None
+    lines = server.openai.files.content(batch.output_file_id or "").text.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert batch.request_counts is not None
+    assert len({each["custom_id"] for each in found}) == batch.request_counts.total == len(found)
+    return [each["response"]["body"] for each in found]
+
+
+def test_a_batch_is_answered_by_both(server: Server) -> None:
+    batch = begin_batch(server, 40)
+    assert set(map(replica_of, answers_of(server, batch.id))) == {0, 1}
 
 
 def test_when_a_client_leaves_its_reply_ends(server: Server) -> None:
@@ -312,6 +348,24 @@ def test_a_rolling_restart_hands_conversations_over_in_a_folder(tmp_path: Path) 
             tokens = reply["usage"]["prompt_tokens"]
             cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached == (tokens - 1) // 64 * 64
+
+
+@pytest.mark.slow
+def test_a_batch_loses_no_line_when_processes_are_killed(tmp_path: Path) -> None:
+    def num_done(server: Server) -> int:
+        counts = server.openai.batches.retrieve(batch.id).request_counts
+        return counts.completed if counts is not None else 0
+
+    words = ("--files-dir", str(tmp_path))
+    with serving(tmp_path / "log", *words) as server:
+        batch = begin_batch(server, 600)
+        wait_until(lambda: num_done(server) > 50, timeout_s=PATIENCE_S)
+        os.kill(server.pids()[0], signal.SIGKILL)
+        wait_until(lambda: num_done(server) > 150, timeout_s=PATIENCE_S)
+        server.process.kill()
+    with serving(tmp_path / "log", *words) as server:
+        assert num_done(server) > 0
+        assert len(answers_of(server, batch.id)) == 600
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from blazr.core.errors import EngineError
 if TYPE_CHECKING:
     import httpx2
 
-    from blazr.server.batch import BatchAnswer
+    from blazr.server.batches.lines import BatchAnswer
 
 # Nobody waits for one of these replies, and one may take as long as it takes.
 _REPLY_S = 7 * 24 * 3600.0
@@ -64,9 +64,11 @@ def batch(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback acts)
 ) -> None:
     """Answer a file of requests; a batch that was stopped goes on where it was."""
-    from blazr.server.batch import AnswerFile, answer_all, read_ids, read_requests
+    from blazr.server.batches.lines import AnswerFile, answer_all, read_ids, read_requests
+    from blazr.server.routes import batch_paths
 
-    ids = read_ids(requests)
+    paths = batch_paths()
+    ids = read_ids(requests, paths)
     with AnswerFile(output) as answers:
         left = ids - answers.answered
         log.write_line(f"{len(left):,} of {len(ids):,} requests to answer")
@@ -84,16 +86,16 @@ def batch(  # noqa: PLR0913  (one argument per flag)
                 nonlocal num_done, num_failed
                 answers.append(answer)
                 num_done += 1
-                num_failed += answer.response.status_code >= 400
+                num_failed += answer.is_failure
                 if progress is not None:
                     progress(num_done, len(ids))
 
             async with target as client:
                 await answer_all(
                     client,
-                    (each for each in read_requests(requests) if each.custom_id in left),
+                    (x for x in read_requests(requests, paths) if x.custom_id in left),
                     write,
-                    concurrency=concurrency or 2 * load.max_running,
+                    places=asyncio.Semaphore(concurrency or 2 * load.max_running),
                 )
 
         started_s = monotonic()

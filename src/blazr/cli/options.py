@@ -68,6 +68,7 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "max_body_bytes": _SIZE,
     "max_bodies_bytes": _SIZE,
     "models_memory_bytes": _SIZE,
+    "files_disk_bytes": _SIZE,
     "dry_sequence_breakers": {"names": ["--dry-sequence-breaker"]},
     "allowed_token_ids": {"names": ["--allowed-token-id"]},
     "accept_any_model": {"names": ["--accept-any-model"]},

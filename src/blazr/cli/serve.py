@@ -138,6 +138,7 @@ def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:
         tls_cert=None,
         tls_key=None,
         root_path="",
+        files_dir=None,
         max_connections=config.max_connections + _OWN_CONNECTIONS,
     )
 

@@ -55,6 +55,8 @@ SERVE_FLAGS = (
     "CACHE_DIR",
     "CACHE_DISK",
     "KV_PEER",
+    "FILES_DIR",
+    "FILES_DISK",
     "TOKEN_BUDGET",
     "DRAIN_SECONDS",
     "MAX_CONNECTIONS",

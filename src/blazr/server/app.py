@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
+import httpx2
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -15,15 +16,23 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
+from blazr.core.errors import EngineError
 from blazr.server.anthropic.rendering import VERSION_HEADER, anthropic_error
-from blazr.server.config import LOOPBACK_ORIGIN
+from blazr.server.batches.files import FileStore
+from blazr.server.batches.jobs import BatchJobs
+from blazr.server.config import LOOPBACK_ORIGIN, ServerConfig
 from blazr.server.endpoint import Endpoint, Route
 from blazr.server.errors import ErrorShape, HttpError, openai_error
-from blazr.server.middleware import AuthMiddleware, BodyMiddleware, RequestContextMiddleware
+from blazr.server.middleware import (
+    AuthMiddleware,
+    BodyMiddleware,
+    RequestContextMiddleware,
+    digest_of,
+)
 from blazr.server.models import Models, ServerState
 from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openapi import describe
-from blazr.server.routes import ROUTES
+from blazr.server.routes import ROUTES, batch_paths
 from blazr.server.run import DROPPED_HEADER, PREFIX_HEADER
 from blazr.server.tracing import Tracer
 
@@ -55,13 +64,16 @@ def assemble(
     *,
     tracer: Tracer | None = None,
 ) -> Starlette:
-    """Put the middleware around endpoints.
+    """Put the middleware around endpoints, and let batches be answered by them.
 
     Args:
         state: What the server knows about itself.
         rows: The endpoints.
         endpoint: What answers the requests of a row.
         tracer: What traces are sent with.
+
+    Raises:
+        ConfigError: The folder for files cannot be used.
     """
     config = state.config
     shapes = {row.path: row.error for row in rows if row.error is not openai_error}
@@ -75,7 +87,7 @@ def assemble(
                 return shape
         return anthropic_error if VERSION_HEADER in headers else openai_error
 
-    return Starlette(
+    app = Starlette(
         routes=[StarletteRoute(row.path, endpoint(row), methods=[row.method]) for row in rows],
         middleware=[
             Middleware(  # outermost, or a page could not read why it was refused
@@ -97,6 +109,27 @@ def assemble(
             ),
         ],
         exception_handlers={HTTPException: _refuse},
+    )
+    if config.files_dir is not None:
+        store = FileStore(config.files_dir, config.files_disk_bytes)
+        state.batches = BatchJobs(store, partial(_connect, app, config), batch_paths(rows))
+    return app
+
+
+def _connect(app: Starlette, config: ServerConfig, tenant: str) -> httpx2.AsyncClient:
+    """What sends a key's requests to the application, in this process.
+
+    Raises:
+        EngineError: The server has no such key any more.
+    """
+    keys = {digest_of(key).hex(): key for key in config.api_keys + config.admin_api_keys}
+    if (tenant and tenant not in keys) or (config.api_keys and not tenant):
+        raise EngineError("the API key that sent the batch is no longer one of this server.")
+    return httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app),
+        base_url="http://localhost",
+        headers={"Authorization": f"Bearer {keys[tenant]}"} if tenant else {},
+        timeout=None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -34,6 +35,7 @@ class Limits:
         body_timeout_s: Most seconds that a body may take to arrive.
         send_timeout_s: Drop a client that has not read for so many seconds.
         keep_alive_s: Send a comment into a stream that was silent for so many seconds.
+        files_disk_bytes: Most bytes of all files in --files-dir (1GiB).
 
     Raises:
         ConfigError: One is not above 0, or the longest body takes more than all may.
@@ -48,6 +50,7 @@ class Limits:
     body_timeout_s: float = 60.0
     send_timeout_s: float = 60.0
     keep_alive_s: float = 15.0
+    files_disk_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         for each in fields(Limits):
@@ -101,6 +104,7 @@ class ServerConfig(Limits):
         profile_dir: Folder to which /stop_profile writes profiles.
         kv_peers: Address (http://host:port) of a server of the same model, from which prompts that
             it has read may be fetched into --cache-dir; repeatable.
+        files_dir: Folder in which /v1/files and /v1/batches keep what they are sent.
         replicas: Processes with the models each, behind this one port, that divide the cores.
         replica: Which of them this process is; None where it is none.
 
@@ -134,6 +138,7 @@ class ServerConfig(Limits):
     weights_dir: Path | None = None
     profile_dir: Path | None = None
     kv_peers: tuple[str, ...] = ()
+    files_dir: Path | None = None
     replicas: int = 1
     replica: int | None = None
 
@@ -157,9 +162,7 @@ class ServerConfig(Limits):
                     expected="a name as in 'llm.example.com', without scheme, port and path, or *",
                 )
         _check_peers(self.kv_peers)
-        for path in (self.adapter_dir, self.weights_dir, self.profile_dir):
-            if path is not None and not path.is_dir():
-                raise ConfigError("a folder is missing.", found=str(path)[:200])
+        self._check_folders()
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(
                 "the root path is not understood.",
@@ -171,6 +174,15 @@ class ServerConfig(Limits):
                 "the form of the access log is unknown.",
                 found=repr(self.access_log)[:50],
                 expected="text, json or off",
+            )
+
+    def _check_folders(self) -> None:
+        for path in (self.adapter_dir, self.weights_dir, self.profile_dir, self.files_dir):
+            if path is not None and not path.is_dir():
+                raise ConfigError("a folder is missing.", found=str(path)[:200])
+        if self.files_dir is not None and not os.access(self.files_dir, os.W_OK | os.X_OK):
+            raise ConfigError(
+                "the folder for files cannot be written.", found=str(self.files_dir)[:200]
             )
 
     @property

@@ -177,6 +177,7 @@ class Route:
             everybody may.
         capability: What its model has to be able to do.
         is_form: Whether its body is a form with a file (``multipart/form-data``), and no JSON.
+        is_in_front: Whether the process in front of replicas answers it, and none of them.
         error: How its errors are written.
         framing: How the events of its stream become bytes.
         body: Type of the body, read from the handler; None where there is none.
@@ -195,6 +196,7 @@ class Route:
     needs_operator: bool = False
     capability: str = COMPLETION
     is_form: bool = False
+    is_in_front: bool = False
     error: ErrorShape = openai_error
     framing: Framing = DATA
     body: type[msgspec.Struct] | None = field(init=False)

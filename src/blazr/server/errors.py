@@ -75,18 +75,18 @@ class HttpError(Exception):
         if isinstance(error, ContextLengthError):
             return cls(  # OpenAI's clients look for the code, llama.cpp's for the type and figures
                 400,
-                _line(error),
+                on_one_line(error),
                 param=error.param,
                 code="context_length_exceeded",
                 kind="exceed_context_size_error",
                 figures={"n_prompt_tokens": error.num_tokens, "n_ctx": error.limit},
             )
         if isinstance(error, RequestError):
-            return cls(400, _line(error), param=error.param, code="invalid_value")
+            return cls(400, on_one_line(error), param=error.param, code="invalid_value")
         if isinstance(error, CapacityError):
-            return cls(429, _line(error), code="overloaded", headers=_RETRY)
+            return cls(429, on_one_line(error), code="overloaded", headers=_RETRY)
         if isinstance(error, EngineError):
-            return cls(503, _line(error), code="engine_unavailable", headers=_RETRY)
+            return cls(503, on_one_line(error), code="engine_unavailable", headers=_RETRY)
         return _answer_to_unforeseen(error)
 
     @property
@@ -148,7 +148,7 @@ def clean(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def _line(error: BlazrError) -> str:
+def on_one_line(error: BlazrError) -> str:
     """An error's parts on one line."""
     parts = {"Found": error.found, "Expected": error.expected, "Try": error.hint}
     details = [f"{label}: {text}." for label, text in parts.items() if text]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +21,8 @@ B = TypeVar("B", bound=msgspec.Struct)
 async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     """Decode a form; of its files, the content, by the names of their fields.
 
-    A field whose name ends in ``[]`` is an item of a list.
+    The name of a file is the field ``filename``. A field whose name ends in ``[]`` is an item of a
+    list.
 
     Args:
         headers: Of the request.
@@ -30,12 +30,9 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
         kind: What to decode to.
 
     Raises:
-        HttpError: 400, it is no form; 501, the packages for that are missing.
+        HttpError: 400, it is no form.
         msgspec.ValidationError: A field is missing, or has no such value.
     """
-    if find_spec("python_multipart") is None:
-        message = "this server reads no forms. Try: pip install 'blazr[audio]'."
-        raise HttpError(501, message, code="not_implemented", headers={"X-Should-Retry": "false"})
     if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HttpError(400, "the body is no form: send multipart/form-data.", code="invalid_form")
     parser = MultiPartParser(
@@ -49,7 +46,10 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     found: dict[str, Any] = {}
     try:
         for name, value in form.multi_items():
-            content = await value.read() if isinstance(value, UploadFile) else value
+            content: object = value
+            if isinstance(value, UploadFile):
+                content = await value.read()
+                found["filename"] = value.filename or ""
             if name.endswith("[]"):
                 found.setdefault(name.removesuffix("[]"), []).append(content)
             else:

@@ -196,8 +196,8 @@ class AuthMiddleware:
         self._is_command = _matches(command_paths)
         self._needs_operator = _matches(command_paths | operator_paths)
         # the keys themselves are not looked at again
-        self._admins = [_digest(key) for key in config.admin_api_keys]
-        self._digests = [_digest(key) for key in config.api_keys]
+        self._admins = [digest_of(key) for key in config.admin_api_keys]
+        self._digests = [digest_of(key) for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or raise what refuses it."""
@@ -240,7 +240,7 @@ class AuthMiddleware:
         shown = headers.get("x-api-key", headers.get("api-key", ""))
         if scheme.lower() == "bearer":
             shown = token.strip()
-        digest = _digest(shown)
+        digest = digest_of(shown)
         # every key is compared, so that timing does not say which one was close
         matches = [hmac.compare_digest(digest, each) for each in known]
         if not any(matches):
@@ -259,7 +259,8 @@ def _matches(paths: Collection[str]) -> Callable[[str], bool]:
     return lambda path: path in paths or path.startswith(prefixes)
 
 
-def _digest(key: str) -> bytes:
+def digest_of(key: str) -> bytes:
+    """What is kept of an API key; in hexadecimal it names who has it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

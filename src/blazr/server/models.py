@@ -45,6 +45,7 @@ from blazr.server.store import Store
 
 if TYPE_CHECKING:
     from blazr.pipelines.pipeline import Pipeline, PipelineInfo
+    from blazr.server.batches.jobs import BatchJobs
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class ServerState:
         self.bodies = BodyBudget(config.max_bodies_bytes)
         self.kept: Store[object] = Store()
         self.peers = Peers(config)
+        self.batches: BatchJobs | None = None
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 
     def check_not_draining(self) -> None:
@@ -163,6 +165,11 @@ class ServerState:
         """
         if self.is_draining:
             raise _stopping()
+
+    def close(self) -> None:
+        """Let go of what other servers may want."""
+        if self.batches is not None:
+            self.batches.store.close()
 
     def remember(self, tenant: str, report: PrefixReport) -> None:
         """Keep a report until there are too many newer ones."""
@@ -762,6 +769,7 @@ class Models:
         """Stop all engines, after the event loop has ended."""
         for service in self._live:
             service.close_now()
+        self.state.close()
 
     async def _acquire(self, slot: ModelSlot) -> Hosted:
         """A model, loaded and held; the caller releases it."""

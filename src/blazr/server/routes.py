@@ -6,6 +6,7 @@ is an alias; the row says whose clients ask for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from blazr.core.table import Table
@@ -35,6 +36,7 @@ from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
 from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openai import (
+    batches,
     chat,
     completions,
     decisions,
@@ -49,6 +51,7 @@ from blazr.server.openai.responses import endpoints as responses
 from blazr.server.sse import ENDLESS_DATA, LINES, NAMED
 
 _Anthropic = partial(Route, error=anthropic_error, framing=NAMED)
+_Batches = partial(Route, needs_model=False, is_in_front=True)
 _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
@@ -110,6 +113,15 @@ _ROWS = (
     Route("DELETE", "/v1/responses/{id}", responses.delete),
     Route("POST", "/v1/responses/{id}/cancel", responses.cancel),
     Route("GET", "/v1/responses/{id}/input_items", responses.input_items),
+    _Batches("POST", "/v1/files", batches.upload, is_form=True),
+    _Batches("GET", "/v1/files", batches.list_files),
+    _Batches("GET", "/v1/files/{id}", batches.show_file),
+    _Batches("GET", "/v1/files/{id}/content", batches.read_file),
+    _Batches("DELETE", "/v1/files/{id}", batches.delete_file),
+    _Batches("POST", "/v1/batches", batches.create),
+    _Batches("GET", "/v1/batches", batches.list_batches),
+    _Batches("GET", "/v1/batches/{id}", batches.show_batch),
+    _Batches("POST", "/v1/batches/{id}/cancel", batches.cancel),
     Route("POST", "/v1/embeddings", embeddings.embed),
     Route("POST", "/v1/decisions", decisions.decide),
     Route("POST", "/v1/score", scoring.score),
@@ -150,3 +162,16 @@ _ROWS = (
 )
 
 ROUTES: Table[Route] = Table("route", {f"{row.method} {row.path}": row for row in _ROWS})
+
+
+def batch_paths(routes: Iterable[Route] = ROUTES.values()) -> set[str]:
+    """The endpoints that a batch may be for: those under ``/v1`` that answer JSON with JSON."""
+    return {
+        row.path
+        for row in routes
+        if row.method == "POST"
+        and row.path.startswith("/v1/")
+        and "{" not in row.path
+        and not (row.body is None or row.is_form or row.capability == SPEECH)
+        and not (row.is_command or row.needs_operator or row.needs_model is False)
+    }

@@ -353,6 +353,8 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(_BACKLOG)
+        if self._state.batches is not None:
+            self._state.batches.begin()
 
     def check(self) -> None:
         """Raise where the engines or the event loop do not work; on any thread.
@@ -380,6 +382,8 @@ class DrainingServer(uvicorn.Server):
             return True
         if self.deadline_s is None:
             return False
+        if self._state.batches is not None:
+            await self._state.batches.stop()
         if self._state.num_working and monotonic() < self.deadline_s:
             return False
         if self._state.num_working:
@@ -390,6 +394,8 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and wait a little for those who are being answered."""
         self._models.events.close()  # or those who watch would wait for ever
+        if self._state.batches is not None:
+            await self._state.batches.stop()
         await super().shutdown(sockets)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from blazr.pipelines.kinds import COMPLETION
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback, serving
-from tests.support.scripted import thinking_core
+from tests.support.scripted import thinking_core, wait_until
 
 TEXT = (
     "<think>\nHm.\n</think>\n\nLet me look.\n"
@@ -222,16 +222,18 @@ TAKEN: list[tuple[str, dict]] = [
 ENDLESS = {"/models/sse"}
 # Commands come from operators; they are tried where what they do is tested.
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
-# What other models do is tried with them.
+# What other models do is tried with them; what files are for, with OpenAI's client.
 OTHERS = {row.path for row in ROUTES.values() if row.capability != COMPLETION}
+OTHERS |= {"/v1/files", "/v1/batches"}
+CANCELS = {"/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel"}
 ROUTER = {"/models/load", "/models/unload"}
 ROUTER |= {"/kv_cache/export"}  # of a real engine's files
 
 
 @pytest.fixture(scope="module")
-def speaking() -> Iterator[Loopback]:
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     """A model that thinks, talks and calls a tool."""
-    with serving(thinking_core(TEXT)) as running:
+    with serving(thinking_core(TEXT), files_dir=tmp_path_factory.mktemp("files")) as running:
         yield running
 
 
@@ -346,10 +348,23 @@ def test_what_is_answered_is_what_is_said(
         assert [problems(closed, *each) for each in told] == [[]] * len(told)
 
 
+def begin_batch(server: Loopback) -> dict[str, str]:
+    """The ids of a file, and of a batch of it that has ended."""
+    line = b'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a"}}'
+    form = {"files": {"file": ("a.jsonl", line)}, "data": {"purpose": "batch"}}
+    file = server.client.post("/v1/files", **form).json()["id"]
+    body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = server.client.post("/v1/batches", json=body).json()["id"]
+    path = f"/v1/batches/{batch}"
+    wait_until(lambda: server.client.get(path).json()["status"] == "completed")
+    return {"files": file, "batches": batch}
+
+
 def test_what_is_looked_up_is_what_is_said(
     speaking: Loopback, document: dict, closed: dict
 ) -> None:
     made = speaking.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 1}).json()
+    ids = {"responses": made["id"], **begin_batch(speaking)}
     lookups = [
         (method, path, operation)
         for path, operations in document["paths"].items()
@@ -358,7 +373,9 @@ def test_what_is_looked_up_is_what_is_said(
     ]
     assert len(lookups) >= 15
     for method, path, operation in sorted(lookups, key=lambda each: each[0] == "delete"):
-        filled = path.replace("{id}", made["id"]).replace("{model}", "default")
+        filled = path.replace("{model}", "default")
+        if "{id}" in path:
+            filled = path.replace("{id}", ids[path.split("/")[2]])
         reply = speaking.client.request(method, filled)
         content = operation["responses"]["200"]["content"]
         kind = reply.headers["content-type"].partition(";")[0]
@@ -366,7 +383,7 @@ def test_what_is_looked_up_is_what_is_said(
         assert problems(closed, content[kind]["schema"], value) == [], path
 
 
-@pytest.mark.parametrize("path", [*BODIES, "/v1/responses/{id}/cancel", *sorted(COMMANDS | ROUTER)])
+@pytest.mark.parametrize("path", [*BODIES, *sorted(CANCELS | COMMANDS | ROUTER)])
 def test_errors_are_what_is_said(
     speaking: Loopback, document: dict, closed: dict, path: str
 ) -> None:
@@ -378,7 +395,7 @@ def test_errors_are_what_is_said(
 
 def test_every_endpoint_with_a_body_is_tried(document: dict) -> None:
     with_body = {path for path, each in document["paths"].items() if "post" in each}
-    assert with_body - set(BODIES) == {"/v1/responses/{id}/cancel"} | COMMANDS | ROUTER | OTHERS
+    assert with_body - set(BODIES) == CANCELS | COMMANDS | ROUTER | OTHERS
 
 
 def test_examples_work(speaking: Loopback, document: dict) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import httpx2
@@ -15,12 +15,12 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import blazr
 from blazr.server.app import assemble
 from blazr.server.config import LARGE_BODY_BYTES
-from blazr.server.endpoint import Route, read_body, run_where, until_gone, working
+from blazr.server.endpoint import Endpoint, Route, read_body, run_where, until_gone, working
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.middleware import IS_COUNTED
@@ -32,6 +32,9 @@ from blazr.server.replicas.prefixes import block_names
 from blazr.server.replicas.replica import Replica
 from blazr.server.routes import ROUTES
 from blazr.server.sse import ENDLESS_DATA, FILLER, LINES, NAMED, SendTimeout
+
+if TYPE_CHECKING:
+    from blazr.server.models import Models
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +83,12 @@ def build_front(pool: Pool, *, routes: Iterable[Route] = ROUTES.values()) -> Sta
         pool: The replicas.
         routes: The endpoints.
     """
-    return assemble(pool.state, list(routes), partial(Front, pool))
+
+    def endpoint(row: Route) -> ASGIApp:
+        # what such a row is about is in the state, which the replicas have together
+        return Endpoint(row, cast("Models", pool)) if row.is_in_front else Front(pool, row)
+
+    return assemble(pool.state, list(routes), endpoint)
 
 
 class Front:

@@ -175,6 +175,7 @@ class Pool:
         """Leave nothing of them behind."""
         for each in self.replicas:
             each.close()
+        self.state.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _keep(self, replica: Replica) -> None:

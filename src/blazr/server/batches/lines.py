@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Literal, Self
 from uuid import uuid4
@@ -18,7 +19,6 @@ import httpx2
 import msgspec
 
 from blazr.core.errors import ConfigError, EngineError
-from blazr.server.routes import ROUTES
 
 _ANSWER_BEGINS = b'{"id":"batch_req_'
 _TRIES = 8
@@ -50,13 +50,39 @@ class BatchResponse(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+class BatchError(msgspec.Struct, frozen=True):
+    """Why a request has no answer."""
+
+    code: str
+    message: str
+
+
 class BatchAnswer(msgspec.Struct, frozen=True):
     """A line of the output."""
 
     id: str
     custom_id: str
-    response: BatchResponse
-    error: None = None
+    response: BatchResponse | None
+    error: BatchError | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the endpoint refused the request, or was not asked."""
+        return self.response is None or self.response.status_code >= 400
+
+
+class LineError(ConfigError):
+    """A line of the input cannot be answered.
+
+    Args:
+        message: What is wrong.
+        line: Its number, from 1 on.
+        parts: What was found, and what was expected.
+    """
+
+    def __init__(self, message: str, line: int, **parts: str) -> None:
+        super().__init__(message, **parts)
+        self.line = line
 
 
 class _Answered(msgspec.Struct):
@@ -66,30 +92,26 @@ class _Answered(msgspec.Struct):
     custom_id: str
 
 
-def batch_paths() -> set[str]:
-    """The endpoints that a line may name: those under ``/v1`` that answer to a body."""
-    return {
-        row.path
-        for row in ROUTES.values()
-        if row.method == "POST"
-        and row.path.startswith("/v1/")
-        and "{" not in row.path
-        and not (row.body is None or row.is_command or row.needs_operator)
-    }
-
-
-def read_requests(path: Path) -> Iterator[BatchRequest]:
+def read_requests(path: Path, paths: Collection[str]) -> Iterator[BatchRequest]:
     """The requests of a file, line by line; empty lines are left out.
 
+    Args:
+        path: The file.
+        paths: The endpoints that a line may name.
+
     Raises:
-        ConfigError: The file cannot be read, or a line is no request that can be answered in a
-            batch; the message gives its number.
+        ConfigError: The file cannot be read.
+        LineError: A line is no request that can be answered in a batch.
     """
-    paths = batch_paths()
+    for _, request in _read(path, paths):
+        yield request
+
+
+def _read(path: Path, paths: Collection[str]) -> Iterator[tuple[int, BatchRequest]]:
     try:
         with path.open("rb") as file:
             yield from (
-                _parse(line, f"line {number:,} of {str(path)[:100]}", paths)
+                (number, _parse(line, number, paths))
                 for number, line in enumerate(file, 1)
                 if line.strip()
             )
@@ -97,7 +119,7 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
         raise ConfigError("the batch cannot be read.", found=str(error)[:200]) from None
 
 
-def _parse(line: bytes, where: str, paths: Collection[str]) -> BatchRequest:
+def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -111,20 +133,24 @@ def _parse(line: bytes, where: str, paths: Collection[str]) -> BatchRequest:
         found, expected = f"url {request.url[:100]!r}", ", ".join(sorted(paths))
         if request.url in paths:
             found, expected = "stream: true", "an answer in one piece"
-    raise ConfigError(f"{where} cannot be answered.", found=found, expected=expected)
+    raise LineError(
+        f"line {number:,} of the batch cannot be answered.", number, found=found, expected=expected
+    )
 
 
-def read_ids(path: Path) -> set[str]:
+def read_ids(path: Path, paths: Collection[str]) -> set[str]:
     """The ids of all requests of a file.
 
     Raises:
-        ConfigError: As `read_requests`; or two lines have the same id.
+        ConfigError: As `read_requests`.
+        LineError: As `read_requests`; or a line has the id of one before.
     """
     ids: set[str] = set()
-    for request in read_requests(path):
+    for number, request in _read(path, paths):
         if request.custom_id in ids:
-            raise ConfigError(
-                f"two lines of {str(path)[:100]} have the same custom_id.",
+            raise LineError(
+                f"line {number:,} of the batch has the same custom_id as one before.",
+                number,
                 found=repr(request.custom_id)[:100],
                 expected="another for each line, so that its answer can be found",
             )
@@ -142,6 +168,7 @@ class AnswerFile:
 
     Attributes:
         answered: The ids of the requests that have been answered.
+        num_bytes: Length of the file.
 
     Raises:
         ConfigError: The file cannot be written, is used by another batch, or holds something else
@@ -156,8 +183,8 @@ class AnswerFile:
             raise ConfigError("the answers cannot be written.", found=str(error)[:200]) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.answered, self._length = self._read()
-            self._file.truncate(self._length)
+            self.answered, self.num_bytes = self._read()
+            self._file.truncate(self.num_bytes)
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -186,14 +213,14 @@ class AnswerFile:
             EngineError: It cannot be written.
         """
         line = memoryview(msgspec.json.encode(answer) + b"\n")
-        length = self._length + len(line)
+        length = self.num_bytes + len(line)
         try:
             while line:
                 line = line[self._file.write(line) :]
         except OSError as error:
-            self._file.truncate(self._length)
+            self._file.truncate(self.num_bytes)
             raise EngineError("an answer cannot be written.", found=str(error)[:200]) from None
-        self._length = length
+        self.num_bytes = length
         self.answered.add(answer.custom_id)
 
     def _read(self) -> tuple[set[str], int]:
@@ -218,12 +245,18 @@ class AnswerFile:
         return ids, length
 
 
+def fresh_answer_id() -> str:
+    """An id for an answer; with these every line of an output begins."""
+    return f"batch_req_{uuid4().hex}"
+
+
 async def answer_all(
     client: httpx2.AsyncClient,
     requests: Iterable[BatchRequest],
     write: Callable[[BatchAnswer], None],
     *,
-    concurrency: int,
+    places: asyncio.Semaphore,
+    most_tries: int | None = _TRIES,
 ) -> None:
     """Ask a server all of some requests.
 
@@ -231,17 +264,17 @@ async def answer_all(
         client: Sends to the server.
         requests: In this order they are sent.
         write: Gets each answer as it comes.
-        concurrency: How many may wait for their answers at once.
+        places: How many may wait for their answers at once.
+        most_tries: How often a request is sent to a server that is too busy or away; None goes on.
 
     Raises:
         EngineError: The server cannot be reached, or an answer cannot be written; what was answered
             until then has been written.
     """
-    places = asyncio.Semaphore(concurrency)
 
     async def answer(request: BatchRequest) -> None:
         try:
-            write(await _answer(client, request))
+            write(await _answer(client, request, most_tries))
         finally:
             places.release()
 
@@ -257,11 +290,13 @@ async def answer_all(
         raise failure from None
 
 
-async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> BatchAnswer:
+async def _answer(
+    client: httpx2.AsyncClient, request: BatchRequest, most_tries: int | None
+) -> BatchAnswer:
     """Ask until the server takes the request; one that is too busy says when to come again."""
-    for attempt in range(_TRIES):
-        is_last = attempt == _TRIES - 1
-        delay_s = min(_RETRY_S * 2**attempt, _MAX_RETRY_S)
+    for attempt in count(1):
+        is_last = attempt == most_tries
+        delay_s = min(_RETRY_S * 2 ** min(attempt - 1, 10), _MAX_RETRY_S)
         try:
             reply = await client.post(request.url, json=request.body)
         except httpx2.TransportError as error:
@@ -281,7 +316,7 @@ async def _answer(client: httpx2.AsyncClient, request: BatchRequest) -> BatchAns
     except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's page
         body = msgspec.json.encode(reply.text[:1000])
     return BatchAnswer(
-        id=f"batch_req_{uuid4().hex}",
+        id=fresh_answer_id(),
         custom_id=request.custom_id,
         response=BatchResponse(
             status_code=reply.status_code,

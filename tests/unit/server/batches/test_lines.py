@@ -13,19 +13,20 @@ import msgspec
 import pytest
 
 from blazr.core.errors import ConfigError, EngineError
-from blazr.server import batch
-from blazr.server.batch import (
+from blazr.server.batches import lines
+from blazr.server.batches.lines import (
     AnswerFile,
     BatchAnswer,
     BatchRequest,
     BatchResponse,
     answer_all,
-    batch_paths,
     read_ids,
     read_requests,
 )
+from blazr.server.routes import batch_paths
 
 CHAT = "/v1/chat/completions"
+PATHS = batch_paths()
 
 
 def line_of(custom_id: str, **changes: object) -> str:
@@ -40,7 +41,7 @@ def answer_of(custom_id: str, status: int = 200) -> BatchAnswer:
 def test_requests_are_read_in_their_order(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join([line_of("b"), "", line_of("a", body={"n": 1}), ""]))
-    assert [(each.custom_id, each.body) for each in read_requests(path)] == [
+    assert [(each.custom_id, each.body) for each in read_requests(path, PATHS)] == [
         ("b", {}),
         ("a", {"n": 1}),
     ]
@@ -64,7 +65,7 @@ def test_a_line_that_cannot_be_answered_is_named(tmp_path: Path, line: str, foun
     path = tmp_path / "in.jsonl"
     path.write_text(f"{line_of('first')}\n{line}\n")
     with pytest.raises(ConfigError, match=r"line 2 of ") as caught:
-        list(read_requests(path))
+        list(read_requests(path, PATHS))
     assert found in str(caught.value) or "\\ud800" in line
 
 
@@ -72,7 +73,7 @@ def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(f"{line_of('a')}\n{line_of('a')}\n")
     with pytest.raises(ConfigError, match="same custom_id"):
-        read_ids(path)
+        read_ids(path, PATHS)
 
 
 def test_endpoints_that_answer_to_a_body_may_be_named() -> None:
@@ -82,8 +83,16 @@ def test_endpoints_that_answer_to_a_body_may_be_named() -> None:
         "/v1/embeddings",
         "/v1/messages",
         "/v1/rerank",
-    } <= batch_paths()
-    assert not {"/v1/load_lora_adapter", "/v1/models", "/health"} & batch_paths()
+    } <= PATHS
+    assert not PATHS & {
+        "/v1/load_lora_adapter",
+        "/v1/models",
+        "/health",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/audio/transcriptions",
+        "/v1/audio/speech",
+    }
 
 
 def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
@@ -171,7 +180,9 @@ def run(server: Server, count: int = 20, concurrency: int = 4) -> list[BatchAnsw
     async def ask() -> None:
         transport = httpx2.MockTransport(server)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
-            await answer_all(client, requests, written.append, concurrency=concurrency)
+            await answer_all(
+                client, requests, written.append, places=asyncio.Semaphore(concurrency)
+            )
 
     asyncio.run(ask())
     return written
@@ -188,7 +199,7 @@ def test_each_is_asked_once_and_no_more_at_once_than_allowed() -> None:
 
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_RETRY_S", 0.0)
+    monkeypatch.setattr(lines, "_RETRY_S", 0.0)
     busy = [
         httpx2.Response(429, headers={"Retry-After": "0"}),
         httpx2.Response(503),
@@ -209,6 +220,6 @@ def test_other_errors_are_answers() -> None:
 
 
 def test_a_server_that_has_gone_ends_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_RETRY_S", 0.0)
+    monkeypatch.setattr(lines, "_RETRY_S", 0.0)
     with pytest.raises(EngineError, match="does not answer"):
         run(Server([httpx2.ConnectError("refused") for _ in range(1000)]))

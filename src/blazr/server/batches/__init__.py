@@ -1,0 +1,1 @@
+"""Files of requests that are sent, answered in the background, and fetched: OpenAI's batches."""
