@@ -178,6 +178,12 @@ class ScriptedEngine:
         self.num_forgotten += 1 + restarts
         return 7
 
+    def watch_prefixes(self, listener: object) -> None:
+        pass
+
+    def unwatch_prefixes(self, listener: object) -> None:
+        pass
+
     def replace_model(self, model: object) -> None:
         raise NotImplementedError
 

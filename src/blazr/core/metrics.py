@@ -113,6 +113,11 @@ METRICS: Table[Metric] = Table(
                 ("states_free", "states_free", "states that can be had without evicting"),
                 ("prefix_blocks", "prefix_blocks", "blocks of prompts and replies that are known"),
                 ("cache_bytes", "cache_bytes", "memory set aside for caches"),
+                (
+                    "block_tokens",
+                    "block_tokens",
+                    "tokens of a block of a prefix",
+                ),
                 ("page_bytes", "page_bytes", "of a page, for all layers"),
                 ("state_bytes", "state_bytes", "of a recurrent state, for all layers"),
                 ("disk_bytes", "disk_bytes", "of all files in --cache-dir, when last counted"),

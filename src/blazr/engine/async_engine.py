@@ -22,6 +22,7 @@ from blazr.core.log import TRACE
 from blazr.engine.adapters import Adapter
 from blazr.engine.admission import Admission
 from blazr.engine.cache.disk import DiskCache
+from blazr.engine.cache.known import AllRemoved, Listener
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
 from blazr.engine.pacing import Pacing
@@ -117,6 +118,7 @@ class AsyncEngine:
         self._drop_adapter = drop_adapter
         self._leaving: list[Adapter] = []  # unloaded, but still used
         self._pauses: list[Future[None]] = []  # who waits for the last step
+        self._listeners: list[Listener] = []
         self._pacing = pacing
         max_running = self._engine.scheduler.memory.shape.max_running
         self._admission = Admission(max_unfinished, max_running=max_running)
@@ -241,6 +243,31 @@ class AsyncEngine:
             EngineError: The engine is closed.
         """
         return self.call(lambda: self._engine.scheduler.forget_prefixes(restarts=restarts))
+
+    def watch_prefixes(self, listener: Listener) -> None:
+        """Tell a listener which blocks a prompt could go on from, and what changes from now on.
+
+        Args:
+            listener: Called on the engine's thread; must not block.
+
+        Raises:
+            EngineError: The engine is closed.
+        """
+
+        def join() -> None:
+            self._listeners.append(listener)
+            self._engine.scheduler.memory.trie.tell(listener)
+
+        self.call(join)
+
+    def unwatch_prefixes(self, listener: Listener) -> None:
+        """Tell a listener nothing any more."""
+
+        def leave() -> None:
+            self._listeners.remove(listener)
+            self._engine.scheduler.memory.trie.known.leave(listener)
+
+        self._inbox.put(leave)
 
     def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
         """Save, restore or forget what was last computed in a slot; see `Engine.use_slot`.
@@ -420,7 +447,7 @@ class AsyncEngine:
         while not self._closing:
             try:
                 if is_broken:
-                    self._engine = self._build()  # may fail as well, and is then tried again
+                    self._begin_afresh()  # may fail as well, and is then tried again
                     is_broken = False
                     self._end_drained_pauses()
                 self._run()
@@ -444,6 +471,12 @@ class AsyncEngine:
             self._inbox.get()()
         self._fail_everything("the engine was closed")
         self._end_pauses()
+
+    def _begin_afresh(self) -> None:
+        self._engine = self._build()
+        for listener in self._listeners:
+            listener(AllRemoved())
+            self._engine.scheduler.memory.trie.tell(listener)
 
     def _run(self) -> None:
         self._pulse.work()

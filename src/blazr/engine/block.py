@@ -38,6 +38,7 @@ class Node:
             ``next_id`` in one more row.
         next_id: A token that followed the block in a scored prompt, or -1.
         name: Hash of all that decides its content, or empty: see `blazr.engine.cache.disk`.
+        known_name: Under which others were told of it, or empty: see `blazr.engine.cache.known`.
     """
 
     parent: Node | None
@@ -57,6 +58,7 @@ class Node:
     scores: NDArray[np.float32] | None = None
     next_id: int = -1
     name: bytes = b""
+    known_name: bytes = b""
 
     def ancestor(self, depth: int) -> Node:
         """The block on the way to this one that is so many blocks from the root."""

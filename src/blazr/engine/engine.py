@@ -263,6 +263,7 @@ class Engine:
             "states_free": memory.arena.room(ItemClass.STATE),
             "prefix_blocks": memory.trie.num_nodes,
             "cache_bytes": memory.shape.num_bytes,
+            "block_tokens": memory.shape.grid,
             "page_bytes": memory.shape.page_bytes,
             "state_bytes": memory.shape.state_bytes,
             "page_evictions": memory.trie.evictions[ItemClass.PAGE],

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from blazr.engine.adapters import Adapter
+from blazr.engine.cache.known import Listener
 from blazr.engine.outputs import Running, SlotAction, TokenOutput
 from blazr.engine.request import Request
 
@@ -51,6 +52,12 @@ class EngineProtocol(Protocol):
 
     def forget_prefixes(self, *, restarts: bool = False) -> int:
         """Forget what prompts have left for others; how many blocks that were."""
+
+    def watch_prefixes(self, listener: Listener) -> None:
+        """Tell a listener which blocks a prompt could go on from, and what changes from now on."""
+
+    def unwatch_prefixes(self, listener: Listener) -> None:
+        """Tell a listener nothing any more."""
 
     def use_slot(self, action: SlotAction, slot: int, name: str) -> int:
         """Save, restore or forget what was last computed in a slot; how many tokens."""

@@ -18,6 +18,7 @@ from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.native import (
     adapters,
     cache,
+    cache_events,
     commands,
     completion,
     generate,
@@ -55,6 +56,7 @@ _Batches = partial(Route, needs_model=False, is_in_front=True)
 _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
+_Events = partial(Route, framing=NAMED, needs_operator=True)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
 _Ollama = partial(Route, error=ollama_error, framing=LINES)
 _Responses = partial(Route, framing=NAMED)
@@ -73,6 +75,7 @@ _ROWS = (
     Route("GET", "/openapi.json", status.openapi),
     Route("GET", "/metrics", status.metrics),
     Route("GET", "/debug/cache", cache.show_cache, needs_model=True),
+    _Events("GET", "/cache_events", cache_events.watch),
     Route("GET", "/v1/models", model_list.list_models),
     Route("GET", "/models", model_list.list_models),  # llama.cpp
     Route("GET", "/v1/models/{model:path}", model_list.show_model),

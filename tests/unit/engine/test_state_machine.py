@@ -26,6 +26,13 @@ from hypothesis.stateful import (
 
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.disk import DiskCache, next_name
+from blazr.engine.cache.known import (
+    BlockEvent,
+    BlocksRemoved,
+    BlocksStored,
+    block_name,
+    root_name,
+)
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, TokenOutput
@@ -101,6 +108,8 @@ class EngineMachine(RuleBasedStateMachine):
                 write=self.write_item,
             )
         self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=self.disk)
+        self.known: set[bytes] = set()  # as who listens to the cache is told
+        self.memory.trie.tell(self.hear)
         self.model = FakeModel(self.memory, self.bugs)
         self.model.cursed = self.cursed
         plant(self.memory, self.bugs)
@@ -111,6 +120,16 @@ class EngineMachine(RuleBasedStateMachine):
             speculator = EagerSpeculator([drafter], grid=grid)
         self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
+
+    def hear(self, event: BlockEvent) -> None:
+        if isinstance(event, BlocksStored):
+            assert event.parent is None or event.parent in self.known
+            assert not self.known.intersection(event.names)
+            self.known.update(event.names)
+        else:
+            assert isinstance(event, BlocksRemoved)
+            assert self.known.issuperset(event.names)
+            self.known.difference_update(event.names)
 
     def read_item(self, cls: ItemClass, item: int) -> bytes:
         return self.model.read(cls, item)
@@ -297,6 +316,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_trie(self) -> None:
         idle = 0
+        self.check_known()
         for node in self.memory.trie.nodes():
             path = []
             at = node
@@ -315,6 +335,28 @@ class EngineMachine(RuleBasedStateMachine):
             if node.state is not None:
                 assert self.model.states[node.state] == chain(history), "a kept state is wrong"
         assert idle == self.memory.trie.num_idle_pages
+
+    def check_known(self) -> None:
+        """What others are told is what a prompt could go on from."""
+        expected = set()
+        for node in self.memory.trie.nodes():
+            if self.memory.shape.has_states and node.state is None:
+                continue
+            path = [node.ancestor(depth) for depth in range(node.depth + 1)]
+            name = root_name(path[0].key)
+            for each in path[1:]:
+                name = block_name(name, each.key)
+                expected.add(name)
+        assert self.known == expected
+        late: set[bytes] = set()
+
+        def listen(event: BlockEvent) -> None:
+            assert isinstance(event, BlocksStored)
+            late.update(event.names)
+
+        self.memory.trie.tell(listen)
+        self.memory.trie.known.leave(listen)
+        assert late == expected
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -546,6 +588,21 @@ def go_back_one_row_late(memory: CacheManager) -> None:
     memory.commit = commit_a_row_late
 
 
+def tell_of_all(memory: CacheManager) -> None:
+    insert = memory.trie.insert
+
+    def insert_and_tell(parent, key, page):
+        node = insert(parent, key, page)
+        memory.trie.known.add(node)
+        return node
+
+    memory.trie.insert = insert_and_tell
+
+
+def tell_of_nothing_lost(memory: CacheManager) -> None:
+    memory.trie.known.drop = lambda node: None
+
+
 # ways in which real engines were broken; those without a function are planted in the fake model
 PLANTED = {
     "fold in place on a shared state": fold_in_place,
@@ -575,6 +632,8 @@ PLANTED = {
     "the states behind wrong drafts gone on from": go_on_behind_wrong_drafts,
     "the states before right drafts gone on from": go_on_before_right_drafts,
     "a row that was kept not computed again": go_back_one_row_late,
+    "told of blocks behind the deepest state": tell_of_all,
+    "not told of what was evicted": tell_of_nothing_lost,
 }
 
 

@@ -219,7 +219,7 @@ TAKEN: list[tuple[str, dict]] = [
     ("/api/chat", {"messages": HELLO, "format": ""}),
     ("/api/chat", {"messages": HELLO, "format": '{"type": "object"}'}),
 ]
-ENDLESS = {"/models/sse"}
+ENDLESS = {"/models/sse", "/cache_events"}
 # Commands come from operators; they are tried where what they do is tested.
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
 # What other models do is tried with them; what files are for, with OpenAI's client.

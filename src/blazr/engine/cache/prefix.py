@@ -19,6 +19,7 @@ from math import inf
 
 from blazr.engine.block import NO_PAGE, Node, StateKind
 from blazr.engine.cache.arena import Arena, ItemClass
+from blazr.engine.cache.known import KnownBlocks, Listener
 from blazr.engine.request import PromptEmbeddings
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class PrefixTrie:
         self.max_nodes = max_nodes
         self.num_nodes = 0
         self.evictions = [0, 0]
+        self.known = KnownBlocks(has_states=has_states)
         self.num_idle_pages = 0  # pages of nodes that no running sequence has locked
         self._roots: dict[bytes, Node] = {}
         self._clock = count(1)
@@ -121,6 +123,8 @@ class PrefixTrie:
             if page != NO_PAGE:
                 self.arena.share(ItemClass.PAGE, page)
                 self.num_idle_pages += 1
+            if not self.has_states:
+                self.known.add(node)
         self._touch(node)
         return node
 
@@ -132,6 +136,7 @@ class PrefixTrie:
             self.arena.share(ItemClass.STATE, slot)
             node.state_uses = 0
             self._touch_state(node)
+            self.known.add(node)
         elif CHANCES[kind] > CHANCES[node.state_kind]:
             node.state_kind = kind
 
@@ -145,6 +150,7 @@ class PrefixTrie:
         if node.state is not None:
             self.arena.release(ItemClass.STATE, node.state)
             node.state = None
+            self.known.drop(node)
 
     def state_worth(self, num_tokens: int, kind: StateKind) -> float:
         """What a new state would be worth that saves so many tokens."""
@@ -240,6 +246,10 @@ class PrefixTrie:
             yield node
             stack.extend(node.children.values())
 
+    def tell(self, listener: Listener) -> None:
+        """Tell a listener which blocks a prompt could go on from, and what changes from now on."""
+        self.known.join(listener, self.nodes())
+
     def _pop_cheapest(self, cls: ItemClass) -> _Entry | None:
         """Take what is worth least, and may be evicted, from its heap."""
         heap = self._heaps[cls]
@@ -315,6 +325,7 @@ class PrefixTrie:
             self.num_idle_pages -= 1
             self.arena.release(ItemClass.PAGE, node.page)
         self.drop_state(node)
+        self.known.drop(node)
         if parent.parent is not None and not parent.locks and not parent.children:
             self._offer(parent)
         self._drop_empty_root(parent)

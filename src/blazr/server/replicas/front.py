@@ -49,6 +49,7 @@ _NOT_RETURNED = frozenset(
 )
 _STREAMS = {each.media_type: each for each in (NAMED, LINES)}
 _HEALTH = frozenset({"/health", "/v1/health", "/ping"})
+_OF_ONE = frozenset({"/slots/{id}", "/cache_events"})
 _STATES = frozenset({"/is_paused", "/is_sleeping", "/load"})
 # What a command is about; of two about the same thing the later one counts.
 _SUBJECTS = {
@@ -124,10 +125,9 @@ class Front:
             response = await self._ready()
         elif path == "/metrics":
             response = await self._metrics()
-        elif path == "/slots/{id}":
-            raise HttpError(
-                501, "slots are those of one replica; this server has several.", code="no_slots"
-            )
+        elif path in _OF_ONE:
+            message = f"{path} is about one replica; this server has several."
+            raise HttpError(501, message, code="of_one_replica")
         elif path != EXPORT_PATH and (
             path in _STATES or self._route.is_command or self._route.needs_operator
         ):
