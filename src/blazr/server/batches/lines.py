@@ -273,16 +273,15 @@ async def answer_all(
     """
 
     async def answer(request: BatchRequest) -> None:
-        try:
-            write(await _answer(client, request, most_tries))
-        finally:
-            places.release()
+        write(await _answer(client, request, most_tries))
 
     try:
         async with asyncio.TaskGroup() as group:
             for request in requests:
                 await places.acquire()
-                group.create_task(answer(request))
+                task = group.create_task(answer(request))
+                # a callback, because a task that is cancelled before it begins does nothing
+                task.add_done_callback(lambda _: places.release())
     except* EngineError as errors:
         failure: BaseException = errors
         while isinstance(failure, BaseExceptionGroup):

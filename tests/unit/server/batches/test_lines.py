@@ -198,6 +198,25 @@ def test_each_is_asked_once_and_no_more_at_once_than_allowed() -> None:
         assert msgspec.json.decode(each.response.body)["name"] == each.custom_id
 
 
+def test_places_are_free_again_when_a_batch_is_stopped_before_it_has_begun() -> None:
+    async def stop() -> None:
+        places = asyncio.Semaphore(4)
+        requests = [BatchRequest(str(n), CHAT, {"name": str(n)}) for n in range(20)]
+        transport = httpx2.MockTransport(Server([]))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            work = answer_all(client, requests, lambda _: None, places=places)
+            task = asyncio.create_task(work)
+            await asyncio.sleep(0)
+            assert places.locked()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for _ in range(4):
+            assert not places.locked()
+            await places.acquire()
+
+    asyncio.run(stop())
+
+
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_RETRY_S", 0.0)
     busy = [
