@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.linear import Linear, Matrix, multiply
 from blazr.nn.layers.lora import Lora, StepAdapters
 from blazr.nn.layers.mtp import MtpConfig
+from blazr.nn.layers.ranks import ALONE, Held, Joined, Parts, Rank, Ranks, Rows, under
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable
@@ -36,6 +38,10 @@ class ModelConfig:
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         mtp: What predicts one token further, where there is such a module and it is wanted.
+        rank: Which part this is of a network that several ranks have; they share out the rows of
+            the embedding and of the head, whatever ``vocab_size`` says of all of them.
+        stage: Which part of the layers this is, where several ranks have some layers each, one
+            behind the other; the first has embedding, last norm and head, too.
     """
 
     vocab_size: int
@@ -48,6 +54,51 @@ class ModelConfig:
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
     mtp: MtpConfig | None = None
+    rank: Rank = ALONE.rank
+    stage: Rank = ALONE.rank
+
+    @property
+    def held_layers(self) -> range:
+        """Which of the layers are here."""
+        return self.stage.run(len(self.layers), "layers")
+
+    def as_stage(self, stage: Rank) -> ModelConfig:
+        """The network of a rank that has some of the layers.
+
+        Raises:
+            ConfigError: It cannot be cut in so many.
+        """
+        if any(layer.shares_layer is not None or layer.joins_embedding for layer in self.layers):
+            raise ConfigError(
+                "layers that share parameters, or see the embedded tokens, are not cut in stages.",
+                expected="a model whose layers see nothing but the layer before",
+                hint=f"cut each layer: --tp {stage.count}",
+            )
+        stage.run(len(self.layers), "layers")
+        return replace(self, stage=stage)
+
+    @property
+    def held_words(self) -> tuple[range, ...]:
+        """Which rows of the embedding and of the head each rank has."""
+        count = self.rank.count
+        return tuple(Rank(number, count).run(self.vocab_size, "words") for number in range(count))
+
+    def part(self, rank: Rank) -> tuple[ModelConfig, Parts]:
+        """The network of a rank, and what of this one's parameters it holds.
+
+        Raises:
+            ConfigError: It cannot be cut in so many.
+        """
+        parts: dict[str, Held] = {}
+        layers = []
+        for index, layer in enumerate(self.layers):
+            part, held = layer.part(rank)
+            layers.append(part)
+            parts |= under(f"layers.{index}", held)
+        config = replace(self, layers=tuple(layers), rank=rank)
+        words = Rows((config.held_words[rank.number],))
+        parts |= {"embed_tokens": words, "lm_head": words}
+        return config, parts
 
     def cache_specs(self, dtype: torch.dtype) -> list[CacheSpec]:
         """What each layer remembers when activations have this dtype, and behind them `mtp`."""
@@ -63,18 +114,33 @@ class ModelConfig:
         return max((layer.mixer.length_class(length) for layer in self.layers), default=0)
 
 
-class Embedding(nn.Module):
-    """Token embedding, (V, C). ``lora`` is what adapters change in it, where there are any."""
+class Embedding(Joined, nn.Module):
+    """Token embedding, (V, C). ``lora`` is what adapters change in it, where there are any.
+
+    Args:
+        vocab_size: Its rows.
+        hidden_size: C.
+        held: Of these rows, those that are here; None for all of them.
+    """
 
     weight: Matrix
     lora: Lora | None = None
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, held: range | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.held = held
+        rows = vocab_size if held is None else len(held)
+        self.weight = nn.Parameter(torch.empty(rows, hidden_size))
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """(...) int64 to (..., C)."""
+        if self.held is None:
+            return self._rows(token_ids)
+        is_own = (token_ids >= self.held.start) & (token_ids < self.held.stop)
+        rows = self._rows((token_ids - self.held.start).where(is_own, 0))
+        return self.ranks.sum(rows.where(is_own.unsqueeze(-1), 0))
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
         if isinstance(self.weight, Weight):
             rows = self.weight.rows(token_ids)
         else:
@@ -82,36 +148,59 @@ class Embedding(nn.Module):
         return rows if self.lora is None else self.lora.change_rows(rows, token_ids)
 
 
-class CausalLM(nn.Module):
+class CausalLM(Joined, nn.Module):
     """Any mix of layers as one language model. Parameters are uninitialised until loaded.
 
     Args:
         config: The model's sizes.
+
+    Attributes:
+        stages: Who has the layers before these and behind.
+        activation_dtype: Of what a stage behind the first gets from the one before it.
     """
+
+    stages: Ranks = ALONE
+    activation_dtype = torch.float32
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        layers = [DecoderLayer(layer) for layer in config.layers]
-        for layer, spec in zip(layers, config.layers, strict=True):
+        is_first = config.stage.number == 0
+        words = config.held_words[config.rank.number]
+        if is_first:
+            held = words if config.rank.count > 1 else None
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, held)
+        specs = [config.layers[index] for index in config.held_layers]
+        layers = [DecoderLayer(layer) for layer in specs]
+        for layer, spec in zip(layers, specs, strict=True):
             if spec.shares_layer is not None:
                 layer.mixer.share(layers[spec.shares_layer].mixer)
         self.layers = nn.ModuleList(layers)
-        self.norm = config.final_norm.build()
+        if is_first:
+            self.norm = config.final_norm.build()
         self.step_adapters = StepAdapters()
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if is_first and not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, len(words))
         self.mtp = None if config.mtp is None else config.mtp.build()
+
+    def join(self, ranks: Ranks) -> None:
+        """Hear of the other ranks, whose parts of the network this one's belongs to."""
+        if self.config.stage.count > 1:  # each layer is whole
+            self.stages = ranks
+            return
+        assert ranks.rank == self.config.rank
+        for part in self.modules():
+            if isinstance(part, Joined):
+                part.ranks = ranks
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights and activations."""
+        """Dtype of the weights and activations, on the first of several stages."""
         return self.embed_tokens.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where the weights are, on the first of several stages."""
         return self.embed_tokens.weight.device
 
     @property
@@ -130,8 +219,8 @@ class CausalLM(nn.Module):
             Hidden states before the final norm, (T, C).
         """
         with self.step_adapters.using(batch.adapters):
-            x = self._embed(batch.token_ids)
-            given = batch.given
+            given = batch.given if self.config.stage.number == 0 else None
+            x = self._enter(batch)
             if given is not None:
                 x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
@@ -142,6 +231,8 @@ class CausalLM(nn.Module):
                 x = layer(x, batch, cache, embedded)
                 if given is not None and index < num_added:
                     x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
+        if self.config.stage.count > 1:
+            return self._leave(x)
         if self.mtp is not None:
             hidden = recordable(self.norm, x, like=x)
             recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=x)
@@ -208,6 +299,25 @@ class CausalLM(nn.Module):
         """
         return self._scores(recordable(self.norm, hidden, like=hidden), adapters)
 
+    def _enter(self, batch: ForwardBatch) -> Tensor:
+        """What the first layer here sees, (T, C)."""
+        stage = self.config.stage
+        if stage.number == 0:
+            return self._embed(batch.token_ids)
+        size = (len(batch.token_ids), self.config.hidden_size)
+        like = torch.empty(size, dtype=self.activation_dtype, device=batch.token_ids.device)
+        return self.stages.receive(like, stage.number - 1)
+
+    def _leave(self, x: Tensor) -> Tensor:
+        """Give the next stage what the last layer here puts out; the first gets it from the last.
+
+        Returns:
+            On the first stage what the last layer of all puts out, (T, C).
+        """
+        stage = self.config.stage
+        self.stages.send(x, (stage.number + 1) % stage.count)
+        return self.stages.receive(x, stage.count - 1) if stage.number == 0 else x
+
     def _forward_sequences(self, token_ids: Tensor) -> Tensor:
         """(B, T) to hidden states before the final norm, (B, T, C)."""
         x = embedded = self._embed(token_ids)
@@ -222,6 +332,7 @@ class CausalLM(nn.Module):
         lora = None if is_tied else self.lm_head.lora  # of an embedding they change the embedding
         with self.step_adapters.using(adapters):
             scores = multiply(normed, head.weight, lora=lora)
+        scores = self.ranks.join_columns(scores, self.config.held_words)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 
     def _embed(self, token_ids: Tensor) -> Tensor:

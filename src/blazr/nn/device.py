@@ -54,6 +54,11 @@ class Device:
             _cpu_info("flags", "Features").split()
         )
 
+    @property
+    def num_threads(self) -> int:
+        """Threads of the CPU that operations are computed with."""
+        return torch.get_num_threads()
+
     def free_bytes(self) -> int:
         """Memory that can still be taken here, in bytes."""
         if self.kind == "cuda":
@@ -144,6 +149,28 @@ def resolve_device(name: str = "auto") -> Device:
         name = _cpu_info("model name") or "unknown processor"
         return Device("cpu", f"{name}, {torch.get_num_threads()} threads")
     return Device("cuda", torch.cuda.get_device_name())
+
+
+def use_threads(count: int) -> None:
+    """Compute on so many threads of the CPU."""
+    torch.set_num_threads(count)
+
+
+def use_gpu(index: int) -> None:
+    """Have the calling thread compute on this one of several GPUs.
+
+    Raises:
+        ConfigError: There are not so many.
+    """
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(
+            "there is no GPU for every rank.",
+            found=f"{count} GPUs",
+            expected=f"at least {index + 1}",
+            hint="lower --tp, or compute on the CPU (--device cpu)",
+        )
+    torch.cuda.set_device(index)
 
 
 def cuda_capability() -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -33,9 +33,11 @@ from blazr.models.families.rules import (
     in_order,
 )
 from blazr.models.loading.kept import KeptWeights, kept_weights
+from blazr.models.loading.parts import part_of_config, part_of_tensor, part_of_weight
 from blazr.models.loading.plan import (
     LoadPlan,
     LoadStep,
+    PlannedModel,
     Storage,
     Storing,
     choose_dtype,
@@ -43,6 +45,7 @@ from blazr.models.loading.plan import (
     dequantize_if_room,
     is_as_stored,
     plan_model,
+    stage_name,
     stored_as,
     weight_bytes,
 )
@@ -51,6 +54,7 @@ from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
+from blazr.nn.layers.ranks import ALONE, Ranks
 from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -79,6 +83,7 @@ class LoadedModel:
         metadata: The contents of config.json; empty where there is none.
         gguf: The metadata of a GGUF file; empty for other files.
         rules: From the names of the file's tensors to those of the network's parameters.
+        num_parameters: Weights in it, those of all ranks.
     """
 
     module: CausalLM
@@ -90,6 +95,7 @@ class LoadedModel:
     metadata: Mapping[str, object]
     gguf: Mapping[str, Value]
     rules: RuleBook
+    num_parameters: int
 
     @property
     def vocab_size(self) -> int:
@@ -122,7 +128,7 @@ class LoadedModel:
         return self.config.cache_specs(self.module.dtype)
 
 
-def load(
+def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     model: str,
     *,
     device: Device,
@@ -132,6 +138,9 @@ def load(
     quantize: str | None = None,
     with_mtp: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ALONE,
+    free_bytes: int | None = None,
+    in_stages: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
@@ -148,6 +157,10 @@ def load(
             (``"experts=q4_0,lm_head=q8_0"``). None keeps all as they are stored.
         with_mtp: Whether to load the module for multi-token prediction, too.
         progress: Told the bytes that have been read, and all of them.
+        ranks: Who has the other parts of the network, of which this is one.
+        free_bytes: Memory that the weights may take; None for what is free. Ranks must be told the
+            same, as it decides what is kept packed.
+        in_stages: Whether each of the ranks has some of the layers, and not a part of each.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
@@ -159,7 +172,8 @@ def load(
     policy = parse_policy(quantize)
     planned = plan_model(model, revision=revision, with_mtp=with_mtp)
     checkpoint = planned.checkpoint
-    module = planned.module
+    part = _plan_part(planned, ranks, in_stages=in_stages)
+    module, config, plan = part.module, part.module.config, part.plan
     declared = ConfigReader(checkpoint.config).text("ssm_a")
     ssm_a = ssm_a or (declared.value if declared else SSM_A[0])
     if ssm_a not in SSM_A:
@@ -170,10 +184,13 @@ def load(
         if value.is_assumed:
             log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
     chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
-    storage = choose_storage(planned.plan, module, policy)
-    free = device.free_bytes()
+    # by the whole model, so that all ranks choose the same
+    storage = choose_storage(planned.plan, planned.module, policy)
+    free = device.free_bytes() if free_bytes is None else free_bytes
     storage = dequantize_if_room(planned.plan, storage, chosen, room=int(free * _ROOM))
-    needed = weight_bytes(planned.plan, chosen, storage)
+    named = ((stage_name(name, config), each) for name, each in storage.items())
+    storage = {name: each for name, each in named if name is not None}
+    needed = weight_bytes(plan, chosen, storage)
     if needed > free:
         raise CapacityError(
             f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
@@ -190,10 +207,10 @@ def load(
     )
     started_s = monotonic()
     kept = None
-    if env.flag("BLAZR_KEEP_PACKED"):
+    if env.flag("BLAZR_KEEP_PACKED") and ranks.rank.count == 1:
         kept = kept_weights(checkpoint, planned.name, quantize=quantize, dtype=chosen)
     weights = read_weights(
-        planned.plan,
+        plan,
         checkpoint,
         dtype=chosen,
         device=device.torch_device,
@@ -206,11 +223,12 @@ def load(
         log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
     log.debug("read the weights in %.2f s", monotonic() - started_s)
     place(module, weights.tensors)
+    module.activation_dtype = chosen
     module.requires_grad_(requires_grad=False).eval()
     _apply_ssm_a(module, ssm_a)
     return LoadedModel(
         module=module,
-        config=planned.derivation.config,
+        config=config,
         family=planned.family.name,
         path=checkpoint.path,
         name=planned.name,
@@ -218,7 +236,25 @@ def load(
         metadata=checkpoint.config or {},
         gguf=checkpoint.metadata,
         rules=planned.derivation.rules,
+        num_parameters=sum(math.prod(step.shape) for step in planned.plan.steps),
     )
+
+
+def _plan_part(planned: PlannedModel, ranks: Ranks, *, in_stages: bool) -> PlannedModel:
+    """What one of several ranks loads: the same network where there is one."""
+    rank, config = ranks.rank, planned.derivation.config
+    if rank.count == 1:
+        return planned
+    if in_stages:
+        config = config.as_stage(rank)
+        plan = planned.plan.of_stage(config)
+    else:
+        config, parts = part_of_config(config, rank)
+        plan = planned.plan.part(parts, rank)
+    with torch.device("meta"):
+        module = CausalLM(config)
+    module.join(ranks)
+    return replace(planned, module=module, plan=plan)
 
 
 def _apply_ssm_a(module: CausalLM, choice: str) -> None:
@@ -230,7 +266,8 @@ def _apply_ssm_a(module: CausalLM, choice: str) -> None:
     ]
     if choice == "trained":
         for mixer in mixers:
-            steps = torch.arange(1, len(mixer.a_log) + 1, device=mixer.a_log.device)
+            first = 1 + module.ranks.rank.number * len(mixer.a_log)
+            steps = torch.arange(first, first + len(mixer.a_log), device=mixer.a_log.device)
             mixer.a_log = nn.Parameter(steps.float().log(), requires_grad=False)
     elif mixers and all(
         len(mixer.a_log) > 8 and mixer.a_log.abs().max().item() <= 1 for mixer in mixers
@@ -294,6 +331,8 @@ def read_weights(
             tensors[step.parameter] = weight
             continue
         tensor = _read_tensor(step, checkpoint, dtype, device)
+        if step.held is not None:
+            tensor = part_of_tensor(tensor, step.held)
         tensors[step.parameter] = tensor
         parts = tensor if isinstance(step.transform, Stack) else (tensor,)
         for part, info in zip(parts, step.sources[: len(parts)], strict=True):
@@ -353,6 +392,8 @@ def read_weight(
         read = StoredStack(found) if isinstance(step.transform, Stack) else found[0]
     else:
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
+    if step.held is not None:
+        read = part_of_weight(read, step.held)
     weight = pack_weight(read)
     if weight is not read:
         for info in step.sources:

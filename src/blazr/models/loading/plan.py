@@ -39,12 +39,15 @@ from blazr.models.families.rules import (
     RuleBook,
     Shape,
     Squeeze,
+    Stack,
     Transform,
     Transpose,
 )
+from blazr.models.loading.parts import held_of
 from blazr.nn.device import Device
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows
 from blazr.nn.operands.packing import BlockType
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
@@ -201,12 +204,22 @@ class LoadStep:
         shape: Its shape.
         sources: The tensors it is made of, one for each of its slots.
         transform: What happens to them.
+        held: Of the parameter, what is held by the rank that loads it; None for all.
     """
 
     parameter: str
     shape: Shape
     sources: tuple[TensorInfo, ...]
     transform: Transform = AS_STORED
+    held: Held | None = None
+
+    @property
+    def share(self) -> float:
+        """How much of the parameter is held."""
+        if not isinstance(self.held, Rows | Columns):
+            return 1.0
+        size = self.shape[self.held.dim if isinstance(self.held, Rows) else -1]
+        return sum(map(len, self.held.runs)) / size
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,30 @@ class LoadPlan:
     steps: tuple[LoadStep, ...]
     problems: tuple[Problem, ...]
     ignored: tuple[str, ...] = ()
+
+    def part(self, parts: Parts, rank: Rank) -> LoadPlan:
+        """The plan of a rank.
+
+        Args:
+            parts: What it holds.
+            rank: Which it is.
+        """
+        steps = []
+        for step in self.steps:
+            held = held_of(step.parameter, parts, rank)
+            if isinstance(held, Rows) and isinstance(step.transform, Stack) and held.dim == 0:
+                sources = tuple(step.sources[index] for run in held.runs for index in run)
+                shape = (len(sources), *step.shape[1:])
+                steps.append(replace(step, shape=shape, sources=sources))
+            else:
+                steps.append(replace(step, held=held))
+        return replace(self, steps=tuple(steps))
+
+    def of_stage(self, config: ModelConfig) -> LoadPlan:
+        """The plan of a rank that has some of the layers."""
+        named = ((stage_name(step.parameter, config), step) for step in self.steps)
+        steps = (replace(step, parameter=name) for name, step in named if name is not None)
+        return replace(self, steps=tuple(steps))
 
     def check(self) -> None:
         """Raise if anything does not fit.
@@ -304,6 +341,22 @@ def plan_load(
     steps = [step for name in parameters if (step := matching.step(name)) is not None]
     steps.sort(key=lambda step: (step.sources[0].file, step.sources[0].start))
     return LoadPlan(tuple(steps), tuple(matching.report()), tuple(skipped))
+
+
+def stage_name(parameter: str, config: ModelConfig) -> str | None:
+    """What a parameter is called by a rank that has some of the layers; None where it has it not.
+
+    Args:
+        parameter: Its name in the whole network.
+        config: The rank's, which counts its layers from 0.
+    """
+    first, _, rest = parameter.partition(".")
+    if first != "layers":
+        return parameter if config.stage.number == 0 else None
+    index, _, name = rest.partition(".")
+    if int(index) not in config.held_layers:
+        return None
+    return f"layers.{int(index) - config.held_layers.start}.{name}"
 
 
 @dataclass(slots=True)
@@ -554,13 +607,14 @@ def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, roo
 
 def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> int:
     """What a parameter takes, packed or plain in a dtype."""
+    count = round(math.prod(step.shape) * step.share)
     if storing is None:
-        return math.prod(step.shape) * dtype.itemsize
+        return count * dtype.itemsize
     if isinstance(storing, Quantizer):
         storing = storing.kind
     if isinstance(storing, BlockType):
-        return math.prod(step.shape) // storing.length * storing.nbytes
-    return sum(info.nbytes for info in step.sources)
+        return count // storing.length * storing.nbytes
+    return round(sum(info.nbytes for info in step.sources) * step.share)
 
 
 def weight_bytes(plan: LoadPlan, dtype: torch.dtype, storage: Storage) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import Pages
 from blazr.nn.ops.attention import paged_attention
@@ -79,6 +80,23 @@ class AttentionConfig(MixerConfig):
         entry = TensorSpec((self.num_kv_heads, self.head_dim), dtype)
         return CacheSpec(paged={"k": entry, "v": entry})
 
+    def part(self, rank: Rank) -> tuple[AttentionConfig, Parts]:
+        """Cut by heads; ranks share keys and values where these have fewer heads."""
+        own = rank.equal_run(self.num_heads, "query heads")
+        kept = rank.shared_run(self.num_kv_heads, self.num_heads, "key/value heads")
+        query, key = scaled(own, self.head_dim), scaled(kept, self.head_dim)
+        gated = 2 if self.output_gate else 1
+        parts: dict[str, Held] = {
+            "q_proj": Rows((scaled(own, gated * self.head_dim),)),
+            "k_proj": Rows((key,)),
+            "v_proj": Rows((key,)),
+            "o_proj": Columns((query,)),
+            "sinks": Rows((own,)),
+        }
+        if self.qk_norm_all_heads:
+            parts |= {"q_norm": Rows((query,)), "k_norm": Rows((key,))}
+        return replace(self, num_heads=len(own), num_kv_heads=len(kept)), parts
+
     def build(self) -> Attention:
         """The module, with uninitialised parameters."""
         return Attention(self)
@@ -100,9 +118,10 @@ class Attention(Mixer):
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
         if config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
-            sizes = (query, key) if config.qk_norm_all_heads else (dim, dim)
-            self.q_norm = NormConfig(sizes[0], eps, unit_offset=offset).build()
-            self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset).build()
+            is_cut = config.qk_norm_all_heads
+            sizes = (query, key) if is_cut else (dim, dim)
+            self.q_norm = NormConfig(sizes[0], eps, unit_offset=offset, is_cut=is_cut).build()
+            self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset, is_cut=is_cut).build()
         self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:

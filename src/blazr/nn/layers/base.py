@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.derived import DerivedModule
+from blazr.nn.layers.ranks import ALONE, Joined, Parts, Rank, mean_square, under
 from blazr.nn.operands.step import StepTable
-from blazr.nn.ops.norm import layer_norm, rms_norm
+from blazr.nn.ops.norm import layer_norm, rms_norm, scale_rms
 from blazr.nn.ops.pointwise import add
 from blazr.nn.ops.replay import recordable
 
@@ -27,19 +28,21 @@ class NormConfig:
         eps: Added to the mean square or the variance.
         kind: ``"rms"`` (weight only) or ``"layer"`` (mean removed, weight and bias).
         unit_offset: Whether an RMSNorm's weight is stored less one.
+        is_cut: Whether ranks have equal parts of the channels of an RMSNorm.
     """
 
     size: int
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     unit_offset: bool = False
+    is_cut: bool = False
 
     def build(self) -> Norm:
         """The module, with uninitialised parameters."""
         return Norm(self)
 
 
-class Norm(nn.Module):
+class Norm(Joined, nn.Module):
     """RMSNorm or LayerNorm, as its config says."""
 
     bias: nn.Parameter | None
@@ -47,12 +50,16 @@ class Norm(nn.Module):
     def __init__(self, config: NormConfig) -> None:
         super().__init__()
         self.eps = config.eps
+        self.is_cut = config.is_cut
         self.unit_offset = config.unit_offset
         self.weight = nn.Parameter(torch.empty(config.size))
         self.bias = nn.Parameter(torch.empty(config.size)) if config.kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
+        if self.is_cut and self.ranks is not ALONE:
+            mean = mean_square(x.float(), self.ranks)
+            return scale_rms(x, mean, self.weight, self.eps, unit_offset=self.unit_offset)
         if self.bias is None:
             return rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
         return layer_norm(x, self.weight, self.bias, self.eps)
@@ -75,11 +82,21 @@ class MixerConfig(ABC):
         return 0
 
     @abstractmethod
+    def part(self, rank: Rank) -> tuple[Self, Parts]:
+        """The mixer of a rank, what of this one's parameters it holds.
+
+        What the mixers of all ranks put out adds up to what this one does.
+
+        Raises:
+            ConfigError: It cannot be cut in so many.
+        """
+
+    @abstractmethod
     def build(self) -> Mixer:
         """The module, with uninitialised parameters."""
 
 
-class Mixer(DerivedModule, ABC):
+class Mixer(Joined, DerivedModule, ABC):
     """Mixes information between tokens."""
 
     config: MixerConfig
@@ -123,6 +140,10 @@ class FeedForwardConfig(ABC):
     """Sizes of a feed-forward. Implementations are frozen dataclasses."""
 
     @abstractmethod
+    def part(self, rank: Rank) -> tuple[Self, Parts]:
+        """The feed-forward of a rank; see `MixerConfig.part`."""
+
+    @abstractmethod
     def build(self) -> FeedForward:
         """The module, with uninitialised parameters."""
 
@@ -162,8 +183,18 @@ class LayerConfig:
     joins_embedding: bool = False
     shares_layer: int | None = None
 
+    def part(self, rank: Rank) -> tuple[LayerConfig, Parts]:
+        """The layer of a rank; see `MixerConfig.part`."""
+        mixer, held = self.mixer.part(rank)
+        parts = under("mixer", held)
+        feed = self.feed_forward
+        if feed is not None:
+            feed, held = feed.part(rank)
+            parts |= under("feed_forward", held)
+        return replace(self, mixer=mixer, feed_forward=feed), parts
 
-class DecoderLayer(nn.Module):
+
+class DecoderLayer(Joined, nn.Module):
     """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too."""
 
     def __init__(self, config: LayerConfig) -> None:
@@ -203,10 +234,12 @@ class DecoderLayer(nn.Module):
         return recordable(self.mixer_norm, x, like=x)
 
     def _residual(self, x: Tensor, mixed: Tensor) -> Tensor:
+        mixed = self.ranks.sum(mixed)
         x = self._add(x, recordable(self.mixer_post_norm, mixed, like=x))
         if not self.has_feed_forward:
             return x
         fed = recordable(self.feed_forward, recordable(self.feed_forward_norm, x, like=x), like=x)
+        fed = self.ranks.sum(fed)
         return self._add(x, recordable(self.feed_forward_post_norm, fed, like=x))
 
     def _add(self, x: Tensor, change: Tensor) -> Tensor:

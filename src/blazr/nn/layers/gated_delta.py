@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.ranks import Columns, Parts, Rank, Rows, scaled
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
 from blazr.nn.operands.step import StepTable, Window
 from blazr.nn.ops.convolution import convolve
@@ -79,6 +80,29 @@ class GatedDeltaConfig(MixerConfig):
             states=("delta",),
         )
 
+    def part(self, rank: Rank) -> tuple[Self, Parts]:
+        """Cut by heads; ranks share queries and keys where these have fewer."""
+        own = rank.equal_run(self.num_heads, "heads of values")
+        keys = rank.shared_run(self.num_key_heads, self.num_heads, "heads of keys")
+        return replace(self, num_heads=len(own), num_key_heads=len(keys)), self._held(own, keys)
+
+    def _held(self, own: range, keys: range) -> Parts:
+        value = scaled(own, self.value_head_dim)
+        made = Rows(
+            (
+                scaled(keys, self.key_head_dim),
+                scaled(keys, self.key_head_dim, self.key_size),
+                scaled(value, 1, 2 * self.key_size),
+            )
+        )
+        names = ("in_proj_b", "in_proj_a", "dt_bias", "a_log")
+        return dict.fromkeys(names, Rows((own,))) | {
+            "in_proj_qkv": made,
+            "conv1d": made,
+            "in_proj_z": Rows((value,)),
+            "out_proj": Columns((value,)),
+        }
+
     def build(self) -> DeltaMixer:
         """The module, with uninitialised parameters."""
         return GatedDelta(self)
@@ -92,6 +116,20 @@ class KimiDeltaConfig(GatedDeltaConfig):
     def num_decays(self) -> int:
         """One for each key channel."""
         return self.key_size
+
+    def _held(self, own: range, keys: range) -> Parts:
+        key, value = scaled(keys, self.key_head_dim), scaled(own, self.value_head_dim)
+        of_keys = ("q_proj", "k_proj", "q_conv1d", "k_conv1d", "f_b_proj", "dt_bias")
+        of_values = ("v_proj", "v_conv1d", "g_b_proj")
+        return (
+            dict.fromkeys(of_keys, Rows((key,)))
+            | dict.fromkeys(of_values, Rows((value,)))
+            | {
+                "b_proj": Rows((own,)),
+                "a_log": Rows((own,), dim=2),
+                "out_proj": Columns((value,)),
+            }
+        )
 
     def build(self) -> DeltaMixer:
         """The module, with uninitialised parameters."""

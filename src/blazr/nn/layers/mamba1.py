@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
 from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
@@ -70,6 +71,18 @@ class Mamba1Config(MixerConfig):
             states=("ssm",),
         )
 
+    def part(self, rank: Rank) -> tuple[Mamba1Config, Parts]:
+        """Cut by channels; step sizes of low rank, B and C are made of all of them."""
+        own = rank.equal_run(self.inner_size, "inner channels")
+        rows, columns = Rows((own,)), Columns((own,))
+        parts: dict[str, Held] = dict.fromkeys(("conv1d", "dt_proj", "a_log", "d"), rows)
+        parts |= {
+            "in_proj": Rows((own, scaled(own, 1, self.inner_size))),
+            "x_proj": columns,
+            "out_proj": columns,
+        }
+        return replace(self, inner_size=len(own)), parts
+
     def build(self) -> Mamba1:
         """The module, with uninitialised parameters."""
         return Mamba1(self)
@@ -99,7 +112,8 @@ class Mamba1(Mixer):
         """(T, C) to (T, C); updates states and log, writes the checkpoints the batch asks for."""
         raw, gate = self.in_proj(x).chunk(2, -1)
         u = convolve(raw, self.conv1d.filter, cache.window("conv"), batch.table)
-        config, parts = self.config, self.x_proj(u).split(tuple(self.sizes.values()), -1)
+        made = self.ranks.sum(self.x_proj(u))
+        config, parts = self.config, made.split(tuple(self.sizes.values()), -1)
         if config.inner_norms == "weighted":
             norms = (getattr(self, f"{name}_norm") for name in self.sizes)
             parts = tuple(norm(part) for norm, part in zip(norms, parts, strict=True))

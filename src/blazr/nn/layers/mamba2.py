@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
 from blazr.nn.operands.recurrent import GatedNorm, Mamba2Memory, Mamba2Weights
 from blazr.nn.ops.mamba2 import mamba2
+from blazr.nn.ops.norm import scale_rms
 from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
 
@@ -37,6 +40,8 @@ class Mamba2Config(MixerConfig):
         out_bias: Whether the projection out of the mixer has one.
         dt_limits: Least and most that a step size may be.
         multipliers: Applied to z, x, B, C and dt as they are projected; None for none.
+        is_norm_cut: Whether ranks have equal parts of a group of the norm's channels;
+            ``norm_groups`` then counts those of all ranks.
     """
 
     hidden_size: int
@@ -53,6 +58,7 @@ class Mamba2Config(MixerConfig):
     out_bias: bool = True
     dt_limits: tuple[float, float] = DT_LIMITS
     multipliers: tuple[float, float, float, float, float] | None = None
+    is_norm_cut: bool = False
 
     @property
     def inner_size(self) -> int:
@@ -84,6 +90,45 @@ class Mamba2Config(MixerConfig):
             },
             states=("ssm",),
         )
+
+    def part(self, rank: Rank) -> tuple[Mamba2Config, Parts]:
+        """Cut by heads; ranks share B and C where these have fewer groups."""
+        own = rank.equal_run(self.num_heads, "heads")
+        groups = rank.shared_run(self.num_groups, self.num_heads, "groups")
+        inner = scaled(own, self.head_dim)
+        maps = [
+            scaled(groups, self.state_size, self.inner_size + before * self.map_size)
+            for before in (0, 1)
+        ]
+        # x, B and C; behind z, and before the step sizes
+        conv = (inner, *maps)
+        behind = tuple(scaled(each, 1, self.inner_size) for each in conv)
+        dt = scaled(own, 1, 2 * self.inner_size + 2 * self.map_size)
+        is_norm_cut = self.norm != "none" and self.norm_groups % rank.count > 0
+        if is_norm_cut and (self.norm == "norm_first" or rank.count % self.norm_groups):
+            raise ConfigError(
+                f"the norm cannot be cut in {rank.count}.",
+                found=f"{self.norm_groups} groups of its channels",
+                expected=f"a multiple of {rank.count}",
+            )
+        heads = Rows((own,))
+        parts: dict[str, Held] = {
+            "in_proj": Rows((inner, *behind, dt)),
+            "conv1d": Rows(conv),
+            "dt_bias": heads,
+            "a_log": heads,
+            "d": heads,
+            "norm": Rows((inner,)),
+            "out_proj": Columns((inner,)),
+        }
+        part = replace(
+            self,
+            num_heads=len(own),
+            num_groups=len(groups),
+            norm_groups=self.norm_groups // (1 if is_norm_cut else rank.count) or 1,
+            is_norm_cut=is_norm_cut,
+        )
+        return part, parts
 
     def build(self) -> Mamba2:
         """The module, with uninitialised parameters."""
@@ -118,7 +163,12 @@ class Mamba2(Mixer):
             log_xb=cache.log["xb"],
             log_dt=cache.log["dt"],
         )
-        return self.out_proj(mamba2(self.in_proj(x), self._weights, memory, batch.table))
+        y = mamba2(self.in_proj(x), self._weights, memory, batch.table)
+        if self.config.is_norm_cut:
+            assert self.norm is not None
+            mean = mean_square(y.float(), self.ranks, self.config.norm_groups)
+            y = scale_rms(y, mean, self.norm.weight, self.config.norm_eps)
+        return self.out_proj(y)
 
     @derived
     def _weights(self) -> Mamba2Weights:
@@ -139,8 +189,9 @@ class Mamba2(Mixer):
             a=decay_rates(self.a_log),
             d=self.d.float(),
             norm=GatedNorm(
-                order=cfg.norm,
-                weight=None if self.norm is None else self.norm.weight.float(),
+                # where ranks have parts of the channels, the gate alone is applied here
+                order="none" if cfg.is_norm_cut else cfg.norm,
+                weight=None if self.norm is None or cfg.is_norm_cut else self.norm.weight.float(),
                 eps=cfg.norm_eps,
                 groups=cfg.norm_groups,
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
 from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
 from blazr.nn.ops.mamba3 import mamba3
-from blazr.nn.ops.norm import gated_norm
+from blazr.nn.ops.norm import gated_norm, scale_rms
 from blazr.nn.ops.pointwise import activate, dense
 from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
@@ -36,6 +37,7 @@ class Mamba3Config(MixerConfig):
         complex_rope: Whether B and C are rotated by an angle that depends on the data.
         mimo_rank: r; 0 is single-input. Otherwise each head's input is expanded to P * r.
         norm_eps: Of the gated norm and of the norm of B and C.
+        is_norm_cut: Whether ranks have equal parts of the gated norm's channels.
     """
 
     hidden_size: int
@@ -48,6 +50,7 @@ class Mamba3Config(MixerConfig):
     complex_rope: bool = True
     mimo_rank: int = 0
     norm_eps: float = 1e-6
+    is_norm_cut: bool = False
 
     @property
     def inner_size(self) -> int:
@@ -90,6 +93,30 @@ class Mamba3Config(MixerConfig):
             log["conv"] = TensorSpec((channels,), dtype)
         # angles grow, and x and b are small: they stay as they are
         return CacheSpec(checkpoint=specs, log=log, working=tuple(shapes), states=("ssm",))
+
+    def part(self, rank: Rank) -> tuple[Mamba3Config, Parts]:
+        """Cut by heads; ranks share B and C where these have fewer groups."""
+        own = rank.equal_run(self.num_heads, "heads")
+        groups = rank.shared_run(self.num_groups, self.num_heads, "groups")
+        inner = scaled(own, self.head_dim)
+        maps = [
+            scaled(groups, self.state_size, self.inner_size + before * self.map_size)
+            for before in (0, 1)
+        ]
+        # x, B and C; behind z, and before the step sizes
+        conv = (inner, *maps)
+        behind = tuple(scaled(each, 1, self.inner_size) for each in conv)
+        dt = scaled(own, 1, 2 * self.inner_size + 2 * self.map_size)
+        names = ("lambda_proj", "b_bias", "c_bias", "dt_bias", "a_log", "d")
+        parts: dict[str, Held] = dict.fromkeys(names, Rows((own,)))
+        parts |= {
+            "in_proj": Rows((inner, *behind, dt)),
+            "conv1d": Rows(conv),
+            "theta_proj": Rows((scaled(own, self.state_size // 2),)),
+            "norm": Rows((inner,)),
+            "out_proj": Columns((inner,)),
+        }
+        return replace(self, num_heads=len(own), num_groups=len(groups), is_norm_cut=True), parts
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""
@@ -143,7 +170,11 @@ class Mamba3(Mixer):
         y = mamba3(inputs, rows, self._weights, self._memory(cache), batch.table)
         if cfg.mimo_rank:
             y = self.mimo_x_down(y.view(-1, cfg.state_dim)).view(len(x), -1)
-        return self.out_proj(gated_norm(y, z, self._gated_norm))
+        y = gated_norm(y, z, self._gated_norm)
+        if cfg.is_norm_cut:
+            mean = mean_square(y.float(), self.ranks)
+            y = scale_rms(y, mean, self.norm.weight, self.norm.eps)
+        return self.out_proj(y)
 
     def rewind(self, table: StepTable, cache: LayerCache) -> None:
         """Run the recurrence again; the convolution finds its inputs in the log."""
@@ -178,4 +209,6 @@ class Mamba3(Mixer):
 
     @derived
     def _gated_norm(self) -> GatedNorm:
+        if self.config.is_norm_cut:  # the gate alone
+            return GatedNorm("none", None, self.norm.eps)
         return GatedNorm("gate_first", self.norm.weight.float(), self.norm.eps)

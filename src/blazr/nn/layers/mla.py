@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora, head_loras
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import LatentRows, Latents
 from blazr.nn.ops.latent_attention import latent_attention
@@ -63,6 +65,21 @@ class MlaConfig(MixerConfig):
         """What the scores are multiplied with."""
         return (self.head_dim + self.rope_dim) ** -0.5
 
+    def part(self, rank: Rank) -> tuple[Self, Parts]:
+        """Cut by heads; every rank has all latents."""
+        own = rank.equal_run(self.num_heads, "heads")
+        return replace(self, num_heads=len(own)), self._held(own)
+
+    def _held(self, own: range) -> Parts:
+        unrotated = Rows((scaled(own, self.head_dim),))
+        return {
+            "q_up_proj": unrotated,
+            "k_up_proj": unrotated,
+            "v_up_proj": unrotated,
+            "q_rope_proj": Rows((scaled(own, self.rope_dim),)),
+            "o_proj": Columns(unrotated.runs),
+        }
+
     def build(self) -> Mla:
         """The module, with uninitialised parameters."""
         return OxidizrMla(self)
@@ -88,6 +105,15 @@ class DeepseekMlaConfig(MlaConfig):
     def scale(self) -> float:
         """What the scores are multiplied with."""
         return self.attention_multiplier
+
+    def _held(self, own: range) -> Parts:
+        query = Rows((scaled(own, self.head_dim + self.rope_dim),))
+        heads: dict[str, Held] = {"k_up": Rows((own,)), "v_up": Rows((own,))}
+        return heads | {
+            "q_proj": query,
+            "q_up_proj": query,
+            "o_proj": Columns((scaled(own, self.v_head_dim),)),
+        }
 
     def build(self) -> Mla:
         """The module, with uninitialised parameters."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, whole_blocks
 from blazr.nn.ops.pointwise import activate, scale
 
 
@@ -32,6 +33,14 @@ class MlpConfig(FeedForwardConfig):
     bias: bool = False
     gate_multiplier: float = 1.0
     down_multiplier: float = 1.0
+
+    def part(self, rank: Rank) -> tuple[MlpConfig, Parts]:
+        """Cut by inner channels."""
+        size = self.intermediate_size
+        own = rank.run(size, "inner channels", unit=whole_blocks(size, rank.count))
+        rows, columns = Rows((own,)), Columns((own,))
+        parts: dict[str, Held] = {"gate_proj": rows, "up_proj": rows, "down_proj": columns}
+        return replace(self, intermediate_size=len(own)), parts
 
     def build(self) -> Mlp:
         """The module, with uninitialised parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mlp import Mlp, MlpConfig
+from blazr.nn.layers.ranks import FirstRank, Held, Parts, Rank, Rows, under
 from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.matmul import wide_linear
@@ -47,6 +48,7 @@ class MoeConfig(FeedForwardConfig):
         swiglu_alpha: Steepness of the clamped form.
         latent_size: Experts work on so many channels, projected from C and back (Nemotron 3);
             None for C itself.
+        held: Of the experts, those whose matrices are here; None for all.
     """
 
     hidden_size: int
@@ -69,6 +71,18 @@ class MoeConfig(FeedForwardConfig):
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
     latent_size: int | None = None
+    held: range | None = None
+
+    @property
+    def shared_mlp(self) -> MlpConfig:
+        """The expert of all tokens."""
+        return MlpConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.shared_intermediate_size or self.intermediate_size,
+            activation=self.activation,
+            gated=self.gated,
+            bias=self.dense_bias,
+        )
 
     @property
     def routing(self) -> Routing:
@@ -84,6 +98,19 @@ class MoeConfig(FeedForwardConfig):
             self.groups,
             self.routed_scaling_factor,
         )
+
+    def part(self, rank: Rank) -> tuple[MoeConfig, Parts]:
+        """Experts are shared out, and the one of all tokens is cut; every rank has the router."""
+        own = rank.run(self.num_experts, "experts")
+        names = [f"{name}_{kind}" for name in ("gate", "up", "down") for kind in ("proj", "bias")]
+        parts: dict[str, Held] = {f"experts.{name}": Rows((own,)) for name in names}
+        parts["latent_up_proj.bias"] = FirstRank()
+        size = self.shared_intermediate_size
+        if self.shared_expert:
+            mlp, held = self.shared_mlp.part(rank)
+            size = mlp.intermediate_size
+            parts |= under("shared_expert", held)
+        return replace(self, held=own, shared_intermediate_size=size), parts
 
     def build(self) -> Moe:
         """The module, with uninitialised parameters."""
@@ -106,7 +133,8 @@ class Experts(nn.Module):
         super().__init__()
         self.config = config
         self.loras: dict[tuple[str, int], Lora] = {}
-        experts, inner = config.num_experts, config.intermediate_size
+        experts = config.num_experts if config.held is None else len(config.held)
+        inner = config.intermediate_size
         hidden = config.latent_size or config.hidden_size
         upward = ("gate", "up") if config.gated else ("up",)
         for name in upward:
@@ -118,7 +146,18 @@ class Experts(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Each token through its experts: see ``blazr.nn.ops.moe.experts``."""
+        """Each token through its experts that are here: see ``blazr.nn.ops.moe.experts``."""
+        held = self.config.held
+        if held is None:
+            return self._run(x, weights, chosen)
+        tokens, place = ((chosen >= held.start) & (chosen < held.stop)).nonzero(as_tuple=True)
+        each = torch.zeros(*chosen.shape, x.shape[-1], device=x.device)
+        if len(tokens):
+            pairs = weights[tokens, place, None], chosen[tokens, place, None] - held.start
+            each[tokens, place] = self._run(x[tokens], *pairs).to(each.dtype)
+        return each.sum(1).to(self.down_proj.dtype)
+
+    def _run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         config, dtype = self.config, self.down_proj.dtype
         bias = config.expert_bias
         mlps = ExpertMlps(
@@ -170,15 +209,7 @@ class Moe(FeedForward):
             self.latent_down_proj = Linear(*sizes, bias=bias)
             self.latent_up_proj = Linear(*sizes[::-1], bias=bias)
         if config.shared_expert:
-            self.shared_expert = Mlp(
-                MlpConfig(
-                    hidden_size=config.hidden_size,
-                    intermediate_size=config.shared_intermediate_size or config.intermediate_size,
-                    activation=config.activation,
-                    gated=config.gated,
-                    bias=config.dense_bias,
-                )
-            )
+            self.shared_expert = Mlp(config.shared_mlp)
         if config.shared_expert_gate:
             self.shared_expert_gate = Linear(config.hidden_size, 1)
 

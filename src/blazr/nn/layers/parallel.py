@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
+from blazr.nn.layers.ranks import Held, Parts, Rank, under
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add, scale
 from blazr.nn.ops.replay import recordable
@@ -49,6 +50,16 @@ class ParallelMixerConfig(MixerConfig):
     def length_class(self, length: int) -> int:
         """As the parts have it."""
         return max((part.mixer.length_class(length) for part in self.parts), default=0)
+
+    def part(self, rank: Rank) -> tuple[ParallelMixerConfig, Parts]:
+        """Each mixer is cut."""
+        parts: dict[str, Held] = {}
+        mixers = []
+        for each in self.parts:
+            mixer, held = each.mixer.part(rank)
+            mixers.append(replace(each, mixer=mixer))
+            parts |= under(f"parts.{each.name}", held)
+        return ParallelMixerConfig(tuple(mixers)), parts
 
     def build(self) -> ParallelMixer:
         """The module, with uninitialised parameters."""

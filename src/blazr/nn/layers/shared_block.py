@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from blazr.nn.layers.base import FeedForwardConfig, Mixer, MixerConfig, NormConf
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, under
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add
 
@@ -65,6 +66,30 @@ class SharedBlockConfig(MixerConfig):
     def length_class(self, length: int) -> int:
         """As the parts have it."""
         return max(self.block.attention.length_class(length), self.mixer.length_class(length))
+
+    def part(self, rank: Rank) -> tuple[SharedBlockConfig, Parts]:
+        """The block is cut, and the mixer."""
+        attention, of_attention = self.block.attention.part(rank)
+        feed_forward, of_feed = self.block.feed_forward.part(rank)
+        mixer, of_mixer = self.mixer.part(rank)
+        block = under("attention", of_attention) | under("feed_forward", of_feed)
+        parts = under("mixer", of_mixer)
+        if self.owns:
+            parts |= under("block", block) | under("block.adapters", self._of_adapters(block))
+        changed = replace(self.block, attention=attention, feed_forward=feed_forward)
+        return replace(self, block=changed, mixer=mixer), parts
+
+    def _of_adapters(self, block: Parts) -> Parts:
+        """Their upper matrices make what the base makes, their lower ones see what it sees."""
+        parts: dict[str, Held] = {}
+        for user in self.block.users:
+            for path in self.block.adapted:
+                held = block.get(path)
+                if isinstance(held, Rows):
+                    parts[f"{user}.{_key(path)}.up"] = held
+                elif isinstance(held, Columns):
+                    parts[f"{user}.{_key(path)}.down"] = held
+        return parts
 
     def build(self) -> SharedBlockMixer:
         """The module, with uninitialised parameters; without the block unless it owns that."""
@@ -162,8 +187,8 @@ class SharedBlockMixer(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, 2 * C), the residual stream beside the embedded tokens, to (T, C)."""
         block, attention, feed_forward = self.parts()
-        mixed = attention(block.attention_norm(x), batch, cache.of("attention"))
-        fed = self.linear(feed_forward(block.feed_forward_norm(mixed)))
+        mixed = self.ranks.sum(attention(block.attention_norm(x), batch, cache.of("attention")))
+        fed = self.ranks.sum(self.linear(feed_forward(block.feed_forward_norm(mixed))))
         seen = self.mixer_norm(x[..., : fed.shape[-1]] + fed)
         out: Tensor = self.mixer(seen, batch, cache.of("mixer"))
         return out

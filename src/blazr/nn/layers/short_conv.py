@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
 from blazr.nn.ops.convolution import convolve
 
 
@@ -22,19 +23,37 @@ class ShortConvConfig(MixerConfig):
         hidden_size: C.
         conv_kernel: K, taps of the convolution.
         bias: Whether projections and convolution have biases.
+        num_channels: Of the convolution; None for C.
     """
 
     hidden_size: int
     conv_kernel: int = 3
     bias: bool = False
+    num_channels: int | None = None
+
+    @property
+    def inner_size(self) -> int:
+        """Channels of the convolution."""
+        return self.hidden_size if self.num_channels is None else self.num_channels
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The gated inputs of the last K - 1 tokens before a grid edge, and of those since."""
-        window = (self.conv_kernel - 1, self.hidden_size)
+        window = (self.conv_kernel - 1, self.inner_size)
         return CacheSpec(
             checkpoint={"conv": TensorSpec(window, dtype)},
-            log={"conv": TensorSpec((self.hidden_size,), dtype)},
+            log={"conv": TensorSpec((self.inner_size,), dtype)},
         )
+
+    def part(self, rank: Rank) -> tuple[ShortConvConfig, Parts]:
+        """Cut by channels."""
+        size = self.inner_size
+        own = rank.equal_run(size, "channels")
+        parts: dict[str, Held] = {
+            "in_proj": Rows(tuple(scaled(own, 1, offset) for offset in (0, size, 2 * size))),
+            "conv1d": Rows((own,)),
+            "out_proj": Columns((own,)),
+        }
+        return replace(self, num_channels=len(own)), parts
 
     def build(self) -> ShortConv:
         """The module, with uninitialised parameters."""
@@ -48,10 +67,10 @@ class ShortConv(Mixer):
 
     def __init__(self, config: ShortConvConfig) -> None:
         super().__init__(config)
-        hidden, bias = config.hidden_size, config.bias
-        self.in_proj = Linear(hidden, 3 * hidden, bias=bias)  # b | c | x
-        self.conv1d = DepthwiseConv(hidden, config.conv_kernel, bias=bias)
-        self.out_proj = Linear(hidden, hidden, bias=bias)
+        hidden, inner, bias = config.hidden_size, config.inner_size, config.bias
+        self.in_proj = Linear(hidden, 3 * inner, bias=bias)  # b | c | x
+        self.conv1d = DepthwiseConv(inner, config.conv_kernel, bias=bias)
+        self.out_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); appends to the log, writes the checkpoints the batch asks for."""

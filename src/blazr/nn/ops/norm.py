@@ -26,8 +26,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    mean = x.float().square().mean(-1, keepdim=True)
+    return scale_rms(x, mean, weight, eps, unit_offset=unit_offset)
+
+
+def scale_rms(
+    x: Tensor, mean: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
+) -> Tensor:
+    """`rms_norm` by a mean square, (..., 1) float32, that is known already."""
+    normed = x.float() * torch.rsqrt(mean + eps)
     if unit_offset:
         return (normed * (1 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
