@@ -17,6 +17,7 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
+from blazr.engine.ranks.processes import RankProcesses
 from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
@@ -103,6 +104,7 @@ class Lab:
         state_dtype: What recurrent states are kept in.
         speculator: Drafts what may follow, if anything does.
         drafts_itself: Whether the network's own module does, as often as it can.
+        processes: The other ranks, where the network is the first one's part.
 
     Attributes:
         sample: Draws from a step's logits, as `Draws.draw` does; tests put others in its place.
@@ -122,6 +124,7 @@ class Lab:
         state_dtype: str = "auto",
         speculator: Speculator | None = None,
         drafts_itself: bool = False,
+        processes: RankProcesses | None = None,
     ) -> None:
         layout = plan_layout(
             [
@@ -142,7 +145,7 @@ class Lab:
             max_blocks=CONTEXT // GRID,
             working_copies=layout.working_copies,
         )
-        self.runner = ModelRunner(model, layout, shape, replay=replay)
+        self.runner = ModelRunner(model, layout, shape, replay=replay, processes=processes)
         disk = open_disk_cache(
             self.runner, EngineConfig(cache_dir=None if cache_dir is None else str(cache_dir))
         )

@@ -138,6 +138,9 @@ class ScriptedEngine:
             )
             running.sink(end)
 
+    def lasting_failure(self) -> str:
+        return ""
+
     def health(self) -> Health:
         return Health(not self.broken, self.broken)
 

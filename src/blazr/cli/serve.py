@@ -82,6 +82,12 @@ def serve(  # noqa: PLR0913  (one argument per flag)
 
     log.setup("debug" if verbose else "info", levels=log_level)
     if server.replicas > 1:
+        if load.num_ranks > 1:
+            raise ConfigError(
+                "replicas over several ranks each do not work yet.",
+                found=f"--replicas {server.replicas} --tp {load.tp} --pp {load.pp}",
+                expected="one of the two",
+            )
         load = replace(load, sharers=server.replicas)
         threads = threads or max(1, len(os.sched_getaffinity(0)) // server.replicas)
         if server.models_memory_bytes is not None:

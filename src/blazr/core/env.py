@@ -76,6 +76,8 @@ SERVE_FLAGS = (
     "CPU",
     "DTYPE",
     "QUANTIZE",
+    "TP",
+    "PP",
     "THREADS",
     "VERBOSE",
     "LOG_LEVEL",

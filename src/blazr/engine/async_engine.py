@@ -95,6 +95,10 @@ class AsyncEngine:
         record: Records the decode steps of 1 to that many sequences, on the engine's thread. If
             given, the engine warms up before the constructor returns: usual steps are recorded and
             some tokens computed, which no figure counts and no prefix keeps.
+
+    Attributes:
+        lasting_failure: Says why nothing can be computed any more, whatever is tried; empty while
+            it can.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class AsyncEngine:
         self._replace = replace
         self._put_adapter = put_adapter
         self._drop_adapter = drop_adapter
+        self.lasting_failure: Callable[[], str] = str
         self._leaving: list[Adapter] = []  # unloaded, but still used
         self._pauses: list[Future[None]] = []  # who waits for the last step
         self._listeners: list[Listener] = []
@@ -159,6 +164,8 @@ class AsyncEngine:
         """
         if self._closing or not self._thread.is_alive():
             raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+        if why := self.lasting_failure():
+            raise EngineError("the engine is not running.", found=why)
         self._engine.check(request)
         choices = request.params.n
         with self._lock:
@@ -332,7 +339,7 @@ class AsyncEngine:
         put = self._put_adapter
         if put is None:
             raise RequestError(
-                "a model that runs through transformers takes no adapters.",
+                "a model that runs through transformers, or over several ranks, takes no adapters.",
                 hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
             )
         return self.call(lambda: Adapter(slot=put(factors)))
@@ -355,7 +362,7 @@ class AsyncEngine:
         """Whether the engine works, from its heartbeat rather than from the process being there."""
         allowed_s = self._pulse.allowed_s  # before the beat, which is set first
         age = time.monotonic() - self._pulse.beat_s
-        reason = self._failure
+        reason = self._failure or self.lasting_failure()
         if not reason and (self._closing or not self._thread.is_alive()):
             reason = "the engine is stopped"
         is_lost = bool(reason)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -25,6 +27,9 @@ from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import Device, release_threads
 
+if TYPE_CHECKING:
+    from blazr.engine.ranks.processes import RankProcesses
+
 
 def build_engine(
     model: CausalLM,
@@ -32,6 +37,7 @@ def build_engine(
     *,
     config: EngineConfig,
     banned_ids: Sequence[int] = (),
+    processes: RankProcesses | None = None,
 ) -> AsyncEngine:
     """Plan the caches, take the memory, start the thread.
 
@@ -40,6 +46,7 @@ def build_engine(
         device: Where it is.
         config: How to divide the machine.
         banned_ids: Ids that are never generated.
+        processes: The other ranks, where the network is the first one's part.
 
     Raises:
         CapacityError: The memory holds not even one sequence.
@@ -52,11 +59,13 @@ def build_engine(
         for spec in model.config.cache_specs(model.dtype)
     ]
     layout = plan_layout(specs, working_copies=2 if drafters else 1)
+    if processes is not None and device.kind == "cpu":  # ranks share the machine's memory
+        config = replace(config, sharers=config.sharers * processes.ranks.rank.count)
     shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
-    runner = ModelRunner(model, layout, shape, banned_ids=banned_ids)
+    runner = ModelRunner(model, layout, shape, banned_ids=banned_ids, processes=processes)
     disk = open_disk_cache(runner, config)
 
-    def replace(other: nn.Module) -> None:
+    def replace_model(other: nn.Module) -> None:
         runner.replace(other)
         if disk is not None:
             disk.use(fingerprint(runner.model, layout))
@@ -82,14 +91,16 @@ def build_engine(
     engine = AsyncEngine(
         build,
         logits=runner.logits,
-        replace=replace,
-        put_adapter=runner.put_adapter,
+        replace=replace_model,
+        put_adapter=runner.put_adapter if processes is None else None,
         drop_adapter=runner.drop_adapter,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
         record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,
     )
     runner.before_recording = engine.expect_recording
+    if processes is not None:
+        engine.lasting_failure = lambda: processes.failure
     return engine
 
 

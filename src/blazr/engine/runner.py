@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +19,8 @@ from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.outputs import TokenLogprobs
+from blazr.engine.ranks.orders import Forward, Rewind, Scores
+from blazr.engine.ranks.shared import SharedStorage
 from blazr.engine.replay import Replays, Size
 from blazr.engine.request import Request
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
@@ -25,8 +29,12 @@ from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.adapters.attach import AdapterSlots
 from blazr.models.causal_lm import CausalLM
+from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.operands.step import GRID
+
+if TYPE_CHECKING:
+    from blazr.engine.ranks.processes import RankProcesses
 
 MAX_ADAPTERS = 64  # in memory at once
 
@@ -63,6 +71,8 @@ class ModelRunner:
         shape: How many there are.
         banned_ids: Ids that are never drawn.
         replay: Whether decode steps are recorded and made again.
+        processes: The other ranks, where the network is the first one's part; nothing is recorded
+            then, as no recording holds what ranks tell each other.
 
     Attributes:
         before_recording: Called before a step is recorded, which takes longer than to compute it.
@@ -76,14 +86,16 @@ class ModelRunner:
         *,
         banned_ids: Sequence[int] = (),
         replay: bool = True,
+        processes: RankProcesses | None = None,
     ) -> None:
         self.model = model
+        self._processes = processes
         self.layout = layout
         self.shape = shape
-        self.storage = Storage(layout, shape, model.device)
+        self.storage = self._new_storage(shape)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
         self.before_recording: Callable[[], None] = lambda: None
-        self.replays = self._new_replays() if replay else None
+        self.replays = self._new_replays() if replay and processes is None else None
         self._adapters = AdapterSlots(model, MAX_ADAPTERS)
 
     def replace(self, model: nn.Module) -> None:
@@ -146,36 +158,64 @@ class ModelRunner:
         Memory is zeroed as it is handed out: whatever a former owner left can be seen by nobody.
         Slots of states need not be: the step that they are handed out for writes all of them.
         """
-        self.storage.clear_pages(plan.fresh_pages)
-        self.storage.clear_run_slots(plan.fresh_run_slots)
-        truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]
-        if truncated:
-            table = build_rewind(truncated, self.shape, self.model.device)
-            self.model.rewind(table, self.storage.layers)
-            for sequence in truncated:
-                sequence.was_truncated = False
         result = StepResult()
-        logits = None if self.replays is None else self.replays.logits(plan, memory)
-        if logits is None:
-            batch = build_batch(plan, memory, self.model.device)
-            hidden = self.model(batch, self.storage.layers)
-            result.pooled = self._pool_hidden(plan, hidden)
-            wanted = batch.logits_indices
-            if len(wanted):
-                adapters = None if batch.adapters is None else batch.adapters[wanted]
-                logits = self.model.logits(hidden[wanted], adapters)
+        with self._together():
+            self.storage.clear_pages(plan.fresh_pages)
+            self.storage.clear_run_slots(plan.fresh_run_slots)
+            self._rewind_truncated(plan)
+            logits = None if self.replays is None else self.replays.logits(plan, memory)
+            if logits is None:
+                batch = build_batch(plan, memory, self.model.device)
+                hidden = self._forward(self.model, batch, self.storage)
+                result.pooled = self._pool_hidden(plan, hidden)
+                wanted = batch.logits_indices
+                if len(wanted):
+                    adapters = None if batch.adapters is None else batch.adapters[wanted]
+                    logits = self._scores(self.model, hidden, wanted, adapters)
+            # what replies cannot share: a page just begun, the log, the state
+            for fork in plan.forks:
+                source = fork.source
+                assert source.run_slot is not None
+                self.storage.copy_run_slot(source.run_slot, fork.run_slot, source.working_copy)
+                if fork.page != NO_PAGE:
+                    self.storage.copy_page(source.pages[-1], fork.page)
         if logits is not None:
             draw_tokens(self.sampler, plan, logits, result)
-        # what replies cannot share: a page just begun, the log, the state
-        for fork in plan.forks:
-            source = fork.source
-            assert source.run_slot is not None
-            self.storage.copy_run_slot(
-                source.run_slot, fork.run_slot, working_copy=source.working_copy
-            )
-            if fork.page != NO_PAGE:
-                self.storage.copy_page(source.pages[-1], fork.page)
         return result
+
+    def _rewind_truncated(self, plan: StepPlan) -> None:
+        truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]
+        if not truncated:
+            return
+        table = build_rewind(truncated, self.shape, self.model.device)
+        if self._processes is not None:
+            self._processes.tell(Rewind(_number(self.storage), table))
+        self.model.rewind(table, self.storage.layers)
+        for sequence in truncated:
+            sequence.was_truncated = False
+
+    def _forward(self, model: CausalLM, batch: ForwardBatch, storage: Storage) -> Tensor:
+        """Hidden states, (T, C); all ranks compute them."""
+        if self._processes is not None:
+            self._processes.tell(Forward(_number(storage), batch))
+        hidden: Tensor = model(batch, storage.layers)
+        return hidden
+
+    def _scores(
+        self, model: CausalLM, hidden: Tensor, wanted: Tensor, adapters: Tensor | None = None
+    ) -> Tensor:
+        """Logits of some hidden states, (J, V); all ranks compute them."""
+        if self._processes is not None:
+            self._processes.tell(Scores(wanted))
+        return model.logits(hidden[wanted], adapters)
+
+    def _new_storage(self, shape: CacheShape) -> Storage:
+        if self._processes is None:
+            return Storage(self.layout, shape, self.model.device)
+        return SharedStorage(self.layout, shape, self.model, self._processes)
+
+    def _together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._processes is None else self._processes.together()
 
     @torch.inference_mode()
     def draft(
@@ -233,7 +273,7 @@ class ModelRunner:
             max_running=1,
             max_blocks=blocks,
         )
-        storage = Storage(self.layout, shape, model.device)
+        storage = self._new_storage(shape)
         memory = CacheManager(shape, prefix_cache=False)
         sequence = RunningSequence(
             request_id=0,
@@ -252,8 +292,12 @@ class ModelRunner:
             memory.reserve(sequence, length)
             plan = StepPlan((PlannedSequence(sequence, length, samples=length == 1),))
             batch = build_batch(plan, memory, model.device)
-            parts.append(model.logits(model(batch, storage.layers)))
+            with self._together():
+                hidden = self._forward(model, batch, storage)
+                parts.append(self._scores(model, hidden, torch.arange(length, device=model.device)))
             memory.commit(sequence, length)
+        if isinstance(storage, SharedStorage):
+            storage.close()
         return torch.cat(parts)
 
     def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:
@@ -268,6 +312,11 @@ class ModelRunner:
                 states = self.model.norm(part if how == "mean" else part[-1:])
                 pooled[index] = states.sum(0, dtype=torch.float64).cpu().numpy()
         return pooled
+
+
+def _number(storage: Storage) -> int:
+    assert isinstance(storage, SharedStorage)
+    return storage.number
 
 
 def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepResult) -> None:

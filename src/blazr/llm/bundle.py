@@ -12,6 +12,7 @@ from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from blazr.engine.ranks.processes import RankProcesses
     from blazr.llm.options import LoadOptions
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
@@ -66,6 +67,7 @@ class ModelBundle:
         template: Chats to ids; None where it has no vocabulary.
         reply_format: How it writes its thinking and its calls of tools.
         vision: The part of it that sees; None where it reads text alone.
+        processes: The other ranks, where the network is the first one's part.
     """
 
     weights: LoadedModel | FallbackModel
@@ -77,6 +79,7 @@ class ModelBundle:
     template: ChatTemplate | None
     reply_format: ReplyFormat
     vision: Vision | None = None
+    processes: RankProcesses | None = None
 
     def offload(self) -> None:
         """Move the weights to the CPU's memory, until an engine is started again."""

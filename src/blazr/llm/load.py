@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blazr.core.errors import ConfigError, UnknownFamilyError
+from blazr.core.errors import ConfigError, RequestError, UnknownFamilyError
 from blazr.engine.speculation import DRAFTERS, drafter_names
 from blazr.llm.adapters import parse_adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
@@ -25,7 +25,9 @@ from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
 
 if TYPE_CHECKING:
+    from blazr.engine.ranks.processes import RankProcesses
     from blazr.models.loading.load import LoadedModel
+    from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
     from blazr.pipelines.pipeline import Pipeline
 
@@ -57,7 +59,6 @@ def load_text_engine(
     from blazr.nn.operands.kv_dtype import KV_DTYPES
     from blazr.nn.operands.state_dtype import STATE_DTYPES
     from blazr.pipelines.fallback import load_fallback
-    from blazr.pipelines.vision import load_vision
 
     # before minutes are spent on weights
     KV_DTYPES[options.kv_dtype]
@@ -69,6 +70,24 @@ def load_text_engine(
     drafters = drafter_names(options.spec)
     for name in drafters:
         DRAFTERS[name]  # before minutes are spent on weights
+
+    if options.num_ranks > 1:
+        from blazr.llm.ranks import load_on_ranks
+
+        weights, processes = load_on_ranks(options, device, progress=progress)
+        try:
+            return start_engine(
+                _bundle(
+                    weights,
+                    options,
+                    device,
+                    load_weights=_refuse_weights,
+                    processes=processes,
+                )
+            )
+        except BaseException:
+            processes.close()
+            raise
 
     def load_weights(model: str) -> LoadedModel | FallbackModel:
         # another checkpoint of the same model is a path
@@ -97,6 +116,28 @@ def load_text_engine(
             return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
 
     loaded = load_weights(options.model)
+    return start_engine(_bundle(loaded, options, device, load_weights=load_weights))
+
+
+def _refuse_weights(path: str) -> LoadedModel:
+    raise RequestError(
+        "weights are not replaced in a model over several ranks.",
+        found=path[:100],
+        hint="start it again with the other weights",
+    )
+
+
+def _bundle(
+    loaded: LoadedModel | FallbackModel,
+    options: LoadOptions,
+    device: Device,
+    *,
+    load_weights: Callable[[str], LoadedModel | FallbackModel],
+    processes: RankProcesses | None = None,
+) -> ModelBundle:
+    """A network and its text side."""
+    from blazr.pipelines.vision import load_vision
+
     tokenizer, template = _load_tokenizer(loaded, options)
     reply_format = PLAIN if template is None else template.reply_format
     if options.tool_parser == "none":
@@ -106,11 +147,12 @@ def load_text_engine(
         load_weights=load_weights,
         device=device,
         config=options,
-        info=_model_info(loaded, device=str(device), max_seq_len=options.max_seq_len),
+        info=_model_info(loaded, options, device=str(device)),
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
-        vision=load_vision(loaded),
+        vision=load_vision(loaded) if processes is None else None,
+        processes=processes,
     )
     thinking = reply_format.reasoning
     tool_calls = reply_format.tool_format
@@ -122,7 +164,7 @@ def load_text_engine(
         "nothing" if thinking is None else thinking.name,
         "nothing" if tool_calls is None else tool_calls.name,
     )
-    return start_engine(bundle)
+    return bundle
 
 
 def load_pipeline(options: LoadOptions) -> Pipeline | None:
@@ -164,7 +206,13 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     if isinstance(weights, FallbackModel):
         runs = build_fallback_engine(weights, config=config, banned_ids=banned_ids)
     else:
-        runs = build_engine(weights.module, bundle.device, config=config, banned_ids=banned_ids)
+        runs = build_engine(
+            weights.module,
+            bundle.device,
+            config=config,
+            banned_ids=banned_ids,
+            processes=bundle.processes,
+        )
     text_engine = TextEngine(
         runs,
         bundle.info,
@@ -215,7 +263,7 @@ def _load_tokenizer(
 
 
 def _model_info(
-    loaded: LoadedModel | FallbackModel, *, device: str, max_seq_len: int | None
+    loaded: LoadedModel | FallbackModel, options: LoadOptions, *, device: str
 ) -> ModelInfo:
     from blazr.nn.quant.weight import stored_weights
 
@@ -225,9 +273,9 @@ def _model_info(
         name=loaded.name,
         family=loaded.family,
         vocab_size=loaded.vocab_size,
-        max_seq_len=min(loaded.max_seq_len, max_seq_len or loaded.max_seq_len),
-        num_parameters=sum(weight.numel() for weight in weights),
-        size_bytes=sum(weight.nbytes for weight in weights),
+        max_seq_len=min(loaded.max_seq_len, options.max_seq_len or loaded.max_seq_len),
+        num_parameters=loaded.num_parameters,
+        size_bytes=options.num_ranks * sum(weight.nbytes for weight in weights),  # of all ranks
         device=device,
         adds_bos=loaded.family not in _FAMILIES_WITHOUT_BOS,
         stop_ids=frozenset(sidecars.eos_ids(directory) if directory is not None else ()),

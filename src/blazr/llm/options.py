@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
+from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
 
 P = ParamSpec("P")
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class LoadOptions(EngineConfig):
         dtype: What to compute in: auto, float32, bfloat16 or float16.
         quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
             experts=q4_0,lm_head=q8_0.
+        tp: Processes that have a part of every layer each; of GPUs each process takes one.
+        pp: Processes that have some of the layers each, one behind the other; not beside tp.
         adapter: Adapters of low rank (LoRA), PEFT's directories or .gguf files, which requests ask
             for by name: NAME=PATH, with commas between several.
         chat_template: Chat template: a name or a .jinja file; by default the model's.
@@ -45,10 +49,41 @@ class LoadOptions(EngineConfig):
     device: str = "auto"
     dtype: str = "auto"
     quantize: str | None = None
+    tp: int = 1
+    pp: int = 1
     adapter: str | None = None
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        for name in ("tp", "pp"):
+            if not 1 <= getattr(self, name) <= MAX_RANKS:
+                raise ConfigError(
+                    f"{name} is out of range.",
+                    found=str(getattr(self, name)),
+                    expected=f"1 to {MAX_RANKS}",
+                )
+        if self.num_ranks == 1:
+            return
+        for name, is_asked, instead in (
+            ("cutting both layers and their parts", min(self.tp, self.pp) > 1, "one of the two"),
+            ("adapter", self.adapter is not None, "merge it into the weights (blazr convert)"),
+            ("cache_dir", self.cache_dir is not None, "leave it out"),
+            ("spec mtp", "mtp" in (self.spec or ""), "take --spec ngram"),
+        ):
+            if is_asked:
+                raise ConfigError(
+                    f"{name} does not work over several ranks yet.",
+                    found=f"--tp {self.tp} --pp {self.pp}",
+                    hint=instead,
+                )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the model is spread over."""
+        return self.tp * self.pp
 
 
 def takes(

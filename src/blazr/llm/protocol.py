@@ -38,6 +38,9 @@ class EngineProtocol(Protocol):
     def health(self) -> Health:
         """Whether the engine works, and why not."""
 
+    def lasting_failure(self) -> str:
+        """Why nothing can be computed any more, whatever is tried; empty while it can."""
+
     def stats(self) -> Mapping[str, int | float]:
         """Counters and gauges by name."""
 

@@ -396,6 +396,8 @@ class TextEngine:
         """Stop the engine. What still runs ends with an error."""
         self.engine.close()
         self.grammars.close()
+        if self.bundle is not None and self.bundle.processes is not None:
+            self.bundle.processes.close()
 
     def _constraint(
         self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]

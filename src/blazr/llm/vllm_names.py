@@ -15,6 +15,8 @@ _RENAMED = {
     "max_num_batched_tokens": "token_budget",
     "enable_prefix_caching": "prefix_cache",
     "kv_cache_dtype": "kv_dtype",
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
 }
 _DTYPES = {"half": "float16", "float": "float32"}
 # With these values they ask for what blazr does anyway.
@@ -26,8 +28,6 @@ _ALREADY_SO: Mapping[str, tuple[object, ...]] = {
     "tokenizer_mode": ("auto",),
     "load_format": ("auto", "safetensors", "gguf"),
     "skip_tokenizer_init": (False,),
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "quantization": (None,),
     "enable_lora": (False,),
     "speculative_config": (None,),
@@ -35,12 +35,9 @@ _ALREADY_SO: Mapping[str, tuple[object, ...]] = {
     "swap_space": (0,),
     "seed": (None, 0),
 }
-_ONE_DEVICE = "nothing (blazr computes on one device)"
 _NOT_YET = "nothing (leave it out: blazr does not have this yet)"
 _INSTEAD = {
-    "tensor_parallel_size": _ONE_DEVICE,
-    "pipeline_parallel_size": _ONE_DEVICE,
-    "data_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": "nothing (blazr serve --replicas N)",
     "quantization": "quantize='q8_0' to pack plain weights, nothing for a quantized checkpoint",
     "gpu_memory_utilization": "memory='0.8' (a share of what is free, for caches alone)",
     "kv_cache_memory_bytes": "memory='8GiB'",

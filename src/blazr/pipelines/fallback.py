@@ -82,6 +82,11 @@ class FallbackModel:
     is_unbounded: bool = False
     is_recurrent: bool = False
 
+    @property
+    def num_parameters(self) -> int:
+        """Weights in it."""
+        return sum(each.numel() for each in self.module.parameters())
+
 
 def load_fallback(
     model: str,

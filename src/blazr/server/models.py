@@ -522,7 +522,9 @@ class ModelSlot:
     @property
     def bundle(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
-        return self.offloaded if self.text is None else self.text.llm.core.bundle
+        bundle = self.offloaded if self.text is None else self.text.llm.core.bundle
+        # other ranks end with the engine
+        return None if bundle is None or bundle.processes is not None else bundle
 
     def open(self) -> AsyncLLM | Pipeline:
         """Load it, with the adapters that it had; on a worker thread."""
@@ -730,6 +732,18 @@ class Models:
     def loaded(self) -> list[Hosted]:
         """The models in memory."""
         return [slot.service for slot in self.slots if slot.service is not None]
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the server can only end: an engine has failed for good."""
+        for service in self.loaded():
+            if isinstance(service, Service) and (why := service.llm.core.engine.lasting_failure()):
+                return EngineError(
+                    f"the model {clean(service.name, 100)!r} cannot go on.",
+                    found=why,
+                    hint="start the server again",
+                )
+        return None
 
     def begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Start a task that runs to its end, whether anybody awaits it or not."""

@@ -45,6 +45,7 @@ _PROBE_S = 0.1
 _MAX_PROBE_S = 2.0
 _LINGER_S = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LAST_S = 2.0  # for what still runs when an engine has failed for good
 _WARN_S = 10.0
 # How requests begin that are answered however many there are.
 _PROBES = tuple(f"GET {path} ".encode() for path in sorted(PATHS))
@@ -131,6 +132,10 @@ class Served(Protocol):
     def events(self) -> EventBus:
         """Closed when the server stops."""
 
+    @property
+    def failure(self) -> EngineError | None:
+        """Why the server can only end, if it can."""
+
     def loaded(self) -> Sequence[Checked]:
         """What has to work."""
 
@@ -152,15 +157,19 @@ def serve(models: Models, sock: socket.socket, liveness: Liveness | None = None)
 
     Raises:
         ConfigError: Tracing is asked for and not installed.
+        EngineError: An engine has failed for good.
     """
     config = models.state.config
     tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
     try:
         run_server(make_server(build_app(models, tracer=tracer), models), sock, liveness)
+        failure = models.failure
     finally:
         models.close()
         if tracer is not None:
             tracer.close()
+    if failure is not None:
+        raise failure
 
 
 def run_server(server: DrainingServer, sock: socket.socket, liveness: Liveness | None) -> None:
@@ -381,7 +390,10 @@ class DrainingServer(uvicorn.Server):
         if await super().on_tick(counter):
             return True
         if self.deadline_s is None:
-            return False
+            if self._models.failure is None:
+                return False
+            self._state.is_draining = True
+            self.deadline_s = monotonic() + _LAST_S
         if self._state.batches is not None:
             await self._state.batches.stop()
         if self._state.num_working and monotonic() < self.deadline_s:

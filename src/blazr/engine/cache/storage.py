@@ -43,6 +43,15 @@ class CacheLayout:
     superpage_bytes: int
     working_copies: int = 1
 
+    def of_layers(self, run: range) -> CacheLayout:
+        """The memory of some of the layers, whose superpages hold as many items."""
+        if len(run) == len(self.specs):
+            return self
+        specs = [self.specs[index] for index in run]
+        return _lay_out(
+            specs, self.pages_per_superpage, self.states_per_superpage, self.working_copies
+        )
+
 
 def plan_layout(specs: Sequence[CacheSpec], *, working_copies: int = 1) -> CacheLayout:
     """Choose a superpage that holds whole pages and whole states with little waste.
@@ -52,11 +61,7 @@ def plan_layout(specs: Sequence[CacheSpec], *, working_copies: int = 1) -> Cache
         working_copies: Working states of each sequence: two where drafts are computed, so that
             those before the step are still there when drafts are rejected.
     """
-    page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
-    state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
-    run = sum(_aligned(t.nbytes) for spec in specs for t in spec.log_tensors.values())
-    working = sum(_aligned(t.nbytes) for spec in specs for t in spec.working_tensors.values())
-    run += working_copies * working
+    page, state = _item_bytes(specs)
     if not page:
         pages, states = 0, min(1, state)
     elif not state:
@@ -65,9 +70,27 @@ def plan_layout(specs: Sequence[CacheSpec], *, working_copies: int = 1) -> Cache
         pages, states = max(1, round(2 * state / page)), 2
     else:
         pages, states = 1, page // state
+    return _lay_out(specs, pages, states, working_copies)
+
+
+def _lay_out(
+    specs: Sequence[CacheSpec], pages: int, states: int, working_copies: int
+) -> CacheLayout:
+    """With so many pages and states in a superpage."""
+    page, state = _item_bytes(specs)
+    run = sum(_aligned(t.nbytes) for spec in specs for t in spec.log_tensors.values())
+    working = sum(_aligned(t.nbytes) for spec in specs for t in spec.working_tensors.values())
+    run += working_copies * working
     unit = ALIGNMENT * lcm(max(pages, 1), max(states, 1))
     superpage = -(-max(pages * page, states * state) // unit) * unit
     return CacheLayout(tuple(specs), page, state, run, pages, states, superpage, working_copies)
+
+
+def _item_bytes(specs: Sequence[CacheSpec]) -> tuple[int, int]:
+    """Of a page, and of a state."""
+    page = sum(_aligned(GRID * t.nbytes) for spec in specs for t in spec.paged.values())
+    state = sum(_aligned(t.nbytes) for spec in specs for t in spec.checkpoint.values())
+    return page, state
 
 
 class Storage:
@@ -126,7 +149,7 @@ class Storage:
         if self._pages is not None:
             copy_row(self._pages, source, target)
 
-    def copy_run_slot(self, source: int, target: int, *, working_copy: int = 0) -> None:
+    def copy_run_slot(self, source: int, target: int, working_copy: int = 0) -> None:
         """Copy one sequence's log rows and working states to another's.
 
         Args:

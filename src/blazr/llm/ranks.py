@@ -1,0 +1,52 @@
+"""Loading a model over several ranks: this process, and others that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blazr.engine.ranks.orders import Load
+from blazr.engine.ranks.processes import RankProcesses
+from blazr.llm.options import LoadOptions
+from blazr.models.loading.load import LoadedModel, load
+from blazr.nn.device import Device
+
+
+def load_on_ranks(
+    options: LoadOptions,
+    device: Device,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[LoadedModel, RankProcesses]:
+    """Start the other ranks, and have each load its part while this one loads its own.
+
+    Args:
+        options: Which model, how, and over how many ranks.
+        device: What they compute on.
+        progress: Told the bytes of weights read so far, and all of them, while they are read.
+
+    Returns:
+        This rank's part, and the other ranks, which the caller closes.
+
+    Raises:
+        BlazrError: The model cannot be loaded, or not by so many.
+    """
+    processes = RankProcesses(options.num_ranks, device)
+    free_bytes = device.free_bytes()
+    if device.kind == "cpu":  # it is the memory of all of them
+        free_bytes //= options.num_ranks
+    how = {
+        "dtype": options.dtype,
+        "revision": options.revision,
+        "quantize": options.quantize,
+        "free_bytes": free_bytes,
+        "in_stages": options.pp > 1,
+    }
+    try:
+        processes.tell(Load(options.model, how))
+        # what is wrong with the model is said here, where it fails in the same way
+        loaded = load(options.model, device=device, ranks=processes.ranks, progress=progress, **how)  # type: ignore[arg-type]
+        processes.wait(device)
+    except BaseException:
+        processes.close()
+        raise
+    return loaded, processes

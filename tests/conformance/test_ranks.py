@@ -1,0 +1,285 @@
+"""A law of every mixer, feed-forward and weight: two ranks compute what one process does."""
+
+from __future__ import annotations
+
+import lzma
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blazr.core.errors import ConfigError
+from blazr.engine.ranks.orders import Load
+from blazr.models.loading.load import load
+from blazr.models.loading.parts import part_of_config, part_of_weight
+from blazr.models.loading.plan import plan_model
+from blazr.nn.device import resolve_device
+from blazr.nn.layers.ranks import Columns, Rank, Rows
+from blazr.nn.quant import QUANTIZERS
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.nn.quant.packed import PackedWeight
+from blazr.nn.quant.weight import GgufWeight, stored_weights
+from tests.support import tiny
+from tests.support.closeness import error
+from tests.support.examples import FEED_FORWARD_EXAMPLES, MIXER_EXAMPLES
+from tests.support.networks import Lab
+from tests.support.quantized import KINDS, quantize_directory
+from tests.support.ranks import (
+    VOCAB,
+    Build,
+    BuildStage,
+    config_of,
+    even_mixer,
+    network,
+    part_of,
+    stage_of,
+    two_ranks,
+)
+from tests.support.seeds import run_seed
+from tests.support.tiny import Tiny
+from tests.support.without_kernels import without_kernels
+
+# Of the greatest logit; what is added up in another order is rounded otherwise.
+TOLERANCE = 1e-5
+CPU = resolve_device("cpu")
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+CONVERTED = GOLDEN / "gguf" / "converted"
+CASES = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
+# Of recorded checkpoints and of quantized ones; the others are slow.
+FEW = {"hf_llama3_tied", "hybrid_bf16", "mamba3_mimo", "mla_moe", "awq", "gptq ordered",
+       "fp8 per block", "bitsandbytes nf4"}  # fmt: skip
+PACKED = Tiny(
+    layers=("StandardTransformer", "StandardTransformer"), hidden_size=256, num_heads=8,
+    head_dim=64, intermediate_size=512, vocab_size=53, max_seq_len=1024,
+)  # fmt: skip
+LAYERS = list(zip(sorted(MIXER_EXAMPLES), cycle([None, *FEED_FORWARD_EXAMPLES]), strict=False))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with two_ranks() as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def exact_ranks():
+    """Without kernels, which round what they multiply with packed weights."""
+    with ExitStack() as both:
+        with without_kernels():
+            processes = both.enter_context(two_ranks())
+        yield processes
+
+
+def compare(ranks, whole, part, *, tolerance=TOLERANCE):
+    """Logits at every position however computed, and greedy replies in company.
+
+    Without a tolerance they are the same to the bit.
+    """
+    alone, together = Lab(whole), Lab(part, processes=ranks)
+    ids = torch.randint(min(VOCAB, whole.config.vocab_size), (150,)).tolist()
+    with torch.inference_mode():
+        expected = alone.runner.logits(ids)
+        allowed = tolerance * float(expected.abs().max())
+        for cuts in ((), (1, 63, 64, 65, 70, 71, 72, 128)):
+            found = together.runner.logits(ids, cuts)
+            assert error(found, expected) <= allowed, cuts
+    replies = []
+    for lab in (alone, together):
+        asked = [lab.ask(ids[:size], max_tokens=8, n=n) for size, n in ((3, 1), (70, 2), (130, 1))]
+        lab.run()
+        replies.append([lab.answer(each) for each in asked])
+    for (tokens, logits), (others, other_logits) in zip(*replies, strict=True):
+        assert tokens == others
+        assert error(logits, other_logits) <= allowed
+    together.runner.storage.close()
+
+
+def compare_random(ranks, config, seed=0):
+    """The same of a network with random weights."""
+    seed = run_seed(seed)
+    ranks.tell(Build(config, seed))
+    whole = network(config, seed)
+    compare(ranks, whole, part_of(whole, ranks.ranks))
+
+
+def compare_loaded(ranks, path, **how):
+    """The same of a model that both ranks load.
+
+    Returns:
+        Bytes of weights that this rank has, and that there are.
+    """
+    how = {"dtype": "float32", **how}
+    whole = load(str(path), device=CPU, **{**how, "in_stages": False}).module
+    ranks.tell(Load(str(path), {**how, "free_bytes": CPU.free_bytes()}))
+    part = load(str(path), device=CPU, ranks=ranks.ranks, **how).module
+    compare(ranks, whole, part, tolerance=0 if how.get("in_stages") else TOLERANCE)
+    return (sum(w.nbytes for w in stored_weights(each)) for each in (part, whole))
+
+
+@pytest.mark.parametrize(("mixer", "feed"), LAYERS)
+def test_a_layer_over_two_ranks(ranks, mixer, feed):
+    """Each mixer, with one after the other of the feed-forwards behind it."""
+    mixers = [even_mixer(mixer)] * 2
+    compare_random(ranks, config_of(mixers, feed and FEED_FORWARD_EXAMPLES[feed]))
+
+
+def test_every_feed_forward_is_tried():
+    """There are no more of them than mixers."""
+    assert {feed for _, feed in LAYERS} >= set(FEED_FORWARD_EXAMPLES)
+
+
+def test_a_tied_head_and_multipliers(ranks):
+    """The embedding's rows are the head's, whoever has them."""
+    mixers = [even_mixer("gqa"), even_mixer("mamba2")]
+    config = config_of(
+        mixers,
+        FEED_FORWARD_EXAMPLES["mlp"],
+        tie_word_embeddings=True,
+        embedding_multiplier=1.5,
+        logits_scaling=2.0,
+        logit_softcap=9.0,
+    )
+    compare_random(ranks, config)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case not in FEW)) for case in CASES],
+)
+def test_a_recorded_checkpoint(ranks, case):
+    """Both load their part of its files."""
+    held, there_are = compare_loaded(ranks, GOLDEN / "oxidizr" / case)
+    assert held < 0.75 * there_are
+
+
+@pytest.mark.parametrize("mix", range(0, len(LAYERS), 6))
+def test_layers_in_stages(ranks, mix):
+    """Six mixers, three on each rank: the same to the bit."""
+    names = [name for name, _ in LAYERS[mix : mix + 6] if name != "shared_block"]
+    mixers = [MIXER_EXAMPLES[name] for name in names]
+    config = config_of(mixers, [*FEED_FORWARD_EXAMPLES.values()][mix // 6])
+    seed = run_seed()
+    ranks.tell(BuildStage(config, seed))
+    whole = network(config, seed)
+    compare(ranks, whole, stage_of(whole, ranks.ranks), tolerance=0)
+
+
+@pytest.mark.parametrize("case", ["hybrid_nano", "hybrid_bf16"])
+def test_a_recorded_checkpoint_in_stages(ranks, case):
+    """Each rank loads its layers."""
+    compare_loaded(ranks, GOLDEN / "oxidizr" / case, in_stages=True)
+
+
+def test_layers_that_share_are_not_cut_in_stages():
+    """The error says what to do instead."""
+    config = config_of([MIXER_EXAMPLES["shared_block"]], None)
+    with pytest.raises(ConfigError, match="share parameters"):
+        config.as_stage(Rank(0, 2))
+    with pytest.raises(ConfigError, match="cannot be cut in 3"):
+        config_of([MIXER_EXAMPLES["gqa"]] * 2, None).as_stage(Rank(0, 3))
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_weights_that_are_quantized_while_loading(exact_ranks, name, tmp_path):
+    """Blocks are not parted."""
+    path = tiny.save(PACKED, tmp_path, layout="hf")
+    held, there_are = compare_loaded(exact_ranks, path, quantize=name)
+    assert held < 0.6 * there_are
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_packed_weights_by_kernels(ranks, name, tmp_path):
+    """They round their inputs; two ranks lose no more by it than one process does."""
+    path = str(tiny.save(PACKED, tmp_path, layout="hf"))
+    how = {"dtype": "float32", "quantize": name}
+    ids = torch.randint(VOCAB, (150,)).tolist()
+    with without_kernels():
+        truth = Lab(load(path, device=CPU, **how).module).runner.logits(ids)
+    alone = Lab(load(path, device=CPU, **how).module).runner.logits(ids)
+    ranks.tell(Load(path, {**how, "free_bytes": CPU.free_bytes()}))
+    part = load(path, device=CPU, ranks=ranks.ranks, **how).module
+    assert isinstance(part.layers[0].mixer.o_proj.weight, PackedWeight)
+    found = Lab(part, processes=ranks).runner.logits(ids)
+    assert error(found, truth) < 3 * error(alone, truth)
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("name", ["q4_0", "q8_0"])
+def test_a_file_of_blocks(exact_ranks, name):
+    """A GGUF file, whose blocks are parted at their edges or become plain numbers."""
+    compare_loaded(exact_ranks, GOLDEN / "gguf" / f"stories260K-{name}.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in CONVERTED.glob("*.xz")))
+def test_every_architecture_of_gguf(ranks, name, tmp_path):
+    """Joined, moved and reordered tensors are parted behind all that."""
+    path = tmp_path / name.removesuffix(".xz")
+    path.write_bytes(lzma.decompress((CONVERTED / name).read_bytes()))
+    try:
+        part_of_config(plan_model(str(path)).derivation.config, ranks.ranks.rank)
+    except ConfigError as refusal:
+        pytest.skip(str(refusal))
+    compare_loaded(ranks, path)
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in KINDS]
+)
+def test_a_quantized_checkpoint(exact_ranks, name, tmp_path):
+    """Each kind of it."""
+    source = tiny.save(PACKED, tmp_path / "source", layout="hf")
+    quantize_directory(source, name, tmp_path / "q", tmp_path / "p")
+    compare_loaded(exact_ranks, tmp_path / "q")
+
+
+@pytest.mark.parametrize("name", GGML_TYPES)
+def test_parts_of_blocks(name):
+    """Their numbers are those of the whole, to the bit, wherever it is cut."""
+    kind = GGML_TYPES[name]
+    rows, columns = 48, 4 * kind.length
+    content = np.random.default_rng(run_seed()).integers(
+        0, 256, (rows, kind.row_bytes(columns)), dtype=np.uint8
+    )
+    whole = GgufWeight(torch.from_numpy(content), kind, torch.float32)
+    numbers = whole.dequantize(torch.float32)
+    halves = (range(columns // 4), range(columns // 2, columns))
+    odd = (range(kind.length // 2 or 1, columns - 1),)
+    for held, expected in (
+        (Rows((range(3, 16), range(30, 48))), torch.cat((numbers[3:16], numbers[30:48]))),
+        (Columns(halves), torch.cat([numbers[:, run.start : run.stop] for run in halves], 1)),
+        (Columns(odd), numbers[:, odd[0].start : odd[0].stop]),
+    ):
+        part = part_of_weight(whole, held)
+        assert torch.equal(part.dequantize(torch.float32).nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("mixer", sorted(MIXER_EXAMPLES))
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_parts_are_the_whole(mixer, count):
+    """Every row and column is on a rank, and a network that cannot be cut says how it can."""
+    config = config_of([MIXER_EXAMPLES[mixer]], FEED_FORWARD_EXAMPLES["mlp"])
+    try:
+        found = [part_of_config(config, Rank(number, count)) for number in range(count)]
+    except ConfigError as error:
+        refusal = error
+    else:
+        refusal = None
+    if refusal is not None:
+        assert f"{count} ranks" in refusal.message
+        works = [int(each) for each in refusal.hint.removeprefix("--tp ").split(", ")]
+        assert count not in works
+        for other in works:
+            part_of_config(config, Rank(other - 1, other))
+        return
+    embedding = [parts["embed_tokens"].runs[0] for _, parts in found]
+    assert [row for run in embedding for row in run] == list(range(VOCAB))
+    inner = [parts["layers.0.feed_forward.down_proj"].runs[0] for _, parts in found]
+    assert [column for run in inner for column in run] == list(range(36))
+    assert all(replace(config, layers=part.layers, rank=part.rank) == part for part, _ in found)

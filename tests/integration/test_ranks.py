@@ -1,0 +1,207 @@
+"""A model over two ranks as users have it, and ranks that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import sleep
+
+import pytest
+import torch
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import ConfigError, EngineError, RequestError
+from blazr.llm.options import LoadOptions
+from tests.support.examples import FEED_FORWARD_EXAMPLES
+from tests.support.networks import Lab
+from tests.support.ranks import (
+    ROOT,
+    Build,
+    Fail,
+    config_of,
+    even_mixer,
+    network,
+    part_of,
+    two_ranks,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["Once upon a time", "The", "A very long story about a dog who"]
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def ranks_of(pid):
+    """The processes that a first rank has started."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(each) for path in children for each in path.read_text(encoding="utf-8").split()]
+    return [each for each in found if b"ranks.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def built(processes):
+    config = config_of([even_mixer("gqa"), even_mixer("mamba2")], FEED_FORWARD_EXAMPLES["moe"])
+    processes.tell(Build(config, 0))
+    return Lab(part_of(network(config, 0), processes.ranks), processes=processes)
+
+
+def test_the_same_replies_and_vectors():
+    """Of prompts, and of a prompt whose tokens are scored, too."""
+    found = []
+    for tp in (1, 2):
+        with LLM("nano", tensor_parallel_size=tp, device="cpu", spec="ngram") as llm:
+            replies = llm.generate(PROMPTS, GREEDY)
+            (scored,) = llm.generate(PROMPTS[2], SamplingParams(max_tokens=1, prompt_logprobs=0))
+            vectors = [each.embedding for each in llm.embed(PROMPTS)]
+            found.append(([each.token_ids for each in replies], vectors, scored.prompt_logprobs))
+    (tokens, vectors, scores), (others, other_vectors, other_scores) = found
+    assert tokens == others
+    for one, other in zip(vectors, other_vectors, strict=True):
+        assert list(one) == pytest.approx(list(other), abs=1e-5)
+    assert len(scores) == len(other_scores) > 5
+
+
+def test_layers_in_stages():
+    """The same replies and logits to the bit."""
+    ids, found = list(range(1, 100)), []
+    for pp in (1, 2):
+        with LLM("nano", pipeline_parallel_size=pp, device="cpu") as llm:
+            tokens = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
+            found.append((llm.logits(ids), tokens))
+    (logits, tokens), (others, other_tokens) = found
+    assert torch.equal(logits, others)
+    assert tokens == other_tokens
+
+
+def test_what_is_refused_of_a_running_model():
+    """Weights and adapters cannot be put in."""
+    with LLM("nano", tp=2, device="cpu") as llm:
+        assert llm.core.info.num_parameters == 2_750_208
+        with pytest.raises(RequestError, match="not replaced"):
+            llm.core.bundle.with_weights("nano")
+        with pytest.raises(RequestError, match="several ranks"):
+            llm.core.engine.load_adapter({})
+    assert not ranks_of(os.getpid())
+
+
+def test_what_does_not_work_yet_is_refused():
+    """Before anything is loaded."""
+    for asked in (
+        {"adapter": "a=b"},
+        {"cache_dir": "x"},
+        {"spec": "ngram,mtp"},
+        {"tp": 65},
+        {"pp": 2},
+        {"pp": 0},
+    ):
+        with pytest.raises(ConfigError):
+            LoadOptions("nano", **{"tp": 2, **asked})
+
+
+def test_a_model_that_cannot_be_cut_says_how_it_can():
+    """And leaves no process behind."""
+    with pytest.raises(ConfigError, match="cannot be cut for 7 ranks") as refusal:
+        LLM("nano", tp=7, device="cpu")
+    assert refusal.value.hint.startswith("--tp 2")
+    assert not ranks_of(os.getpid())
+
+
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_a_rank_that_ends(how):
+    """What runs ends with an error that says which rank it was, and so does what comes."""
+    with two_ranks() as processes:
+        (pid,) = ranks_of(os.getpid())
+        lab = built(processes)
+        first = lab.ask(range(1, 20), max_tokens=500, ignore_eos=True)
+        for _ in range(5):
+            lab.step()
+        if how == "killed":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            processes.tell(Fail())
+        lab.run()
+        assert "rank 1 has ended" in lab.errors[first, 0]
+        second = lab.ask([1, 2, 3])
+        lab.run()
+        assert "rank 1 has ended" in lab.errors[second, 0]
+        assert ("signal 9" if how == "killed" else "exit code 1") in processes.failure
+        with pytest.raises(EngineError, match="rank 1"):
+            processes.check()
+    assert not is_alive(pid)
+
+
+def test_a_step_that_fails_on_the_first_rank():
+    """The others would wait for what does not come, or compute something else."""
+    with two_ranks() as processes:
+        lab = built(processes)
+        lab.runner.model.norm.forward = None
+        asked = lab.ask([1, 2, 3])
+        lab.run()
+        assert "a step failed on the first rank" in lab.errors[asked, 0]
+
+
+def test_a_rank_that_cannot_start(monkeypatch):
+    """It is said, with the exit code."""
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    with pytest.raises(EngineError, match=r"rank 1 has ended .*exit code 1"), two_ranks():
+        pass
+
+
+COMMAND = [sys.executable, "-m", "blazr"]
+LONG = ["--tp", "2", "--cpu", "-p", "Once", "--max-tokens", "100000", "--temperature", "0"]
+
+
+def started(*arguments):
+    """A command that runs, and its ranks."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it has begun to reply, or ended
+    return process, ranks_of(process.pid)
+
+
+def test_a_command_ends_with_its_ranks():
+    """One killed: an error, and a code that is not zero."""
+    process, (pid,) = started("generate", "nano", *LONG)
+    os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert b"rank 1 has ended" in errors
+
+
+def test_ranks_end_with_the_first():
+    """However that ended."""
+    process, (pid,) = started("generate", "nano", *LONG)
+    process.kill()
+    process.communicate()
+    while is_alive(pid):
+        sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_its_ranks(tmp_path):
+    """Its exit code says so, and its last words say why."""
+    path = tmp_path / "socket"
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "nano", "--tp", "2", "--cpu", "--uds", str(path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stderr is not None
+    while b"serves nano" not in process.stderr.readline():
+        assert process.poll() is None
+    (pid,) = ranks_of(process.pid)
+    os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert b"rank 1 has ended" in errors
