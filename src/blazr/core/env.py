@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
+from blazr.core.errors import ConfigError
 from blazr.core.table import Table
+
+_REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,11 @@ SERVE_FLAGS = (
     "ADMIN_API_KEY",
     "WEIGHTS_DIR",
     "PROFILE_DIR",
+    "MCP",
+    "MCP_CONFIG",
+    "AGENT",
+    "MAX_TOOL_ROUNDS",
+    "ALLOW_MCP_URLS",
 )
 
 ENV: Table[Variable] = Table(
@@ -139,6 +148,25 @@ def get(name: str) -> str:
 def inherited(**changes: str) -> dict[str, str]:
     """The whole environment with some variables changed, for another program that is run."""
     return {**os.environ, **changes}  # noqa: TID251  (see above)
+
+
+def expand(text: str) -> str:
+    """A text with the variables that it names: ``${NAME}``, ``${NAME:-default}``.
+
+    Raises:
+        ConfigError: One without a default is not set.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        known = os.environ.get(name, default)  # noqa: TID251  (see above)
+        if known is None:
+            raise ConfigError(
+                "an environment variable is not set.", found=f"${{{name[:50]}}}", expected="a value"
+            )
+        return known
+
+    return _REFERENCE.sub(value, text)
 
 
 def flag(name: str) -> bool:

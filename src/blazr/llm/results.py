@@ -15,6 +15,7 @@ from blazr.text.events import (
     TextDelta,
     TokenText,
     ToolCallDelta,
+    ToolStep,
 )
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Completion:
         embedding: The prompt as a vector, where that was asked for instead of text.
         reasoning: The model's thinking, which is not part of the text.
         tool_calls: The calls it makes, which are not either.
+        tool_steps: The tools that were run before it went on, where an agent's loop did so.
         num_dropped_messages: Messages of the chat that did not fit and were left out, the oldest.
         prompt: The text that was continued; None where that was a chat or token ids.
         prompt_token_ids: The token ids that were continued, where the prompt was token ids.
@@ -99,6 +101,7 @@ class Completion:
     embedding: array[float] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    tool_steps: tuple[ToolStep, ...] = ()
     num_dropped_messages: int = 0
     prompt: str | None = field(default=None, compare=False)
     prompt_token_ids: tuple[int, ...] | None = field(default=None, compare=False)
@@ -164,6 +167,7 @@ class _ReplyEvents:
     deltas: list[TextDelta] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
+    steps: list[ToolStep] = field(default_factory=list)
     finished: Finished | None = None
 
     def to_completion(self, index: int) -> Completion:
@@ -182,9 +186,9 @@ class _ReplyEvents:
             logprobs=tuple(each for delta in self.deltas for each in delta.logprobs) or None,
             prompt_logprobs=prompt.logprobs,
             usage=Usage(
-                prompt.num_prompt_tokens,
+                prompt.num_prompt_tokens + finished.num_more_prompt_tokens,
                 finished.num_tokens,
-                prompt.num_cached_tokens,
+                prompt.num_cached_tokens + finished.num_more_cached_tokens,
                 finished.num_reasoning_tokens,
                 finished.num_drafts,
                 finished.num_kept_drafts,
@@ -202,6 +206,7 @@ class _ReplyEvents:
                 )
                 for parts in calls.values()
             ),
+            tool_steps=tuple(each for each in self.steps if each.output is not None),
             num_dropped_messages=prompt.num_dropped_messages,
         )
 
@@ -223,6 +228,8 @@ class Fold:
             choice.reasoning.append(event.text)
         elif isinstance(event, ToolCallDelta):
             choice.calls.append(event)
+        elif isinstance(event, ToolStep):
+            choice.steps.append(event)
         else:
             choice.finished = event
 
@@ -254,6 +261,8 @@ class Tally:
         elif isinstance(event, Finished):
             known = replace(
                 known,
+                prompt_tokens=known.prompt_tokens + event.num_more_prompt_tokens,
+                cached_tokens=known.cached_tokens + event.num_more_cached_tokens,
                 completion_tokens=event.num_tokens,
                 reasoning_tokens=event.num_reasoning_tokens,
                 draft_tokens=event.num_drafts,

@@ -106,6 +106,31 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolStep:
+    """A tool is run for the model before it goes on, or has been: an agent's loop emits it.
+
+    Args:
+        index: Which reply.
+        step: Which of the calls that are run for this reply, from 0.
+        id: The call's id.
+        server: The name of the tool's server.
+        name: The tool's name there.
+        arguments: Text of a JSON object, as the model wrote it.
+        output: What came of it; None when it begins.
+        is_error: Whether it failed.
+    """
+
+    index: int
+    step: int
+    id: str
+    server: str
+    name: str
+    arguments: str
+    output: str | None = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The reply ended. Always its last event.
 
@@ -119,6 +144,8 @@ class Finished:
         num_tool_calls: Calls of tools in it.
         num_drafts: Tokens computed on speculation.
         num_kept_drafts: Of these, how many were kept.
+        num_more_prompt_tokens: Tokens of later prompts of the same reply, of an agent's rounds.
+        num_more_cached_tokens: Of these, tokens reused.
     """
 
     index: int
@@ -130,6 +157,8 @@ class Finished:
     num_tool_calls: int = 0
     num_drafts: int = 0
     num_kept_drafts: int = 0
+    num_more_prompt_tokens: int = 0
+    num_more_cached_tokens: int = 0
 
 
-Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | Finished
+Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | ToolStep | Finished

@@ -1,0 +1,185 @@
+"""Servers of tools over stdio and HTTP; what is wrong with one costs nobody else."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from blazr.agent import connection
+from blazr.agent.config import McpServer, read_mcp_config
+from blazr.agent.connection import Outcome
+from blazr.agent.toolbox import Toolbox
+from tests.support import mcp_servers
+from tests.support.scripted import wait_until
+
+pytest.importorskip("mcp")
+
+
+@contextmanager
+def opened(folder: Path, **servers: object) -> Iterator[Toolbox]:
+    read = read_mcp_config(mcp_servers.write_config(folder, **servers))
+    with Toolbox(read) as toolbox:
+        toolbox.settled().result()
+        yield toolbox
+
+
+def call(toolbox: Toolbox, tool: str, arguments: str = "{}") -> Outcome:
+    return toolbox.call(toolbox.offer().tools[tool], arguments).result()
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http"])
+def test_tools_are_listed_and_called(kind: str, tmp_path: Path) -> None:
+    with mcp_servers.on_http() as url:
+        entry = {"url": url} if kind == "http" else mcp_servers.on_stdio()
+        with opened(tmp_path, tried={**entry, "max_output": 200}) as toolbox:
+            (status,) = toolbox.status()
+            assert (status.state, status.failure) == ("ready", "")
+            offered = toolbox.offer().tools["add"]
+            function = offered.as_function["function"]
+            assert function["description"] == "Add two numbers."
+            assert set(function["parameters"]["properties"]) == {"a", "b"}
+            assert call(toolbox, "add", '{"a": 2, "b": 3}') == Outcome("5")
+            both = [
+                toolbox.call(toolbox.offer().tools["meet"], f'{{"name": "{name}"}}')
+                for name in ("one", "two")
+            ]
+            assert [each.result().text for each in both] == ["met as one", "met as two"]
+            failed = call(toolbox, "fail")
+            assert failed.is_error
+            assert "it went wrong" in failed.text
+            assert call(toolbox, "draw").text == "a cat:\n[image/png, which is not shown]"
+            long = call(toolbox, "long", '{"size": 10000}').text
+            assert long.startswith("axxx")
+            assert long.endswith("xxxz")
+            assert "9,800 characters are left out" in long
+            assert len(long) < 300
+
+
+def test_wrong_arguments_and_answers_that_do_not_come(tmp_path: Path) -> None:
+    with opened(tmp_path, tried=mcp_servers.on_stdio(timeout=0.2)) as toolbox:
+        for arguments in ("{", "[]", '{"a": "two"}'):
+            assert call(toolbox, "add", arguments).is_error
+        slow = call(toolbox, "wait")
+        assert slow == Outcome("the tool did not answer within 0.2 seconds.", is_error=True)
+        assert call(toolbox, "add", '{"a": 1, "b": 1}') == Outcome("2"), "the server goes on"
+
+
+TOOL = {"name": "look", "inputSchema": {"type": "object"}}
+BAD_TOOLS = {
+    "a schema that is none": [{"name": "look", "inputSchema": {"type": 7}}],
+    "no object": [{"name": "look", "inputSchema": {"type": "string"}}],
+    "a list as a schema": [{"name": "look", "inputSchema": []}],
+    "no list of tools": "look",
+    "a name too long": [{**TOOL, "name": "x" * 200}],
+    "a name twice": [TOOL, TOOL],
+    "too many": [{**TOOL, "name": f"look{i}"} for i in range(200)],
+    "a large schema": [{**TOOL, "inputSchema": {"type": "object", "title": "x" * 70_000}}],
+}
+
+
+def test_what_is_wrong_with_a_server_costs_only_its_own_tools(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("blazr"), "propagate", True)
+    bad = {name: mcp_servers.saying(tools) for name, tools in BAD_TOOLS.items()}
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        dead = {"url": f"http://127.0.0.1:{closed.getsockname()[1]}/mcp"}
+        with opened(
+            tmp_path,
+            **bad,
+            gone=mcp_servers.GONE,
+            silent={**mcp_servers.SILENT, "startup_timeout": 0.5},
+            dead=dead,
+            good=mcp_servers.saying([TOOL]),
+        ) as toolbox:
+            states = {each.name: each.state for each in toolbox.status()}
+            failures = {each.name: each.failure for each in toolbox.status()}
+            assert states == dict.fromkeys((*bad, "gone", "silent", "dead"), "failed") | {
+                "good": "ready"
+            }
+            assert all(failures[name] for name in states if name != "good"), failures
+            assert list(toolbox.offer().tools) == ["look"]
+            warned = [each.getMessage() for each in caplog.records if "left out" in each.msg]
+            assert len(warned) == len(states) - 1, "one warning each"
+            assert "no object" in failures
+            assert "inputSchema" in failures["no object"]
+
+
+def test_a_server_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_RETRY_S", 0.05)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with opened(tmp_path, later={"url": f"http://127.0.0.1:{port}/mcp"}) as toolbox:
+        assert toolbox.offer().tools == {}
+        with mcp_servers.on_http(port=port):
+            wait_until(lambda: toolbox.status()[0].state == "ready")
+            assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
+
+
+def test_a_program_that_ends_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "FIRST_RETRY_S", 0.05)
+    with opened(tmp_path, tried=mcp_servers.on_stdio()) as toolbox:
+        offered = toolbox.offer().tools["add"]
+        assert call(toolbox, "die") == Outcome(
+            "the server has ended, or cannot be reached.", is_error=True
+        )
+        assert toolbox.call(offered, '{"a": 1, "b": 2}').result().is_error
+        wait_until(lambda: toolbox.status()[0].state == "ready" and bool(toolbox.offer().tools))
+        assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
+
+
+def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
+    with mcp_servers.on_http() as url:
+        read = read_mcp_config(mcp_servers.write_config(tmp_path, tried={"url": url}))
+        toolbox = Toolbox(read)
+        toolbox.settled().result()
+        offered = toolbox.offer().tools["add"]
+    with toolbox:
+        assert toolbox.call(offered, '{"a": 1, "b": 2}').result().is_error
+        wait_until(lambda: toolbox.status()[0].state == "failed")
+        assert toolbox.offer().tools == {}
+
+
+def test_a_list_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "RELIST_S", 0.01)
+    changing = mcp_servers.saying([TOOL], then=[{**TOOL, "name": "other"}])
+    with opened(tmp_path, changing=changing) as toolbox:
+        wait_until(lambda: list(toolbox.offer().tools) == ["other"])
+
+
+def test_names_that_collide_are_prefixed(tmp_path: Path) -> None:
+    one = mcp_servers.saying([TOOL, {**TOOL, "name": "find.it"}, {**TOOL, "name": "mine"}])
+    with opened(tmp_path, one=one, two=mcp_servers.saying([TOOL])) as toolbox:
+        assert list(toolbox.offer(taken=["mine"]).tools) == [
+            "one__look",
+            "find_it",
+            "one__mine",
+            "two__look",
+        ]
+
+
+def test_policies(tmp_path: Path) -> None:
+    path = mcp_servers.write_config(
+        tmp_path,
+        files={
+            "command": "x",
+            "tools": {"read_secret": "deny", "read_*": "auto", "*": "deny"},
+            "autoApprove": [],
+        },
+        web={"type": "http", "url": "https://a.example/mcp", "policy": "auto"},
+        off={"command": "x", "disabled": True},
+    )
+    files, web = read_mcp_config(path)
+    tools = ("read_it", "read_secret", "write")
+    assert [files.policy_of(each) for each in tools] == ["auto", "deny", "deny"]
+    assert web.policy_of("anything") == "auto"
+    assert McpServer(command="x").policy_of("y") == "ask", "unless the file says otherwise"
