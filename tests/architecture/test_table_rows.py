@@ -19,7 +19,10 @@ EXTENSIBLE = {
     "cli": (
         "COMMANDS",
         lambda row: row.__module__,
-        {"app", "conversation", "model_plans", "options", "partners", "programs", "terminal"},
+        {
+            *("app", "conversation", "model_plans", "options", "partners", "programs"),
+            *("terminal", "tools"),
+        },
     ),
     "models/families": (
         "FAMILIES",
@@ -42,7 +45,7 @@ EXTENSIBLE = {
     "server/openai/responses": (
         "ROUTES",
         lambda row: row.handler.__module__,
-        {"items", "rendering", "replay", "tools"},
+        {"items", "mcp", "rendering", "replay", "tools"},
     ),
     "text/tokenizers": (
         "TOKENIZERS",

@@ -11,6 +11,7 @@ from blazr.cli import options
 from blazr.cli.conversation import COMMANDS, LEAVE, Conversation
 from blazr.cli.partners import open_partner
 from blazr.cli.terminal import LineReader, ReadLine, Screen, read_message
+from blazr.cli.tools import ToolFlags
 from blazr.core.errors import BlazrError
 
 System = Annotated[str | None, typer.Option(help="System prompt.")]
@@ -31,6 +32,7 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     system: System = None,
     think: Think = True,
     hide_thinking: HideThinking = False,
+    tools: ToolFlags,
     sampling: options.SamplingFlags,
     load: options.ChatLoadFlags,
     threads: options.Threads = None,
@@ -40,16 +42,18 @@ def chat(  # noqa: PLR0913  (one argument per flag)
     given = sampling.given()
     options.sampling_params(given)  # refuses what is out of range before minutes are spent
     name = options.pick_model(model, model_argument) if model or model_argument else None
+    user = tools.user()
     partner = open_partner(name, url, load, threads=threads)
     screen = Screen()
     screen.shows_thinking = not hide_thinking
-    converse(
-        Conversation(partner, given, system=system, screen=screen, thinks=think, verbose=verbose)
+    conversation = Conversation(
+        partner, given, system=system, screen=screen, tools=user, thinks=think, verbose=verbose
     )
+    converse(conversation)
 
 
 def converse(conversation: Conversation) -> None:
-    """Talk until somebody leaves, then let go of the partner."""
+    """Talk until somebody leaves, then let go of the partner and the tools."""
     try:
         reader = LineReader((*COMMANDS, *LEAVE))
         print(conversation.partner.about, file=sys.stderr)
@@ -57,7 +61,7 @@ def converse(conversation: Conversation) -> None:
             print("/help lists the commands, Ctrl+D leaves", file=sys.stderr)
         talk(conversation, reader)
     finally:
-        conversation.partner.close()
+        conversation.close()
 
 
 def talk(conversation: Conversation, reader: ReadLine | LineReader) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -16,11 +16,13 @@ from blazr.cli import options
 from blazr.cli.generate import speed_line
 from blazr.cli.partners import Partner
 from blazr.cli.terminal import Screen, quiet_keyboard
+from blazr.cli.tools import ToolUser, shown
 from blazr.core import log
 from blazr.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from blazr.llm.results import Completion
+    from blazr.text.events import Event
     from blazr.text.messages import Message
 
 LEAVE = ("/exit", "/quit", "/bye")
@@ -49,6 +51,7 @@ class Conversation:
             the model.
         system: The system prompt.
         screen: Where answers appear.
+        tools: What runs the tools that the partner calls; None where it has none.
         history: The messages after the system prompt.
         thinks: Whether a model that can think may.
         verbose: Whether the speed is shown after each answer.
@@ -61,6 +64,7 @@ class Conversation:
     given: dict[str, object] = field(default_factory=dict)
     system: str | None = None
     screen: Screen = field(default_factory=Screen)
+    tools: ToolUser | None = None
     history: list[Message] = field(default_factory=list)
     thinks: bool = True
     verbose: bool = False
@@ -90,12 +94,19 @@ class Conversation:
         if completion.error:
             _tell(f"error: {completion.error}")
             return completion
-        self.history = [*asked, Message(role="assistant", content=completion.text)]
+        answer = completion.text
+        between = self.tools.between if self.tools else ()
+        for each in between:  # what was said before a call is part of that message
+            if each.role == "assistant":
+                answer = answer.removeprefix(each.content or "")
+        self.history = [*asked, *between, Message(role="assistant", content=answer)]
         count = completion.num_dropped_messages
         if count and count != self.num_forgotten:
             what = "message no longer fits" if count == 1 else "messages no longer fit"
             _tell(f"(the oldest {count} {what} the context)")
         self.num_forgotten = count
+        if self.tools is not None and completion.tool_calls:
+            _tell(f"(stopped after {self.tools.max_rounds} rounds of tools)")
         if completion.finish_reason == "length":
             limit = self.given.get("max_tokens", -1)
             _tell("(the context is full)" if limit == -1 else f"(stopped after {limit} tokens)")
@@ -107,7 +118,7 @@ class Conversation:
     def _show_answer(self, asked: list[Message]) -> Completion | None:
         """Show an answer while it comes."""
         from blazr.llm.results import Fold
-        from blazr.text.events import ReasoningDelta, TextDelta
+        from blazr.text.events import ReasoningDelta, TextDelta, ToolStep
         from blazr.text.messages import Message
 
         system = [Message(role="system", content=self.system)] if self.system else []
@@ -117,9 +128,12 @@ class Conversation:
         self.was_interrupted = True  # until the last event is there
         shown_by = {TextDelta: self.screen.answer, ReasoningDelta: self.screen.thinking}
         with suppress(KeyboardInterrupt), quiet_keyboard():
-            for event in self.partner.answer(system + asked, self.given, thinks=self.thinks):
+            for event in self._events(system + asked):
                 gathered.push(event)
-                if isinstance(event, TextDelta | ReasoningDelta):
+                if isinstance(event, ToolStep):
+                    self.screen.pause()
+                    _tell(shown(event))
+                elif isinstance(event, TextDelta | ReasoningDelta):
                     self.timings.setdefault("first_token_s", monotonic() - started_s)
                     shown_by[type(event)](event.text)
             self.was_interrupted = False
@@ -127,6 +141,17 @@ class Conversation:
         self.timings["generate_s"] = monotonic() - started_s
         completions = gathered.completions()
         return completions[0] if completions else None
+
+    def _events(self, messages: list[Message]) -> Iterator[Event]:
+        if self.tools is None:
+            return self.partner.answer(messages, self.given, thinks=self.thinks)
+        return self.tools.answer(self.partner, messages, self.given, thinks=self.thinks)
+
+    def close(self) -> None:
+        """Let go of the partner, and of the tools."""
+        if self.tools is not None:
+            self.tools.close()
+        self.partner.close()
 
     @property
     def last_question(self) -> str:
@@ -251,7 +276,7 @@ class Conversation:
             "model": self.partner.about,
             "settings": "\n".join(settings),
             "system": self.system or "(no system prompt)",
-            "messages": "\n".join(f"{each.role}: {each.content}" for each in self.history)
+            "messages": "\n".join(f"{each.role}: {each.content or ''}" for each in self.history)
             or "(nothing was said yet)",
         }
         if argument and argument not in parts:
@@ -272,7 +297,10 @@ class Conversation:
 
     def save(self, argument: str) -> None:
         """Write the conversation to a file."""
-        messages = [{"role": each.role, "content": each.content} for each in self.history]
+        messages = [
+            {**(each.extra or {}), "role": each.role, "content": each.content}
+            for each in self.history
+        ]
         kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
         try:
             text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)

@@ -74,6 +74,7 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "accept_any_model": {"names": ["--accept-any-model"]},
     "idle_unload_s": {"min": 0},
     "drain_timeout_s": {"min": 0},
+    "max_tool_rounds": {"min": 1, "max": 1000},
     "replicas": {"min": 1, "max": 256},
 }
 _UNITS = ("_bytes", "_s")

@@ -34,7 +34,12 @@ class Partner(Protocol):
         """The model and where it runs, in one line."""
 
     def answer(
-        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+        self,
+        messages: Sequence[Message],
+        given: Mapping[str, object],
+        *,
+        thinks: bool,
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> Iterator[Event]:
         """The events of one answer. Leaving the loop ends it.
 
@@ -42,6 +47,7 @@ class Partner(Protocol):
             messages: The chat.
             given: Fields of `SamplingParams`; what is not there is the model's affair.
             thinks: Whether it may think first, if it is a model that does.
+            tools: Functions that it may call, in OpenAI's shape.
 
         Raises:
             BlazrError: There will be no answer.
@@ -105,7 +111,12 @@ class LocalPartner(Partner):
 
     @override
     def answer(
-        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+        self,
+        messages: Sequence[Message],
+        given: Mapping[str, object],
+        *,
+        thinks: bool,
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> Iterator[Event]:
         from blazr.llm.generation import GenerationRequest, Truncation
 
@@ -115,6 +126,7 @@ class LocalPartner(Partner):
             thinking_budget=None if thinks else 0,
             truncation=Truncation(drops="messages"),
             adapter=next(iter(self.llm.core.adapters.by_name), None),
+            tools=tools or None,
         )
         return self.llm.events([request])
 
@@ -177,7 +189,12 @@ class RemotePartner(Partner):
 
     @override
     def answer(
-        self, messages: Sequence[Message], given: Mapping[str, object], *, thinks: bool
+        self,
+        messages: Sequence[Message],
+        given: Mapping[str, object],
+        *,
+        thinks: bool,
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> Iterator[Event]:
         import httpx2
 
@@ -191,11 +208,16 @@ class RemotePartner(Partner):
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         body = {
             "model": self.name,
-            "messages": [{"role": each.role, "content": each.content} for each in messages],
+            "messages": [
+                {"role": each.role, "content": each.content, **(each.extra or {})}
+                for each in messages
+            ],
             "stream": True,
             "stream_options": {"include_usage": True},
             **fields,
         }
+        if tools:
+            body["tools"] = tools
         if not thinks:
             body["chat_template_kwargs"] = {"enable_thinking": False}
         if self._truncates:
@@ -212,7 +234,7 @@ class RemotePartner(Partner):
         if not (self._truncates and b"truncation" in content):
             raise _refusal(status, content)
         self._truncates = False
-        yield from self.answer(messages, given, thinks=thinks)
+        yield from self.answer(messages, given, thinks=thinks, tools=tools)
 
     @override
     def change_model(self, model: str) -> None:
@@ -245,9 +267,16 @@ class RemotePartner(Partner):
 
 def _events(answer: httpx2.Response) -> Iterator[Event]:
     """What a stream of server-sent events tells, as events of one reply."""
-    from blazr.text.events import Finished, PromptDone, ReasoningDelta, TextDelta
+    from blazr.text.events import (
+        Finished,
+        PromptDone,
+        ReasoningDelta,
+        TextDelta,
+        ToolCallDelta,
+    )
 
     reason = "abort"
+    num_calls = 0
     has_begun = False
     num_dropped = int(answer.headers.get("X-Blazr-Dropped-Messages", 0))
     usage: dict[str, Any] = {}
@@ -268,6 +297,12 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
                 yield ReasoningDelta(0, thought)
             if text := delta.get("content"):
                 yield TextDelta(0, text)
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                place = call.get("index") or 0
+                num_calls = max(num_calls, place + 1)
+                arguments = function.get("arguments") or ""
+                yield ToolCallDelta(0, place, call.get("id"), function.get("name"), arguments)
             reason = choice.get("finish_reason") or reason
     details = usage.get("prompt_tokens_details") or {}
     yield PromptDone(
@@ -276,7 +311,9 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
         details.get("cached_tokens") or 0,
         num_dropped_messages=num_dropped,
     )
-    yield Finished(0, reason, usage.get("completion_tokens", 0))
+    reason = "stop" if reason == "tool_calls" else reason
+    num_tokens = usage.get("completion_tokens", 0)
+    yield Finished(0, reason, num_tokens, num_tool_calls=num_calls)
 
 
 def _message(body: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from blazr.cli.conversation import Conversation
 from blazr.cli.generate import as_object, is_prompt, raise_if_cut_off, speed_line
 from blazr.cli.partners import open_partner
 from blazr.cli.terminal import Screen
+from blazr.cli.tools import ToolFlags
 
 
 @options.with_flags
@@ -35,6 +36,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     system: System = None,
     think: Think = True,
     hide_thinking: HideThinking = False,
+    tools: ToolFlags,
     sampling: options.SamplingFlags,
     load: options.ChatLoadFlags,
     threads: options.Threads = None,
@@ -55,12 +57,13 @@ def run(  # noqa: PLR0913  (one argument per flag)
     options.sampling_params(given)  # refuses what is out of range before minutes are spent
     name = options.pick_model(model, model_argument) if model or model_argument else None
     started_s = monotonic()
+    user = tools.user()
     partner = open_partner(name, url, load, threads=threads)
     timings = {"load_s": monotonic() - started_s}
     screen = Screen()
     screen.shows_thinking = not hide_thinking
     conversation = Conversation(
-        partner, given, system=system, screen=screen, thinks=think, verbose=verbose
+        partner, given, system=system, screen=screen, tools=user, thinks=think, verbose=verbose
     )
     if is_chat:
         converse(conversation)
@@ -89,7 +92,7 @@ def _ask_once(
         print(partner.about, file=sys.stderr)
         completion = conversation.say(text)
     finally:
-        partner.close()
+        conversation.close()
     if completion is None:
         raise typer.Exit(130)  # Ctrl+C before the first token
     timings |= conversation.timings

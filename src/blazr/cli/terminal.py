@@ -35,6 +35,11 @@ class WordWrap:
         self._word = ""
         self._word_width = 0
 
+    @property
+    def is_within_line(self) -> bool:
+        """Whether something stands in the last line."""
+        return self._column > 0
+
     def push(self, text: str) -> str:
         """What to write so that the text appears. Control characters in it do nothing."""
         # in the last column terminals differ in where the cursor is
@@ -133,6 +138,12 @@ class Screen:
         self._end_thinking()
         self._write(text)
 
+    def pause(self) -> None:
+        """Something else is shown on the lines below."""
+        self._end_thinking()
+        if self.is_terminal and self._wrap.is_within_line:
+            self._write("\n")
+
     def end(self) -> None:
         """The answer is over."""
         self._end_thinking()
@@ -159,14 +170,29 @@ class Screen:
 @contextmanager
 def quiet_keyboard() -> Iterator[None]:
     """What is typed meanwhile is not echoed; it waits for the next line. Ctrl+C works."""
+    with _keyboard(echoes=False):
+        yield
+
+
+@contextmanager
+def attentive_keyboard() -> Iterator[None]:
+    """What is typed from now on is echoed, and what was typed before is no answer."""
+    with _keyboard(echoes=True):
+        if sys.stdin.isatty():
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        yield
+
+
+@contextmanager
+def _keyboard(*, echoes: bool) -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
     place = sys.stdin.fileno()
     before = termios.tcgetattr(place)
-    quiet = list(before)
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(place, termios.TCSANOW, quiet)
+    wanted = list(before)
+    wanted[3] = wanted[3] | termios.ECHO if echoes else wanted[3] & ~termios.ECHO
+    termios.tcsetattr(place, termios.TCSANOW, wanted)
     try:
         yield
     finally:
