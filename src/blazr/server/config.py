@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from blazr.agent.config import check_installed, read_mcp_config
 from blazr.core.errors import ConfigError
 
 LARGE_BODY_BYTES = 2**16
@@ -99,6 +100,12 @@ class ServerConfig(Limits):
         has_ui: Serve the chat page at / and the API viewer at /docs.
         access_log: Log a line for each request: text, json or off.
         otlp_endpoint: Send OpenTelemetry traces to this address (http://localhost:4318).
+        mcp: Offer the models to other agents as tools, by MCP at /mcp.
+        mcp_config: File of MCP servers (mcp.json), whose tools requests may let a model use.
+        agent: Let models use these tools in every chat and response that does not say otherwise.
+        max_tool_rounds: Most times that tools run before one reply ends.
+        allow_mcp_urls: Connect to MCP servers that requests name by URL, at public addresses
+            alone.
         adapter_dir: Folder from which /v1/load_lora_adapter may read adapters.
         weights_dir: Folder from which /update_weights may read checkpoints.
         profile_dir: Folder to which /stop_profile writes profiles.
@@ -134,6 +141,11 @@ class ServerConfig(Limits):
     has_ui: bool = True
     access_log: Literal["text", "json", "off"] = "text"
     otlp_endpoint: str | None = None
+    mcp: bool = False
+    mcp_config: Path | None = None
+    agent: bool = False
+    max_tool_rounds: int = 10
+    allow_mcp_urls: bool = False
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None
@@ -152,6 +164,7 @@ class ServerConfig(Limits):
                     expected="printable ASCII",
                 )
 
+        self._check_tools()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
         for host in self.allowed_hosts:
@@ -184,6 +197,17 @@ class ServerConfig(Limits):
             raise ConfigError(
                 "the folder for files cannot be written.", found=str(self.files_dir)[:200]
             )
+
+    def _check_tools(self) -> None:
+        """Refuse servers of tools that cannot be used, before models are loaded."""
+        if self.agent and self.mcp_config is None:
+            raise ConfigError("--agent needs tools.", expected="--mcp-config mcp.json")
+        if self.mcp_config is not None or self.allow_mcp_urls or self.mcp:
+            check_installed()
+        if self.mcp and self.replicas > 1:
+            raise ConfigError("--mcp is for a server without replicas.")
+        if self.mcp_config is not None:
+            read_mcp_config(self.mcp_config)
 
     @property
     def is_loopback(self) -> bool:

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import msgspec
 from typing_extensions import override
 
+from blazr.agent.config import read_mcp_config
+from blazr.agent.toolbox import Toolbox
 from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError, EngineError
 from blazr.core.metrics import Metrics
@@ -602,6 +604,11 @@ class Models:
         self.updating = asyncio.Lock()
         self._clock = count(1)
         self._working: set[asyncio.Task[None]] = set()
+        self.toolbox: Toolbox | None = None
+        if config.mcp_config is not None:
+            self.toolbox = Toolbox(read_mcp_config(config.mcp_config))
+        elif config.allow_mcp_urls:
+            self.toolbox = Toolbox()
 
     @classmethod
     def of(
@@ -784,6 +791,8 @@ class Models:
         for service in self._live:
             service.close_now()
         self.state.close()
+        if self.toolbox is not None:
+            self.toolbox.close()
 
     async def _acquire(self, slot: ModelSlot) -> Hosted:
         """A model, loaded and held; the caller releases it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict, cast
@@ -549,6 +549,15 @@ class ContentPart(msgspec.Struct):
     }
 
 
+class McpCallSent(msgspec.Struct, kw_only=True):
+    """A call that this server has run before a reply went on, as the reply told of it."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    output: str | None = None
+
+
 class ChatMessage(msgspec.Struct):
     """One message."""
 
@@ -561,6 +570,7 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None  # as base64, where Ollama has them
+    mcp_calls: list[McpCallSent] | None = None
 
 
 class InputTokens(msgspec.Struct, kw_only=True):
@@ -583,7 +593,7 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
             found=str(len(messages)),
             expected=f"at most {MAX_MESSAGES}",
         )
-    found = []
+    found: list[Message] = []
     for message in messages:
         extra = {
             name: getattr(message, name)
@@ -600,8 +610,27 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
         if isinstance(content, list):
             content, more = join_parts(map(_read_part, content))
             images += more
+        found += _messages_of_calls(message.mcp_calls or ())
         found.append(Message(role=role, content=content, images=images, extra=extra or None))
     return found
+
+
+def _messages_of_calls(calls: Sequence[McpCallSent]) -> Iterator[Message]:
+    """Calls that were run before a reply went on, and what came of each."""
+    if not calls:
+        return
+    made = [
+        {
+            "id": each.id,
+            "type": "function",
+            "function": {"name": each.name, "arguments": each.arguments},
+        }
+        for each in calls
+    ]
+    yield Message(role="assistant", content=None, extra={"tool_calls": made})
+    for each in calls:
+        extra = {"tool_call_id": each.id, "name": each.name}
+        yield Message(role="tool", content=each.output or "", extra=extra)
 
 
 def first_images(given: Sequence[str] | None, *, param: str = "messages") -> tuple[Image, ...]:

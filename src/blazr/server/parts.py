@@ -18,12 +18,13 @@ from blazr.text.events import (
     ReasoningDelta,
     TokenText,
     ToolCallDelta,
+    ToolStep,
 )
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 
-Kind = Literal["text", "reasoning", "tool", "custom"]
+Kind = Literal["text", "reasoning", "tool", "custom", "step"]
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class ReplyPart:
         call_id: Of a call.
         name: Of a call: the tool's.
         logprobs: Of its tokens, when asked for.
+        step: The call of a tool that was run on this side, as far as it has come.
     """
 
     kind: Kind
@@ -45,6 +47,7 @@ class ReplyPart:
     call_id: str = ""
     name: str = ""
     logprobs: list[TokenText] = field(default_factory=list)
+    step: ToolStep | None = None
 
     @property
     def arguments(self) -> object:
@@ -81,6 +84,8 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
                 yield from self._open(part)
             if event.arguments:
                 yield from self._add(kind, event.arguments)
+        elif isinstance(event, ToolStep):
+            yield from self._take_step(event)
         elif isinstance(event, ReasoningDelta):
             yield from self._add("reasoning", event.text)
         elif event.text or (event.logprobs and self._is_open and self.parts[-1].kind == "text"):
@@ -98,6 +103,17 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
         part.text += text
         part.logprobs.extend(tokens)
         yield from self.part_extended(part, text, tokens)
+
+    def _take_step(self, step: ToolStep) -> Iterator[E]:
+        """Several steps may be under way at once, between other parts."""
+        if step.output is None:
+            yield from self._close()
+            self.parts.append(ReplyPart("step", len(self.parts), step=step))
+            yield from self.part_started(self.parts[-1])
+            return
+        part = next(each for each in self.parts if each.step and each.step.step == step.step)
+        part.step = step
+        yield from self.part_finished(part)
 
     def _open(self, part: ReplyPart) -> Iterator[E]:
         yield from self._close()

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.types import Send
 
+from blazr.agent.reply import Agent, AgentReply
 from blazr.engine.request import Request
 from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
@@ -68,7 +69,7 @@ class Run:
     def __init__(
         self,
         call: Call[object],
-        reply: AsyncReply,
+        reply: AsyncReply | AgentReply,
         *,
         n: int,
         started_s: float,
@@ -96,12 +97,14 @@ class Run:
         *,
         reports_abort: bool = False,
         before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
+        agent: Agent | None = None,
     ) -> Run:
         """Begin to generate.
 
         Args:
             call: The request it answers.
             requests: What to generate.
+            agent: What runs the tools that the one reply to the one request calls.
             reports_abort: Whether the dialect has a finish reason for replies that were aborted, so
                 that this is no failure.
             before: Waited for when it is known of which tokens the prompts are.
@@ -113,7 +116,11 @@ class Run:
         """
         started_s = monotonic()
         try:
-            reply = await call.service.llm.start(requests, before=before)
+            reply: AsyncReply | AgentReply
+            if agent is None:
+                reply = await call.service.llm.start(requests, before=before)
+            else:
+                reply = await AgentReply.start(call.service.llm, requests[0], agent)
         except _STOPS:
             raise
         except BaseException:
@@ -323,6 +330,7 @@ async def reply(
     stream: bool | None,
     reports_abort: bool = False,
     before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
+    agent: Agent | None = None,
 ) -> Reply[W, E]:
     """Answer with what is generated. It raises what `Run.start` raises, too.
 
@@ -333,11 +341,12 @@ async def reply(
         stream: Whether to stream it, or to send it whole.
         reports_abort: See `Run.start`.
         before: See `Run.start`.
+        agent: See `Run.start`.
 
     Raises:
         HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
-    run = await Run.start(call, requests, reports_abort=reports_abort, before=before)
+    run = await Run.start(call, requests, reports_abort=reports_abort, before=before, agent=agent)
     if stream:
         return RunStream(run, renderer)
     completions, usage = await run.result(renderer.gather)

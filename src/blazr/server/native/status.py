@@ -60,6 +60,15 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     size_bytes: int
 
 
+class McpFacts(msgspec.Struct, kw_only=True):
+    """What is known of a server of tools."""
+
+    name: str
+    status: Literal["starting", "ready", "failed"]
+    num_tools: int
+    failure: str | None = None
+
+
 class ServerInfo(msgspec.Struct):
     """What serves, and what it has."""
 
@@ -67,6 +76,7 @@ class ServerInfo(msgspec.Struct):
     uptime_s: float
     models: list[ModelFacts]
     limits: dict[str, float]  # `Limits`, by name
+    mcp_servers: list[McpFacts]
 
 
 async def health(call: Call[None]) -> Health:
@@ -113,7 +123,23 @@ async def server_info(call: Call[None]) -> ServerInfo:
         models.append(facts)
     uptime_s = round(monotonic() - call.state.started_s, 3)
     limits = {each.name: getattr(call.state.config, each.name) for each in fields(Limits)}
-    return ServerInfo(version=blazr.__version__, uptime_s=uptime_s, models=models, limits=limits)
+    toolbox = call.models.toolbox
+    servers = [
+        McpFacts(
+            name=each.name,
+            status=each.state,
+            num_tools=each.num_tools,
+            failure=each.failure or None,
+        )
+        for each in (toolbox.status() if toolbox else ())
+    ]
+    return ServerInfo(
+        version=blazr.__version__,
+        uptime_s=uptime_s,
+        models=models,
+        limits=limits,
+        mcp_servers=servers,
+    )
 
 
 async def openapi(call: Call[None]) -> Schema:

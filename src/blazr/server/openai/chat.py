@@ -9,9 +9,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from typing_extensions import override
 
+from blazr.agent.toolbox import Offer
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
+from blazr.server.agent import AgentFields, MostRounds, own_tools, taken_names
 from blazr.server.endpoint import Call, Reply
 from blazr.server.openai.shared import (
     ChoicesRenderer,
@@ -35,6 +37,7 @@ from blazr.server.params import (
     sampling_params,
     to_messages,
 )
+from blazr.server.run import reply
 from blazr.server.schema import Example, OneOf, Schema, schema_hint
 from blazr.text.events import (
     Event,
@@ -43,6 +46,7 @@ from blazr.text.events import (
     TextDelta,
     TokenText,
     ToolCallDelta,
+    ToolStep,
 )
 from blazr.text.reasoning import thinking_variables
 
@@ -77,6 +81,9 @@ class ChatBody(SamplingBody, kw_only=True):
     enable_thinking: bool | None = None
     max_thinking_tokens: Budget | None = None
     thinking_token_budget: Budget | None = None
+    agent: bool | None = None
+    max_tool_rounds: MostRounds | None = None
+    approved_tool_calls: list[str] | None = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
             {"properties": {"top_logprobs": {"type": "null"}}},
@@ -129,6 +136,18 @@ class CustomCall(msgspec.Struct, kw_only=True):
 AnyCall = OneOf[FunctionCall, CustomCall]
 
 
+class McpCall(msgspec.Struct, kw_only=True):
+    """A call that the server has run, or runs now, before the reply goes on."""
+
+    index: int
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "failed"]
+    output: str | None = None
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
     """What the model says, thinks and calls."""
 
@@ -138,6 +157,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[AnyCall] | UnsetType = UNSET
+    mcp_calls: list[McpCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -189,6 +209,7 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
+    mcp_calls: list[McpCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -210,13 +231,23 @@ class ChatChunk(Envelope, kw_only=True):
 
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
-    request = await call.translate(lambda: to_request(call.body, call))
+    body = call.body
+    approved = body.approved_tool_calls or ()
+    asked = AgentFields(body.agent, body.max_tool_rounds, approved, joint="\n\n")
+    taken = taken_names(body.tools or ())
+    tools = await own_tools(call, asked, taken, n=body.n or 1, choice=body.tool_choice)
+    request = await call.translate(lambda: to_request(body, call, tools.offer))
     renderer = ChatRenderer(call, n=request.params.n)
-    return await reply_and_move(call, [request], renderer)
+    agent = tools.agent(call, request, asked)
+    if agent is None:
+        return await reply_and_move(call, [request], renderer)
+    return await reply(
+        call, [request], renderer, stream=body.stream, reports_abort=True, agent=agent
+    )
 
 
-def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
-    """Translate a body.
+def to_request(body: ChatBody, call: Call[ChatBody], offer: Offer) -> GenerationRequest:
+    """Translate a body, with the tools that are run for it beside its own.
 
     Raises:
         RequestError: A value is out of range, or fields contradict each other.
@@ -237,7 +268,9 @@ def to_request(body: ChatBody, call: Call[ChatBody]) -> GenerationRequest:
     return GenerationRequest(
         messages=to_messages(body.messages),
         params=params,
-        **tool_fields(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        **tool_fields(
+            offer.beside(body.tools), body.tool_choice, parallel=body.parallel_tool_calls
+        ),
         template_variables=_template_variables(body) or None,
         thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -292,6 +325,8 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
             yield ChunkChoice(event.index, delta)
         elif isinstance(event, ToolCallDelta):
             yield ChunkChoice(event.index, ChatDelta(tool_calls=[_call_delta(event)]))
+        elif isinstance(event, ToolStep):
+            yield ChunkChoice(event.index, ChatDelta(mcp_calls=[_mcp_call(event)]))
         else:
             reason = _finish_reason(event.reason, event.num_tool_calls)
             yield ChunkChoice(event.index, ChatDelta(), finish_reason=reason)
@@ -313,6 +348,7 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
                 reasoning=each.reasoning or UNSET,
                 reasoning_content=each.reasoning or UNSET,
                 tool_calls=calls or UNSET,
+                mcp_calls=[_mcp_call(step) for step in each.tool_steps] or UNSET,
             )
             reason = _finish_reason(each.finish_reason, len(each.tool_calls))
             logprobs = self._logprobs(each.logprobs or ())
@@ -341,6 +377,19 @@ def _call_delta(event: ToolCallDelta) -> CallDelta:
     else:
         delta.function = FunctionDelta(event.arguments, name)
     return delta
+
+
+def _mcp_call(event: ToolStep) -> McpCall:
+    ended: Literal["completed", "failed"] = "failed" if event.is_error else "completed"
+    return McpCall(
+        index=event.step,
+        id=event.id,
+        server_label=event.server,
+        name=event.name,
+        arguments=event.arguments,
+        status="in_progress" if event.output is None else ended,
+        output=event.output,
+    )
 
 
 def _finish_reason(reason: str, num_calls: int) -> FinishReason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,11 +11,25 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from blazr.agent.toolbox import Offer
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
+from blazr.server.agent import (
+    AgentFields,
+    MostRounds,
+    no_tools,
+    taken_names,
+)
 from blazr.server.endpoint import Call, Reply, working
 from blazr.server.errors import HttpError, clean
-from blazr.server.openai.responses.items import InputItem, Item, shown, to_messages
+from blazr.server.openai.responses.items import (
+    InputItem,
+    Item,
+    approved_of,
+    shown,
+    to_messages,
+)
+from blazr.server.openai.responses.mcp import ResponseTools, open_tools
 from blazr.server.openai.responses.rendering import (
     InputItemList,
     ResponseDeleted,
@@ -72,6 +86,8 @@ class CountInputBody(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    agent: bool | None = None
+    max_tool_rounds: MostRounds | None = None
     prompt: Annotated[Any, schema_hint(type="null")] = (
         None  # a template, which this server has none of
     )
@@ -108,14 +124,21 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
     body = call.body
-    request, stored, renderer = await call.translate(lambda: _translate(call))
     if body.background and body.store is False:
         raise RequestError(
             "a response in the background is looked up, so it is stored.", param="background"
         )
+    tools, mcp = await _open_tools(call)
+    try:
+        request, stored, renderer = await call.translate(lambda: _translate(call, tools, mcp))
+    except BaseException:
+        mcp.close()
+        raise
+    asked = AgentFields(max_rounds=body.max_tool_rounds, approved=approved_of(body.input))
+    agent = mcp.agent(call, request, asked)
     if not body.background:
-        return await reply(call, [request], renderer, stream=body.stream)
-    run = await Run.start(call, [request])
+        return await reply(call, [request], renderer, stream=body.stream, agent=agent)
+    run = await Run.start(call, [request], agent=agent)
     log = EventLog()
     task = asyncio.create_task(_generate(run, renderer, log))
     cleanup = ExitStack()
@@ -174,39 +197,65 @@ async def delete(call: Call[None]) -> ResponseDeleted:
 
 async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
     """How many tokens an input has."""
+    tools, mcp = await _open_tools(call)
 
     def translate() -> GenerationRequest:
-        messages = _conversation(call.body, call)
-        return to_request(call.body, call, messages, read_tools(call.body.tools))
+        messages = _conversation(call.body, call, mcp.offer)
+        return to_request(call.body, call, messages, mcp.offer.beside(tools.tools))
 
-    request = await call.translate(translate)
-    ids = await call.service.llm.encode_chat(request)
+    try:
+        request = await call.translate(translate)
+        ids = await call.service.llm.encode_chat(request)
+    finally:
+        mcp.close()
     return InputTokens(input_tokens=len(ids))
 
 
+async def _open_tools(call: Call[CountInputBody]) -> tuple[ToolSet, ResponseTools]:
+    """The tools of a request, and those of MCP servers that are run for it."""
+    body = call.body
+    tools = await call.translate(lambda: read_tools(body.tools))
+    if body.agent and call.models.toolbox is None:
+        raise no_tools()
+    wants_all = call.state.config.agent if body.agent is None else body.agent
+    if body.tool_choice == "none":
+        return tools, ResponseTools()
+    taken = taken_names(tools.tools)
+    return tools, await open_tools(call, tools.mcp, taken, wants_all=wants_all)
+
+
 def _translate(
-    call: Call[ResponseBody],
+    call: Call[ResponseBody], tools: ToolSet, mcp: ResponseTools
 ) -> tuple[GenerationRequest, StoredResponse, ResponseRenderer]:
     body = call.body
-    tools = read_tools(body.tools)
-    messages = _conversation(body, call)
-    request = to_request(body, call, messages, tools)
+    messages = _conversation(body, call, mcp.offer)
+    request = to_request(body, call, messages, mcp.offer.beside(tools.tools))
     template = _template(body, call, tools)
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     shown_items = [] if body.store is False else [shown(item) for item in items]
     stored = StoredResponse(template, shown_items, messages)
     renderer = ResponseRenderer(
         template,
-        partial(_end, call, stored, messages),
+        partial(
+            _end,
+            call,
+            stored,
+            lambda output: [*messages, *to_messages(output, mcp.offer.shown_name)],
+        ),
         namespaces=tools.namespaces,
         wants_logprobs=request.params.logprobs is not None,
         packs_thoughts=_THOUGHTS in (body.include or ()),
+        tools=mcp.offer.tools,
+        lists=mcp.lists,
     )
     return request, stored, renderer
 
 
 def to_request(
-    body: CountInputBody, call: Call[CountInputBody], messages: Sequence[Message], tools: ToolSet
+    body: CountInputBody,
+    call: Call[CountInputBody],
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, object]] | None,
 ) -> GenerationRequest:
     """Translate a body, given its conversation and tools; of one to be counted, without sampling.
 
@@ -227,12 +276,12 @@ def to_request(
         params=params,
         template_variables=thinking_variables(effort=effort) or None,
         truncation=Truncation(drops="messages") if body.truncation == "auto" else None,
-        **tool_fields(tools.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        **tool_fields(tools, body.tool_choice, parallel=body.parallel_tool_calls),
         **call.scheduling(),
     )
 
 
-def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Message]:
+def _conversation(body: CountInputBody, call: Call[CountInputBody], offer: Offer) -> list[Message]:
     """What went before and what is new; instructions are of this response alone."""
     if body.prompt is not None:
         raise RequestError(
@@ -246,7 +295,7 @@ def _conversation(body: CountInputBody, call: Call[CountInputBody]) -> list[Mess
         if stored.response.status not in {"completed", "incomplete"}:
             raise HttpError(400, "that response has not ended.", param="previous_response_id")
         before = stored.messages
-    return [*before, *to_messages(body.input)]
+    return [*before, *to_messages(body.input, offer.shown_name)]
 
 
 def _template(body: ResponseBody, call: Call[ResponseBody], tools: ToolSet) -> ResponseObject:
@@ -328,7 +377,7 @@ def _store(call: Call[ResponseBody], stored: StoredResponse) -> None:
 def _end(
     call: Call[ResponseBody],
     stored: StoredResponse,
-    messages: Sequence[Message],
+    with_output: Callable[[list[Item]], Sequence[Message]],
     response: ResponseObject,
 ) -> None:
     """A response has ended: store it, unless it was in the background and has been deleted."""
@@ -336,7 +385,7 @@ def _end(
         return
     output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
     stored.response = response
-    stored.messages = [*messages, *to_messages(output)]
+    stored.messages = with_output(output)
     stored.task = None
     if stored.log is None or call.state.kept.get(call.tenant, response.id) is stored:
         _store(call, stored)

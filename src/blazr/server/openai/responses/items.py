@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -41,6 +41,7 @@ class Item(msgspec.Struct, kw_only=True):
     """A message, a call of a tool, what came of it, or a train of thought."""
 
     type: str = "message"
+    id: str | None = None
     role: str | None = None
     content: str | list[ItemPart] | None = None
     call_id: str | None = None
@@ -50,6 +51,12 @@ class Item(msgspec.Struct, kw_only=True):
     arguments: str | None = None
     input: str | None = None
     output: str | list[ItemPart] | None = None
+    server_label: str | None = None
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    error: Annotated[Any, schema_hint()] = None
+    tools: Annotated[Any, schema_hint()] = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
             {
@@ -58,6 +65,10 @@ class Item(msgspec.Struct, kw_only=True):
             },
             of_type("function_call", "custom_tool_call", **any_given("name", min_length=1)),
             of_type("function_call_output", "custom_tool_call_output", "reasoning"),
+            of_type("mcp_list_tools"),
+            of_type("mcp_call", **any_given("name", min_length=1)),
+            of_type("mcp_approval_request", **any_given("name", min_length=1)),
+            of_type("mcp_approval_response", **any_given("approval_request_id", min_length=1)),
         ]
     }
 
@@ -87,11 +98,27 @@ class InputItem(msgspec.Struct, kw_only=True):
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
     output: str | list[ItemPart] | UnsetType = UNSET
+    server_label: str | UnsetType = UNSET
+    approval_request_id: str | UnsetType = UNSET
+    approve: bool | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    error: Any = UNSET
+    tools: Any = UNSET
     summary: list[dict[str, Any]] | UnsetType = UNSET
 
 
-def to_messages(items: str | Iterable[Item]) -> list[Message]:
+def _own_name(server: str, name: str) -> str:  # noqa: ARG001  (it is what an `Offer` has)
+    return name
+
+
+def to_messages(
+    items: str | Iterable[Item], shown_name: Callable[[str, str], str] = _own_name
+) -> list[Message]:
     """Translate items; what an assistant thought, said and called in a row is one message.
+
+    Args:
+        items: What was said and done.
+        shown_name: The name that a model is shown of a tool of an MCP server, by their names.
 
     Raises:
         RequestError: An item is of a kind that cannot be translated, or there are too many.
@@ -99,8 +126,7 @@ def to_messages(items: str | Iterable[Item]) -> list[Message]:
     if isinstance(items, str):
         return [Message(role="user", content=items)]
     messages: list[Message] = []
-    for item in items:
-        message = _to_message(item)
+    for message in (each for item in items for each in _messages_of(item, shown_name)):
         last = messages[-1] if messages else None
         is_one_turn = last is not None and last.role == message.role == "assistant"
         if last is None or not is_one_turn or not (last.content is None or message.content is None):
@@ -137,7 +163,7 @@ def shown(item: Item) -> InputItem:
         ]
     if item.type == "reasoning":
         fields["summary"] = []
-    return InputItem(id=f"item_{uuid4().hex}", **fields)
+    return InputItem(**{"id": f"item_{uuid4().hex}", **fields})
 
 
 def pack_text(text: str) -> str:
@@ -187,6 +213,52 @@ def _parts_of(
             )
 
 
+def _messages_of(item: Item, shown_name: Callable[[str, str], str]) -> Iterator[Message]:
+    """The messages that an item is."""
+    if item.type == "mcp_list_tools":
+        return
+    if item.type in {"mcp_call", "mcp_approval_request"} and item.name:
+        asked = item.approval_request_id
+        if not asked:
+            function = {
+                "name": shown_name(item.server_label or "", item.name),
+                "arguments": item.arguments or "{}",
+            }
+            call = {"id": item.id or "", "type": "function", "function": function}
+            yield Message(role="assistant", content=None, extra={"tool_calls": [call]})
+        if item.type == "mcp_call":
+            text, _ = join_parts(_parts_of(item.output))
+            text = f"Error: {text_of_error(item.error)}" if item.error else text
+            yield Message(role="tool", content=text, extra={"tool_call_id": asked or item.id or ""})
+    elif item.type == "mcp_approval_response" and item.approval_request_id:
+        if not item.approve:
+            text = "Error: the user has refused this call."
+            text += f" {item.reason}" if item.reason else ""
+            extra = {"tool_call_id": item.approval_request_id}
+            yield Message(role="tool", content=text, extra=extra)
+    else:
+        yield _to_message(item)
+
+
+def text_of_error(error: object) -> str:
+    """What an item says of a call that has failed."""
+    content = error.get("content") if isinstance(error, Mapping) else error
+    parts = content if isinstance(content, list) else [content]
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in parts]
+    return "\n".join(each for each in texts if isinstance(each, str))
+
+
+def approved_of(items: str | Iterable[Item]) -> list[str]:
+    """Ids of the calls that the client has agreed to."""
+    if isinstance(items, str):
+        return []
+    return [
+        each.approval_request_id
+        for each in items
+        if each.type == "mcp_approval_response" and each.approve and each.approval_request_id
+    ]
+
+
 def _to_message(item: Item) -> Message:
     if item.type == "message" and item.role:
         role = "system" if item.role == "developer" else item.role
@@ -212,5 +284,5 @@ def _to_message(item: Item) -> Message:
         "an item is incomplete, or of a kind that this server does not know.",
         param="input",
         found=repr(item.type[:50]),
-        expected="'message', 'reasoning', a call of a tool, or its output",
+        expected="'message', 'reasoning', a call of a tool, its output, or an approval",
     )

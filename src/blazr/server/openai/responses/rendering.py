@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from blazr.agent.toolbox import OfferedTool
 from blazr.llm.results import Completion, Usage
 from blazr.server.errors import HttpError
 from blazr.server.openai.responses.items import InputItem, ItemStatus, pack_text
+from blazr.server.openai.responses.mcp import ToolList
 from blazr.server.openai.shared import ItemUsage, TokenLogprob, item_usage, token_logprobs
 from blazr.server.params import unix_time
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.schema import OneOf
-from blazr.text.events import TokenText
+from blazr.text.events import TokenText, ToolStep
 
-_ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc", "custom": "ctc"}
+_ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc", "custom": "ctc", "step": "mcp"}
+_APPROVAL = "mcpr"
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True):
@@ -83,7 +87,72 @@ class CustomCallItem(msgspec.Struct, kw_only=True):
     input: str
 
 
-OutputItem = OneOf[OutputMessage, ReasoningItem, FunctionCallItem, CustomCallItem]
+class McpToolShown(msgspec.Struct):
+    """A tool of an MCP server."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    annotations: dict[str, bool]
+
+
+class McpListItem(msgspec.Struct, kw_only=True):
+    """What an MCP server offers; or why it offers nothing."""
+
+    id: str
+    type: Literal["mcp_list_tools"] = "mcp_list_tools"
+    server_label: str
+    tools: list[McpToolShown]
+    error: str | None = None
+
+
+class McpErrorText(msgspec.Struct):
+    """What is said of a failure."""
+
+    text: str
+    type: Literal["text"] = "text"
+
+
+class McpCallFailure(msgspec.Struct):
+    """Why a call has failed."""
+
+    content: list[McpErrorText]
+    type: Literal["mcp_tool_execution_error"] = "mcp_tool_execution_error"
+
+
+class McpCallItem(msgspec.Struct, kw_only=True):
+    """A call of a tool of an MCP server, which this server makes."""
+
+    id: str
+    status: ItemStatus | Literal["failed"]
+    type: Literal["mcp_call"] = "mcp_call"
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpCallFailure | None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalItem(msgspec.Struct, kw_only=True):
+    """A call of a tool of an MCP server that waits for the client to agree."""
+
+    id: str
+    type: Literal["mcp_approval_request"] = "mcp_approval_request"
+    server_label: str
+    name: str
+    arguments: str
+
+
+OutputItem = OneOf[
+    OutputMessage,
+    ReasoningItem,
+    FunctionCallItem,
+    CustomCallItem,
+    McpListItem,
+    McpCallItem,
+    McpApprovalItem,
+]
 
 
 class ResponseFailure(msgspec.Struct, kw_only=True):
@@ -281,6 +350,42 @@ class CustomInputDone(_InsideEvent, tag="response.custom_tool_call_input.done"):
     input: str
 
 
+class McpListInProgress(_InsideEvent, tag="response.mcp_list_tools.in_progress"):
+    """An MCP server is asked for its tools."""
+
+
+class McpListCompleted(_InsideEvent, tag="response.mcp_list_tools.completed"):
+    """It has told them."""
+
+
+class McpListFailed(_InsideEvent, tag="response.mcp_list_tools.failed"):
+    """It has not."""
+
+
+class McpCallInProgress(_InsideEvent, tag="response.mcp_call.in_progress"):
+    """A tool of an MCP server runs."""
+
+
+class McpArgumentsDelta(_InsideEvent, tag="response.mcp_call_arguments.delta"):
+    """Its arguments."""
+
+    delta: str
+
+
+class McpArgumentsDone(_InsideEvent, tag="response.mcp_call_arguments.done"):
+    """Its whole arguments."""
+
+    arguments: str
+
+
+class McpCallCompleted(_InsideEvent, tag="response.mcp_call.completed"):
+    """It has answered."""
+
+
+class McpCallFailed(_InsideEvent, tag="response.mcp_call.failed"):
+    """It has failed."""
+
+
 ResponseEvent = (
     ResponseCreated
     | ResponseInProgress
@@ -299,6 +404,14 @@ ResponseEvent = (
     | ArgumentsDone
     | CustomInputDelta
     | CustomInputDone
+    | McpListInProgress
+    | McpListCompleted
+    | McpListFailed
+    | McpCallInProgress
+    | McpArgumentsDelta
+    | McpArgumentsDone
+    | McpCallCompleted
+    | McpCallFailed
 )
 
 
@@ -311,6 +424,8 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         namespaces: Namespace and own name of tools in namespaces, by the name a model is shown.
         packs_thoughts: Whether thoughts are shown in the form in which clients send them back.
         wants_logprobs: Whether log-probabilities are shown.
+        tools: The tools that this server runs, or asks about, by the name a model is shown.
+        lists: What MCP servers offer, where the request names some.
     """
 
     def __init__(
@@ -321,8 +436,12 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         namespaces: Mapping[str, tuple[str, str]],
         wants_logprobs: bool,
         packs_thoughts: bool,
+        tools: Mapping[str, OfferedTool] = MappingProxyType({}),
+        lists: Sequence[ToolList] = (),
     ) -> None:
         super().__init__()
+        self._tools = tools
+        self._lists = lists
         self._template = template
         self._on_end = on_end
         self._namespaces = namespaces
@@ -334,37 +453,62 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         """The response, still empty."""
         yield ResponseCreated(self._number(), self._template)
         yield ResponseInProgress(self._number(), self._template)
+        for place, item in enumerate(self._list_items()):
+            empty = replace(item, tools=[], error=None)
+            ended = McpListFailed if item.error else McpListCompleted
+            yield ItemAdded(self._number(), place, empty)
+            yield McpListInProgress(self._number(), item.id, place)
+            yield ended(self._number(), item.id, place)
+            yield ItemDone(self._number(), place, item)
 
     def part_started(self, part: ReplyPart) -> Iterable[ResponseEvent]:
         """An item, still empty, and the one part in it."""
-        yield ItemAdded(self._number(), part.place, self._item(part, "in_progress"))
-        if part.kind == "text":
-            yield PartAdded(self._number(), self._item_id(part), part.place, 0, self._text(part))
+        place = self._place(part)
+        item_id = self._item_id(part)
+        yield ItemAdded(self._number(), place, self._item(part, "in_progress"))
+        if part.step is not None:
+            yield McpCallInProgress(self._number(), item_id, place)
+            yield McpArgumentsDelta(self._number(), item_id, place, part.step.arguments)
+            yield McpArgumentsDone(self._number(), item_id, place, part.step.arguments)
+        elif part.kind == "text":
+            yield PartAdded(self._number(), item_id, place, 0, self._text(part))
         elif part.kind == "reasoning":
             thought = ReasoningText(part.text)
-            yield PartAdded(self._number(), self._item_id(part), part.place, 0, thought)
+            yield PartAdded(self._number(), item_id, place, 0, thought)
 
     def part_extended(
         self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
     ) -> Iterable[ResponseEvent]:
         """What is added to an item."""
+        if self._asks(part):
+            return  # it is shown whole
         number = self._number()
         item_id = self._item_id(part)
+        place = self._place(part)
         if part.kind == "tool":
-            yield ArgumentsDelta(number, item_id, part.place, text)
+            yield ArgumentsDelta(number, item_id, place, text)
         elif part.kind == "custom":
-            yield CustomInputDelta(number, item_id, part.place, text)
+            yield CustomInputDelta(number, item_id, place, text)
         elif part.kind == "reasoning":
-            yield ReasoningTextDelta(number, item_id, part.place, 0, text)
+            yield ReasoningTextDelta(number, item_id, place, 0, text)
         else:
-            yield OutputTextDelta(number, item_id, part.place, 0, text, self._logprobs(tokens))
+            yield OutputTextDelta(number, item_id, place, 0, text, self._logprobs(tokens))
 
     def part_finished(self, part: ReplyPart) -> Iterable[ResponseEvent]:
         """The end of an item."""
-        number = self._number()
         item_id = self._item_id(part)
-        place = part.place
-        if part.kind == "tool":
+        place = self._place(part)
+        status: ItemStatus = "incomplete" if self._is_cut else "completed"
+        if self._asks(part):
+            yield ItemDone(self._number(), place, self._item(part, status))
+            return
+        number = self._number()
+        if part.step is not None:
+            yield (McpCallFailed if part.step.is_error else McpCallCompleted)(
+                number, item_id, place
+            )
+            status = "completed"
+        elif part.kind == "tool":
             yield ArgumentsDone(number, item_id, place, self._tool(part)[1], part.text)
         elif part.kind == "custom":
             yield CustomInputDone(number, item_id, place, part.text)
@@ -375,7 +519,6 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
             logprobs = self._logprobs(part.logprobs)
             yield OutputTextDone(number, item_id, place, 0, part.text, logprobs)
             yield PartDone(self._number(), item_id, place, 0, self._text(part))
-        status: ItemStatus = "incomplete" if self._is_cut else "completed"
         yield ItemDone(self._number(), place, self._item(part, status))
 
     def last(self, usage: Usage) -> Iterable[ResponseEvent]:
@@ -411,8 +554,10 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
     def _end(self, status: ResponseStatus, **more: object) -> ResponseObject:
         """The response as far as it has come."""
         output = [self._item(part, "completed") for part in self.parts]
-        if output and status != "completed":
-            output[-1].status = "incomplete"
+        last = output[-1] if output else None
+        if status != "completed" and not isinstance(last, McpListItem | McpApprovalItem | None):
+            last.status = "incomplete"
+        output = [*self._list_items(), *output]
         response = replace(self._template, status=status, output=output, **more)
         self._on_end(response)
         return response
@@ -424,6 +569,13 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
     def _item(self, part: ReplyPart, status: ItemStatus) -> OutputItem:
         item_id = self._item_id(part)
         is_empty = status == "in_progress"
+        if part.step is not None:
+            return self._call_item(item_id, part.step)
+        if self._asks(part):
+            tool = self._tools[part.name]
+            return McpApprovalItem(
+                id=item_id, server_label=tool.server, name=tool.tool.name, arguments=part.text
+            )
         if part.kind == "text":
             content = [] if is_empty else [self._text(part)]
             return OutputMessage(id=item_id, status=status, content=content)
@@ -453,6 +605,43 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
             arguments=part.text,
         )
 
+    def _call_item(self, item_id: str, step: ToolStep) -> McpCallItem:
+        ended: Literal["completed", "failed"] = "failed" if step.is_error else "completed"
+        text = step.output or ""
+        return McpCallItem(
+            id=item_id,
+            status="in_progress" if step.output is None else ended,
+            server_label=step.server,
+            name=step.name,
+            arguments=step.arguments,
+            output=None if step.is_error else step.output,
+            error=McpCallFailure([McpErrorText(text)]) if step.is_error else None,
+            approval_request_id=step.id if step.id.startswith(f"{_APPROVAL}_") else None,
+        )
+
+    def _list_items(self) -> list[McpListItem]:
+        """What the MCP servers offer: the first items of a response."""
+        own_id = self._template.id.removeprefix("resp_")
+        return [
+            McpListItem(
+                id=f"mcpl_{own_id}_{place}",
+                server_label=each.server,
+                tools=[
+                    McpToolShown(x.name, x.description, x.schema, {"read_only": x.only_reads})
+                    for x in each.tools
+                ],
+                error=each.failure or None,
+            )
+            for place, each in enumerate(self._lists)
+        ]
+
+    def _asks(self, part: ReplyPart) -> bool:
+        """Whether a part is a call that the client has to agree to."""
+        return part.kind == "tool" and part.name in self._tools
+
+    def _place(self, part: ReplyPart) -> int:
+        return len(self._lists) + part.place
+
     def _tool(self, part: ReplyPart) -> tuple[str, str]:
         """Namespace and name of the tool that is called."""
         return self._namespaces.get(part.name, ("", part.name))
@@ -464,7 +653,8 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         return token_logprobs(tokens) if self._wants_logprobs else []
 
     def _item_id(self, part: ReplyPart) -> str:
-        return f"{_ITEM_IDS[part.kind]}_{self._template.id.removeprefix('resp_')}_{part.place}"
+        kind = _APPROVAL if self._asks(part) else _ITEM_IDS[part.kind]
+        return f"{kind}_{self._template.id.removeprefix('resp_')}_{self._place(part)}"
 
     def _number(self) -> int:
         """The sequence number of the next event."""

@@ -1,4 +1,4 @@
-"""The tools of OpenAI's newer APIs: functions, custom tools, and both in namespaces."""
+"""The tools of OpenAI's newer APIs: functions, custom tools, both in namespaces, MCP servers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from blazr.agent.config import Policy
 from blazr.core.errors import RequestError
 from blazr.server.params import CUSTOM_TOOL
-from blazr.server.schema import of_type, schema_hint
+from blazr.server.schema import any_given, of_type, schema_hint
 
 logger = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
@@ -29,10 +32,60 @@ _HOSTED_TOOLS = frozenset(
 )
 
 
+_SECRET = frozenset({"headers", "authorization"})  # what responses do not show again
+
 GivenTool = Annotated[
     dict[str, Any],
-    schema_hint(anyOf=[of_type("function", "namespace", *sorted(_HOSTED_TOOLS)), CUSTOM_TOOL]),
+    schema_hint(
+        anyOf=[
+            of_type("function", "namespace", *sorted(_HOSTED_TOOLS)),
+            CUSTOM_TOOL,
+            of_type("mcp", **any_given("server_label", min_length=1)),
+        ]
+    ),
 ]
+
+
+class McpFilter(msgspec.Struct):
+    """Some tools of a server: those of these names, or those that it says only read."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+    def takes(self, name: str, *, only_reads: bool) -> bool:
+        """Whether a tool is one of them."""
+        is_named = self.tool_names is None or name in self.tool_names
+        return is_named and self.read_only in {None, only_reads}
+
+
+class McpApproval(msgspec.Struct):
+    """Which tools run only after the client has agreed."""
+
+    always: McpFilter | None = None
+    never: McpFilter | None = None
+
+
+class GivenMcp(msgspec.Struct, kw_only=True):
+    """A server of tools that a request names: one of the operator's, or one by URL."""
+
+    server_label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    server_url: Annotated[str, msgspec.Meta(max_length=8192)] | None = None
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=64)] | None = None
+    authorization: str | None = None
+    allowed_tools: list[str] | McpFilter | None = None
+    require_approval: McpApproval | Literal["always", "never"] | None = None
+
+    def policy_of(self, name: str, *, only_reads: bool) -> Policy:
+        """Whether a tool runs without asking, after asking, or is not offered."""
+        allowed = self.allowed_tools
+        allowed = McpFilter(allowed) if isinstance(allowed, list) else allowed
+        if allowed is not None and not allowed.takes(name, only_reads=only_reads):
+            return "deny"
+        asked = self.require_approval
+        if isinstance(asked, McpApproval):
+            is_free = asked.never is not None and asked.never.takes(name, only_reads=only_reads)
+            return "auto" if is_free else "ask"
+        return "auto" if asked == "never" else "ask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +96,13 @@ class ToolSet:
         tools: Functions and custom tools.
         shown: The tools as they were sent, without those that are left out.
         namespaces: Namespace and own name of the tools in namespaces, by the name a model is shown.
+        mcp: Servers of tools.
     """
 
     tools: Sequence[Tool] = ()
     shown: Sequence[Tool] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    mcp: Sequence[GivenMcp] = ()
 
 
 def read_tools(given: Sequence[Tool] | None) -> ToolSet:
@@ -56,16 +111,44 @@ def read_tools(given: Sequence[Tool] | None) -> ToolSet:
     Raises:
         RequestError: One is of a kind that cannot be offered.
     """
-    shown = []
+    shown: list[Tool] = []
+    flat: list[Tool] = []
+    mcp: list[GivenMcp] = []
+    namespaces: dict[str, tuple[str, str]] = {}
     for tool in given or ():
         kind = tool.get("type")
         if kind in _HOSTED_TOOLS:
             _warn_of(str(kind))
+            continue
+        if kind == "mcp":
+            mcp.append(_read_mcp(tool))
+            shown.append({name: each for name, each in tool.items() if name not in _SECRET})
         else:
+            flat += _flat(tool, namespaces)
             shown.append(tool)
-    namespaces: dict[str, tuple[str, str]] = {}
-    tools = [each for tool in shown for each in _flat(tool, namespaces)]
-    return ToolSet(tools, shown, namespaces)
+    if len({each.server_label for each in mcp}) < len(mcp):
+        raise RequestError("two MCP servers have one server_label.", param="tools")
+    return ToolSet(flat, shown, namespaces, mcp)
+
+
+def _read_mcp(tool: Tool) -> GivenMcp:
+    elsewhere = next((each for each in ("connector_id", "tunnel_id") if tool.get(each)), None)
+    if elsewhere is not None:
+        raise RequestError(
+            "an MCP server is reached through OpenAI alone.",
+            param="tools",
+            found=elsewhere,
+            expected="a server_label of this server's own, or a server_url",
+        )
+    try:
+        return msgspec.convert(tool, GivenMcp)
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            "an MCP server cannot be read.",
+            param="tools",
+            found=str(error)[:150],
+            expected='{"type": "mcp", "server_label": "...", "server_url": "https://..."}',
+        ) from None
 
 
 @cache  # an agent offers it with every request
@@ -104,6 +187,6 @@ def _unknown(found: str) -> RequestError:
         "a tool is of a kind that does not run here.",
         param="tools",
         found=found,
-        expected="'function', 'custom' or 'namespace'",
+        expected="'function', 'custom', 'namespace' or 'mcp'",
         hint="send a function, and call it yourself",
     )
