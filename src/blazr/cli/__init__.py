@@ -16,6 +16,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "serve": "blazr.cli.serve:serve",
         "transcribe": "blazr.cli.transcribe:transcribe",
         "speak": "blazr.cli.speak:speak",
+        "mcp": "blazr.cli.mcp:mcp",
         "launch": "blazr.cli.launch:launch",
         "batch": "blazr.cli.batch:batch",
         "info": "blazr.cli.info:info",

@@ -17,12 +17,14 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from blazr.core.errors import EngineError
+from blazr.server import mcp_endpoint
 from blazr.server.anthropic.rendering import VERSION_HEADER, anthropic_error
 from blazr.server.batches.files import FileStore
 from blazr.server.batches.jobs import BatchJobs
 from blazr.server.config import LOOPBACK_ORIGIN, ServerConfig
 from blazr.server.endpoint import Endpoint, Route
 from blazr.server.errors import ErrorShape, HttpError, openai_error
+from blazr.server.mcp_endpoint import McpEndpoint
 from blazr.server.middleware import (
     AuthMiddleware,
     BodyMiddleware,
@@ -113,6 +115,10 @@ def assemble(
     if config.files_dir is not None:
         store = FileStore(config.files_dir, config.files_disk_bytes)
         state.batches = BatchJobs(store, partial(_connect, app, config), batch_paths(rows))
+    if config.mcp:
+        app.routes.append(
+            StarletteRoute(mcp_endpoint.PATH, McpEndpoint(state, app), methods=mcp_endpoint.METHODS)
+        )
     return app
 
 

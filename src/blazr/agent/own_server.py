@@ -1,0 +1,288 @@
+"""blazr as a server of tools (MCP): other agents let its models write, answer, embed and listen.
+
+A call of a tool is a request to the HTTP API, with the caller's key: of the same process, or of a
+server elsewhere. So it is checked, limited, counted and kept apart from other keys' as any request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import httpx2
+import msgspec
+from msgspec import Meta
+
+import blazr
+from blazr.core.errors import BlazrError, EngineError, RequestError
+from blazr.pipelines.kinds import COMPLETION, TRANSCRIPTION
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+    from mcp.server.context import ServerRequestContext
+    from mcp_types import (
+        CallToolRequestParams,
+        CallToolResult,
+        ListToolsResult,
+        PaginatedRequestParams,
+    )
+
+    AnyServer: TypeAlias = Server[Any]
+    Context: TypeAlias = ServerRequestContext[Any]
+
+_KEYS = ("authorization", "x-api-key", "api-key")  # what a caller's request is passed on with
+_ModelName = Annotated[str | None, Meta(description="Which model; none is the first that can.")]
+_MaxTokens = Annotated[int, Meta(ge=1, description="Most tokens to write.")]
+_Temperature = Annotated[float, Meta(ge=0, le=2, description="0 repeats itself.")] | None
+
+
+class ChatArguments(msgspec.Struct, kw_only=True):
+    """Ask a language model a question, and get its answer."""
+
+    prompt: Annotated[str, Meta(description="The question.")]
+    system: Annotated[str | None, Meta(description="Instructions before it.")] = None
+    model: _ModelName = None
+    max_tokens: _MaxTokens = 1024
+    temperature: _Temperature = None
+
+
+class GenerateArguments(msgspec.Struct, kw_only=True):
+    """Continue a text with a language model, as it stands, without a chat around it."""
+
+    prompt: Annotated[str, Meta(description="The text.")]
+    model: _ModelName = None
+    max_tokens: _MaxTokens = 256
+    temperature: _Temperature = None
+
+
+class EmbedArguments(msgspec.Struct, kw_only=True):
+    """Turn texts into vectors; texts that mean the same have vectors close to each other."""
+
+    texts: Annotated[list[str], Meta(min_length=1, max_length=128)]
+    model: _ModelName = None
+
+
+class TranscribeArguments(msgspec.Struct, kw_only=True):
+    """Write down what is said in a recording."""
+
+    audio: Annotated[str, Meta(description="WAV, FLAC, OGG, MP3 or AIFF, as base64.")]
+    language: Annotated[str | None, Meta(description="en, de, ...; none is detected.")] = None
+    model: _ModelName = None
+
+
+class TranscribeFileArguments(msgspec.Struct, kw_only=True):
+    """Write down what is said in a sound file."""
+
+    path: Annotated[str, Meta(description="WAV, FLAC, OGG, MP3 or AIFF.")]
+    language: Annotated[str | None, Meta(description="en, de, ...; none is detected.")] = None
+    model: _ModelName = None
+
+
+Request: TypeAlias = Mapping[str, Any]  # of httpx: json, or data and files
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTool:
+    """A tool that blazr is for others.
+
+    Args:
+        arguments: Its arguments; their docstring describes the tool.
+        path: The endpoint that it asks.
+        capability: What a model must be able to do for it.
+        request: From arguments to that endpoint's request.
+        answer: From its answer to the tool's.
+    """
+
+    arguments: type[msgspec.Struct]
+    path: str
+    capability: str
+    request: Callable[[Any], Request]
+    answer: Callable[[Any], str]
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """JSON Schema of its arguments."""
+        (_, found) = msgspec.json.schema_components([self.arguments])
+        return dict(found[self.arguments.__name__])
+
+
+def _chat(given: ChatArguments) -> Request:
+    said = [("system", given.system), ("user", given.prompt)]
+    messages = [{"role": role, "content": text} for role, text in said if text is not None]
+    return {"json": {**_fields(given, "model", "max_tokens", "temperature"), "messages": messages}}
+
+
+def _generate(given: GenerateArguments) -> Request:
+    return {"json": _fields(given, "prompt", "model", "max_tokens", "temperature")}
+
+
+def _embed(given: EmbedArguments) -> Request:
+    return {"json": {**_fields(given, "model"), "input": given.texts}}
+
+
+def _transcribe(given: TranscribeArguments) -> Request:
+    try:
+        sound = base64.b64decode(given.audio.partition(",")[2] or given.audio, validate=True)
+    except binascii.Error:
+        raise RequestError("the recording is no base64.", param="audio") from None
+    return {"data": _fields(given, "model", "language"), "files": {"file": sound}}
+
+
+def _transcribe_file(given: TranscribeFileArguments) -> Request:
+    try:
+        sound = Path(given.path).expanduser().read_bytes()
+    except OSError as error:
+        raise RequestError(
+            "the sound file cannot be read.", param="path", found=str(error)[:200]
+        ) from None
+    return {"data": _fields(given, "model", "language"), "files": {"file": sound}}
+
+
+def _fields(given: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(given, name)) is not None}
+
+
+TOOLS = {
+    "chat": OwnTool(
+        ChatArguments,
+        "/v1/chat/completions",
+        COMPLETION,
+        _chat,
+        lambda answer: answer["choices"][0]["message"]["content"] or "",
+    ),
+    "generate": OwnTool(
+        GenerateArguments,
+        "/v1/completions",
+        COMPLETION,
+        _generate,
+        lambda answer: answer["choices"][0]["text"],
+    ),
+    "embed": OwnTool(
+        EmbedArguments,
+        "/v1/embeddings",
+        COMPLETION,
+        _embed,
+        lambda answer: json.dumps([each["embedding"] for each in answer["data"]]),
+    ),
+    "transcribe": OwnTool(
+        TranscribeArguments,
+        "/v1/audio/transcriptions",
+        TRANSCRIPTION,
+        _transcribe,
+        lambda answer: answer["text"],
+    ),
+}
+# A program of the same user may name a file, which needs not go through its model as base64.
+FILE_TOOLS = {
+    **TOOLS,
+    "transcribe": OwnTool(
+        TranscribeFileArguments,
+        "/v1/audio/transcriptions",
+        TRANSCRIPTION,
+        _transcribe_file,
+        lambda answer: answer["text"],
+    ),
+}
+
+
+def build_server(client: httpx2.AsyncClient, *, reads_files: bool) -> AnyServer:
+    """The server of tools, without a transport.
+
+    Args:
+        client: Asks the HTTP API; its base URL is where that is.
+        reads_files: Whether callers may name files of this machine.
+    """
+    from mcp.server import Server
+
+    tools = FILE_TOOLS if reads_files else TOOLS
+    asks = _Asking(client, tools)
+    return Server(
+        "blazr",
+        version=blazr.__version__,
+        instructions="Language models, and models for sound, that blazr serves.",
+        on_list_tools=asks.list_tools,
+        on_call_tool=asks.call_tool,
+    )
+
+
+class _Asking:
+    def __init__(self, client: httpx2.AsyncClient, tools: Mapping[str, OwnTool]) -> None:
+        self._client = client
+        self._tools = tools
+
+    async def list_tools(
+        self,
+        context: Context,
+        params: PaginatedRequestParams | None,  # noqa: ARG002
+    ) -> ListToolsResult:
+        """The tools for which there is a model."""
+        from mcp_types import ListToolsResult, Tool
+
+        models = await self._ask("GET", "/v1/models", _keys(context))
+        able = {x for each in models["data"] for x in each.get("capabilities") or (COMPLETION,)}
+        found = [
+            Tool(name=name, description=_summary(each.arguments), input_schema=each.schema)
+            for name, each in self._tools.items()
+            if each.capability in able
+        ]
+        return ListToolsResult(tools=found)
+
+    async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
+        """Call one; what goes wrong is told to the caller's model."""
+        from mcp_types import CallToolResult, TextContent
+
+        is_error = False
+        try:
+            text = await self._call(params.name, params.arguments or {}, _keys(context))
+        except BlazrError as error:
+            text = str(error)
+            is_error = True
+        return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
+
+    async def _call(self, name: str, arguments: object, keys: Mapping[str, str]) -> str:
+        tool = self._tools.get(name)
+        if tool is None:
+            raise RequestError(
+                "there is no such tool.", found=repr(name)[:100], expected=", ".join(self._tools)
+            )
+        try:
+            given = msgspec.convert(arguments, tool.arguments)
+        except msgspec.ValidationError as error:
+            raise RequestError("the arguments are wrong.", found=str(error)[:200]) from None
+        return tool.answer(await self._ask("POST", tool.path, keys, **tool.request(given)))
+
+    async def _ask(self, method: str, path: str, keys: Mapping[str, str], **more: Any) -> Any:
+        """The answer of the HTTP API.
+
+        Raises:
+            RequestError: It refuses.
+            EngineError: It is not there.
+        """
+        try:
+            answer = await self._client.request(method, path, headers=keys, **more)
+            found = answer.json()
+        except (httpx2.HTTPError, ValueError) as error:
+            said = f"{type(error).__name__}: {str(error)[:150]}"
+            raise EngineError("the server does not answer.", found=said) from None
+        if not answer.is_success:
+            inner = found.get("error") if isinstance(found, dict) else None
+            reason = inner.get("message") if isinstance(inner, dict) else str(found)[:200]
+            raise RequestError(f"the server refused: {reason}")
+        return found
+
+
+def _keys(context: Context) -> dict[str, str]:
+    """The headers by which the API knows the caller."""
+    headers = getattr(context.request, "headers", {})  # there is no request over stdio
+    return {name: headers[name] for name in _KEYS if name in headers}
+
+
+@cache
+def _summary(arguments: type[msgspec.Struct]) -> str:
+    return (arguments.__doc__ or "").partition("\n\n")[0]
