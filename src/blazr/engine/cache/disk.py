@@ -260,7 +260,7 @@ class DiskCache:
             return False
         path = self._path(cls, name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        _write_whole(path, data)
+        write_whole(path, data)
         self._queue.put(partial(self._count_moved, received=len(data)))
         return True
 
