@@ -86,8 +86,8 @@ def _gloo(store: PrefixStore, rank: Rank) -> ProcessGroup:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # its stub lacks them
     options._timeout = _TIMEOUT
     options._devices = [ProcessGroupGloo.create_device(hostname=_LOCAL)]
-    found: Any = ProcessGroupGloo(store, rank.number, rank.count, options)  # type: ignore[call-overload]
-    return found  # type: ignore[no-any-return]
+    found: Any = ProcessGroupGloo(store, rank.number, rank.count, options)
+    return found
 
 
 def _nccl(store: PrefixStore, rank: Rank) -> ProcessGroup:
@@ -96,4 +96,4 @@ def _nccl(store: PrefixStore, rank: Rank) -> ProcessGroup:
     options = ProcessGroupNCCL.Options()
     options._timeout = _TIMEOUT
     found: Any = ProcessGroupNCCL(store, rank.number, rank.count, options)
-    return found  # type: ignore[no-any-return]
+    return found
