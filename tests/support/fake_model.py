@@ -13,13 +13,17 @@ import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 
+import numpy as np
+
 from blazr.engine.batching import working_rows
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager
+from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.scheduler import PlannedSequence, StepPlan
+from blazr.engine.sequence import Fork
 
 POISON = -(10**30)
 MODULUS = (1 << 61) - 1
@@ -50,10 +54,22 @@ def chain(tokens: Tokens[int], state: int = 1, *, grid: int = GRID) -> int:
     return [state, *states_after(tokens, state, grid=grid)][-1]
 
 
+def outlook(tokens: Tokens[int], *, grid: int = GRID) -> int:
+    """What decides what follows these tokens: it depends on every cell and on the state."""
+    states = [1, *states_after(tokens, grid=grid)]
+    return mix(sum(states[1:]) % MODULUS, states[-1])
+
+
 def next_token(tokens: Tokens[int]) -> int:
-    """What follows these tokens: it depends on every cell and on the state."""
-    states = [1, *states_after(tokens)]
-    return mix(sum(states[1:]) % MODULUS, states[-1]) % VOCAB
+    """What follows these tokens."""
+    return outlook(tokens) % VOCAB
+
+
+def scored(after: int, token: int, num_top: int) -> TokenLogprobs:
+    """The score of a token where such an outlook was, and so many of the highest."""
+    scores = {each: -(mix(after, each) % 1024) / 8 for each in range(VOCAB)}
+    best = sorted(scores.items(), key=lambda pair: -pair[1])
+    return TokenLogprobs(token, -(mix(after, token) % 1024) / 8, tuple(best[:num_top]))
 
 
 class FakeModel:
@@ -118,29 +134,65 @@ class FakeModel:
         for row in plan.rows:
             if row.sequence.was_truncated:
                 self._rewind(row.sequence)
-        tokens = [self._row(row, i) for i, row in enumerate(plan.rows)]
+        outlooks = [self._row(row, i) for i, row in enumerate(plan.rows)]
         self.computed += plan.num_tokens
-        drawn = {r.sequence: t[0] for t, r in zip(tokens, plan.rows, strict=True) if r.samples}
-        for fork in plan.forks:
+        tokens = [
+            [each % VOCAB for each in found[-1 - len(row.drafts) :]]
+            for row, found in zip(plan.rows, outlooks, strict=True)
+        ]
+        drawn = {
+            row.sequence: found[0]
+            for row, found in zip(plan.rows, tokens, strict=True)
+            if row.samples and row.sequence.request.pooling is None
+        }
+        result = StepResult()
+        for index, found in enumerate(outlooks):
+            self._ask_of_prompt(index, plan.rows[index], found, result)
+        last = {row.sequence: found[-1] for row, found in zip(plan.rows, outlooks, strict=True)}
+        for index, fork in enumerate(plan.forks):
             if fork.samples:
                 drawn[fork.sequence] = drawn[fork.source]
-            self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
-            if "a fork without its working state" not in self.bugs:
-                before, _ = self._working_rows(fork.source)
-                self.working[fork.run_slot] = self.working[before]
-            if fork.page != NO_PAGE:
-                self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()
+            elif (num_top := fork.sequence.request.params.prompt_logprobs) is not None:
+                token = fork.sequence.tokens[fork.length]
+                result.fork_logprobs[index] = scored(last[fork.source], token, num_top)
+            self._begin_fork(fork)
         sampled = list(drawn.values())
         if "results permuted between rows" in self.bugs:
             sampled.reverse()
         late = "what follows a draft drawn a token late" in self.bugs
-        return StepResult(
-            [Sampled(token) for token in sampled],
-            draw_next=lambda row, count: Sampled(tokens[row][count - late]),
-        )
+        result.sampled = [Sampled(token) for token in sampled]
+        result.draw_next = lambda row, count: Sampled(tokens[row][count - late])
+        return result
+
+    def _begin_fork(self, fork: Fork) -> None:
+        """Give it what replies cannot share."""
+        self.logs[fork.run_slot] = self.logs[fork.source.run_slot].copy()
+        if "a fork without its working state" not in self.bugs:
+            before, _ = self._working_rows(fork.source)
+            self.working[fork.run_slot] = self.working[before]
+        if fork.page != NO_PAGE:
+            self.cells[fork.page] = self.cells[fork.source.pages[-1]].copy()
+
+    def _ask_of_prompt(
+        self, index: int, row: PlannedSequence, outlooks: list[int], result: StepResult
+    ) -> None:
+        """Score a row's part of its prompt, or make one number of it, where that is wanted."""
+        sequence = row.sequence
+        request = sequence.request
+        if request.params.prompt_logprobs is not None:
+            first = sequence.computed + 1
+            following = sequence.tokens[first : min(first + row.num_tokens, sequence.num_prompt)]
+            result.prompt_logprobs[index] = [
+                scored(after, token, request.params.prompt_logprobs)
+                for after, token in zip(outlooks, following, strict=False)
+            ]
+        if request.pooling == "mean":
+            result.pooled[index] = np.array([float(sum(each % 1024 for each in outlooks))])
+        elif request.pooling == "last" and row.samples:
+            result.pooled[index] = np.array([float(outlooks[-1] % 1024)])
 
     def _row(self, row: PlannedSequence, index: int) -> list[int]:
-        """Compute tokens of a sequence and say what follows its last one and each draft."""
+        """Compute tokens of a sequence and say what decides what follows each of them."""
         shape, grid = self.memory.shape, self.memory.shape.grid
         sequence, count, _, drafts = row
         start = sequence.computed
@@ -165,10 +217,10 @@ class FakeModel:
             self.logs[sequence.run_slot][position % grid] = token
             if is_kept:
                 self.states[writes[position - start + 1]] = state
-            following.append(mix(total, state) % VOCAB)
+            following.append(mix(total, state))
         _, behind = self._working_rows(sequence, len(drafts))
         self.working[behind] = state
-        return following[-1 - len(drafts) :]
+        return following
 
     def _resume(self, sequence) -> tuple[int, int]:
         """State and sum where the sequence stands, from memory alone where there is memory."""
