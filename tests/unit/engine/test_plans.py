@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import pytest
@@ -594,3 +595,134 @@ def test_what_ends_twice_ends_once() -> None:
         assert sequence not in steps.scheduler.sequences()
     assert len(steps.memory.free_run_slots) == 1
     assert steps.scheduler._limit == 2
+
+
+class Listening(EagerSpeculator):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__([GuessingDrafter(next_token, DRAWN, 0.7)], grid=GRID)
+        self.times: list[tuple[int, int, float]] = []
+        self.outcomes: list[tuple[int, int, int, float]] = []
+        self.rooms: list[int] = []
+        self.forgotten: list[int] = []
+
+    def propose(self, sequences, room):
+        self.rooms.append(room)
+        return super().propose(sequences, room)
+
+    def learn_time(self, num_sequences, num_tokens, seconds):
+        self.times.append((num_sequences, num_tokens, seconds))
+
+    def learn_outcome(self, sequence, num_drafts, num_kept, seconds=0.0):
+        self.outcomes.append((sequence.request_id, num_drafts, num_kept, seconds))
+
+    def forget(self, sequence):
+        self.forgotten.append(sequence.request_id)
+        super().forget(sequence)
+
+
+def test_what_drafts_brought_is_told_to_who_proposes_them() -> None:
+    steps = Steps(kinds="attention", budget=20)
+    speculator = steps.scheduler.speculator = Listening()
+    for place in range(2):
+        steps.ask(prompt_of(20, 200 + place), max_tokens=30)
+    steps.run()
+    pure = [plan for plan in steps.plans if all(row.decodes for row in plan.rows)]
+    assert [each[:2] for each in speculator.times] == [
+        (len(plan.rows), plan.num_tokens) for plan in pure
+    ]
+    assert all(seconds > 0 for *_, seconds in speculator.times)
+    drafted = [
+        (row.sequence.request_id, len(row.drafts))
+        for plan in steps.plans
+        for row in plan.rows
+        if row.drafts
+    ]
+    assert [each[:2] for each in speculator.outcomes] == drafted
+    assert all(seconds > 0 for *_, seconds in speculator.outcomes)
+    counts = steps.scheduler.counts
+    assert counts.draft_steps == len(drafted)
+    assert counts.drafts == sum(number for _, number in drafted)
+    assert counts.kept_drafts == sum(kept for _, _, kept, _ in speculator.outcomes)
+    assert sorted(set(speculator.forgotten)) == [1, 2]
+    assert set(speculator.rooms) == {18, 19}  # a step's tokens beside those of one or two
+    # its outcome is what the reply shows: all that was kept came out, and one token after it
+    for number in (1, 2):
+        kept = [kept for each, _, kept, _ in speculator.outcomes if each == number]
+        rows = [1 for plan in steps.plans for row in plan.rows if row.sequence.request_id == number]
+        assert sum(kept) >= 30 - len(rows)
+    waiting = steps.ask(prompt_of(5))
+    steps.engine.abort(waiting)
+    assert speculator.forgotten[-1] == waiting
+
+
+def test_who_generates_much_starts_later() -> None:
+    """Of two clients the one that was given less is next; what is read counts once."""
+    steps = Steps(max_running=1)
+    for client, max_tokens in (("talks", 50), ("listens", 1)) * 2:
+        steps.ask(prompt_of(20, 200 + steps.count), max_tokens=max_tokens, client=(client,))
+    for _ in range(3):
+        steps.ask(prompt_of(20, 300 + steps.count), client=("listens",))
+    steps.run()
+    ended = [each.request_id for each in steps.outputs if each.finish_reason is not None]
+    # 69 tokens for the first one; three times 20 for the other before it is even
+    assert ended == [1, 2, 4, 5, 6, 3, 7]
+
+
+def test_the_log_tells_who_starts_waits_and_gives_way(caplog) -> None:
+    caplog.set_level(logging.DEBUG, "blazr.engine.scheduler")
+    steps = Steps(max_running=3, budget=32, kinds="attention")
+    base = prompt_of(100)
+    steps.ask(base)
+    steps.ask([*base[:50], 300])
+    steps.ask(prompt_of(10, 400), max_tokens=5)
+    steps.step()
+    steps.scheduler.preempt(steps.scheduler.running[1])
+    assert [record.getMessage() for record in caplog.records] == [
+        "start 1.0: 0 of 100 tokens are in memory (unknown); 1 running, 2 waiting",
+        "hold 2.0: it shares 50 tokens with 1.0, which computes them",
+        "start 3.0: 0 of 10 tokens are in memory (short); 2 running, 1 waiting",
+        "preempt 3.0 after 10 tokens; 1 go on running",
+    ]
+
+
+def test_turns_are_taken_in_the_order_of_the_queue() -> None:
+    """Who was preempted goes back to its place."""
+    steps = Steps(max_running=2)
+    for place in range(4):
+        steps.ask(prompt_of(20, 200 + place), max_tokens=9)
+    steps.step()
+    steps.scheduler.preempt(steps.scheduler.running[0])
+    assert [each.request_id for each in steps.scheduler.waiting] == [1, 3, 4]
+    steps.step()
+    assert steps.running() == [1, 2]
+    steps.run()
+    assert sorted(steps.started()) == [1, 2, 3, 4]
+    first = next(each for each in steps.outputs if each.request_id == 1)
+    assert steps.scheduler.counts.admitted == 4
+    assert steps.scheduler.counts.preempted == 1
+    assert first.num_cached_tokens == 0
+
+
+def test_who_runs_alone_gets_the_memory_of_the_others() -> None:
+    """After a failed step, and where it finds neither a slot nor room."""
+    steps = Steps(max_running=2, budget=64, superpages=2, kinds="attention")
+    size = steps.memory.shape.max_tokens
+    asked = [steps.ask(prompt_of(size // 2 - 40, 200 + place), max_tokens=30) for place in range(2)]
+    while not all(each.num_output > 3 for each in steps.scheduler.running) or not steps.plans:
+        steps.step()
+    steps.fails.add(asked[1])
+    steps.step()
+    steps.fails.clear()
+    assert not steps.running()
+    other = steps.ask(prompt_of(40, 300), max_tokens=3)
+    steps.step()
+    while steps.scheduler._suspects:
+        assert len(steps.plans[-1].rows) == 1
+        assert steps.plans[-1].rows[0].sequence.request_id in asked
+        steps.step()
+    steps.run()
+    reasons = {each.request_id: each.finish_reason for each in steps.outputs}
+    assert set(reasons) == {*asked, other}
+    assert set(reasons.values()) == {FinishReason.LENGTH}
