@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.arena import ItemClass, OutOfMemoryError
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.manager import LONG_PROMPT_INTERVAL, CacheManager, CacheShape
-from blazr.engine.request import Request
+from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Fork, Sequence
 from tests.support.seeds import examples
@@ -455,3 +456,90 @@ def test_closing_writes_the_rest(tmp_path: Path) -> None:
     with closing(Files(tmp_path, shape)) as files:
         place = next(place for place, kind in kept.items() if kind == "geometric")
         assert reply(files.memory, [*text[:place], *[7] * 9]).num_cached == place
+
+
+@pytest.mark.parametrize(
+    ("anchors", "kept"),
+    [((16,), ()), ((17,), (17,)), ((17, 27), (17,)), ((17, 33), (17,)), ((17, 34), (17, 34))],
+)
+def test_a_state_for_others_is_kept_if_nothing_dearer_has_to_go(anchors, kept) -> None:
+    """Of two that are there one saves 4 blocks and the other 8; an anchor counts for a quarter.
+
+    With the first goes its worth, 16 tokens, which is added to that of the next.
+    """
+    memory = CacheManager(shape_of(superpages=9, pages=64, states=1, running=1))
+    for depth in (4, 8):
+        answer(memory, numbers(depth * GRID + 1, 100 + depth))
+    for node in list(memory.trie.nodes()):
+        if node.state_kind == "geometric":
+            memory.trie.drop_state(node)
+    assert states_of(memory) == {16: "end", 32: "end"}
+    while memory.arena.room(STATE):
+        memory.arena.allocate(STATE)
+    sequence = sequence_of(
+        numbers(36 * GRID + 1, 200), anchors=tuple(block * GRID for block in anchors)
+    )
+    memory.start(sequence)
+    try:
+        memory.reserve(sequence, 36 * GRID + 1)
+    except OutOfMemoryError:
+        assert len(kept) == 2, "both have gone for others' sake"
+    offsets = [offset // GRID for offset, _ in sequence.pending]
+    assert offsets[: len(kept)] == list(kept)
+    assert offsets[len(kept) :] == ([36] if len(kept) < 2 else [])
+
+
+def picture(start: int, length: int, name: str) -> PromptEmbeddings:
+    vectors: Any = range(length)  # of which nothing but the number is asked
+    return PromptEmbeddings(start=start, vectors=vectors, digest=name.encode() * 32)
+
+
+@kinds
+def test_what_stands_for_tokens_is_a_part_of_the_text(shape, tmp_path: Path) -> None:
+    """In memory and on disk, from the block on that the first of it is in."""
+    text = numbers(41)
+    one, other = ((picture(9, 6, name),) for name in "ab")
+    with closing(Files(tmp_path, shape)) as files:
+        memory = files.memory
+        reply(memory, text, embeddings=one, anchors=(8,))
+        assert reply(memory, text, embeddings=one).num_cached == 40
+        assert reply(memory, text, embeddings=other).num_cached == 8
+        assert reply(memory, text).num_cached == 8
+        files.disk.flush()
+    for embeddings, found in ((one, 40), (other, 40), ((picture(9, 6, "c"),), 8)):
+        with closing(Files(tmp_path, shape)) as files:
+            assert reply(files.memory, text, embeddings=embeddings).num_cached == found
+
+
+def test_nodes_of_models_without_pages_are_bounded() -> None:
+    memory = CacheManager(KINDS["recurrent"])
+    memory.trie.max_nodes = 7
+    answer(memory, numbers(41))
+    assert memory.trie.num_nodes == 7
+    memory = CacheManager(KINDS["attention"])
+    memory.trie.max_nodes = 7
+    answer(memory, numbers(41))
+    assert memory.trie.num_nodes == 10
+
+
+def test_a_text_tells_from_which_state_it_went_on_at_first() -> None:
+    memory = CacheManager(KINDS["hybrid"])
+    text = numbers(41)
+    answer(memory, text, anchors=(20,))
+    sequence = sequence_of([*text[:20], *[9] * 9])
+    memory.start(sequence)
+    assert (sequence.resumed_at, sequence.checkpoint_length) == ("anchor", 20)
+    compute(memory, sequence, 29)
+    memory.release(sequence)
+    sequence.num_preemptions = 1
+    memory.start(sequence)
+    assert (sequence.resumed_at, sequence.checkpoint_length) == ("anchor", 28)
+
+
+def test_only_uses_make_a_state_worth_more() -> None:
+    memory = CacheManager(KINDS["hybrid"])
+    text = numbers(41)
+    for times in range(4):
+        answer(memory, text)
+        (end,) = [node for node in memory.trie.nodes() if node.depth == 10]
+        assert end.state_uses == times

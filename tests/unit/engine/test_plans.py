@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason, TokenOutput
-from blazr.engine.request import Request
+from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import (
     MAX_COMPARED,
@@ -22,8 +24,9 @@ from blazr.engine.scheduler import (
     SHORT_SHARE,
     Scheduler,
     StepPlan,
+    _shared_length,
 )
-from blazr.engine.sequence import Phase
+from blazr.engine.sequence import Phase, Sequence
 from tests.support.drafts import EagerSpeculator, GuessingDrafter
 from tests.support.fake_model import VOCAB as DRAWN
 from tests.support.fake_model import FakeModel, next_token, outlook, scored
@@ -726,3 +729,111 @@ def test_who_runs_alone_gets_the_memory_of_the_others() -> None:
     reasons = {each.request_id: each.finish_reason for each in steps.outputs}
     assert set(reasons) == {*asked, other}
     assert set(reasons.values()) == {FinishReason.LENGTH}
+
+
+def waiting_sequence(tokens: list[int], parts: list[tuple[int, int, str]]) -> Sequence:
+    """With vectors behind so many more tokens, for so many of them, of a picture."""
+    embeddings: list[PromptEmbeddings] = []
+    end = 0
+    for gap, length, name in parts:
+        vectors: Any = range(length)  # of which nothing but the number is asked
+        digest = f"{name}{length}".encode() * 16
+        embeddings.append(PromptEmbeddings(start=end + gap, vectors=vectors, digest=digest))
+        end = embeddings[-1].end
+    return Sequence(
+        request_id=1,
+        request=Request(prompt_ids=tuple(tokens), embeddings=tuple(embeddings)),
+        index=0,
+        order=(0, 1, 0),
+        tokens=array("i", tokens),
+        seed=0,
+        max_length=100,
+        max_output=100,
+    )
+
+
+parts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), st.sampled_from("xy")), max_size=3)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    tokens=st.tuples(*2 * [st.lists(st.integers(0, 1), min_size=1, max_size=16)]),
+    drawn=st.tuples(parts, parts),
+    same=st.tuples(st.integers(0, 16), st.booleans()),
+)
+def test_prompts_share_what_is_the_same_at_every_place(tokens, drawn, same) -> None:
+    """Tokens, and what stands for them."""
+    one, other = tokens
+    other = [*one[: same[0]], *other]
+    pictures = (drawn[0], drawn[0] if same[1] else drawn[1])
+    a, b = (waiting_sequence(*each) for each in zip((one, other), pictures, strict=True))
+    pairs = zip(content_of(a), content_of(b), strict=False)
+    expected = 0
+    for left, right in pairs:
+        if left != right:
+            break
+        expected += 1
+    assert _shared_length(a, b) == _shared_length(b, a) == expected
+
+
+def content_of(sequence: Sequence) -> list[object]:
+    """What is at each place of a prompt."""
+    found: list[object] = list(sequence.tokens)
+    for each in sequence.request.embeddings:
+        for place in range(each.start, min(each.end, len(found))):
+            found[place] = (found[place], each.digest, each.start)
+    return found
+
+
+def test_memory_that_is_handed_out_is_told_once() -> None:
+    """Pages and run slots of one step, so that they can be cleared before it."""
+    steps = Steps(max_running=2, budget=40)
+    for place in range(3):
+        steps.ask(prompt_of(30, 200 + place), max_tokens=8)
+    steps.run()
+    slots = [slot for plan in steps.plans for slot in plan.fresh_run_slots]
+    assert sorted(slots[:2]) == [0, 1]
+    assert len(slots) == 3
+    assert steps.plans[0].fresh_run_slots == tuple(slots[:2])
+    pages = [page for plan in steps.plans for page in plan.fresh_pages]
+    assert len(pages) == 3 * 3  # 37 tokens of each
+    first = steps.plans[0]
+    assert len(first.fresh_pages) == sum(-(-row.num_tokens // GRID) for row in first.rows)
+    assert not steps.memory.new_pages
+
+
+def test_the_prefill_that_shares_most_is_waited_for() -> None:
+    """Of those that run; each is cut where others part from it, and keeps a state there."""
+    steps = Steps(budget=64)
+    base = prompt_of(400)
+    steps.ask([*base[:100], *[301] * 300])
+    steps.step()
+    second = steps.ask(base)
+    steps.step()
+    steps.step()
+    assert second in steps.running()
+    third = steps.ask([*base[:200], *[302] * 10])
+    steps.step()
+    (running,) = [each for each in steps.scheduler.running if each.request_id == second]
+    assert running.wanted[192] == "parted"
+    forks = []
+    while third not in steps.started():
+        steps.step()
+        forks += steps.plans[-1].forks
+    assert [(f.sequence.request_id, f.source.request_id, f.length) for f in forks][-1] == (
+        third, second, 200,
+    )  # fmt: skip
+    steps.run()
+
+
+def test_a_reply_does_not_wait_for_one_that_has_begun() -> None:
+    """Of the same request: it goes on from what is known, where the other had no room for it."""
+    steps = Steps(max_running=2, budget=64, kinds="attention")
+    steps.ask(prompt_of(20, 500), max_tokens=3)
+    steps.ask(prompt_of(40), max_tokens=60, replies=2)
+    while len(steps.outputs) < 8:
+        steps.step()
+    assert sorted((each.request_id, each.index) for each in steps.scheduler.running) == [
+        (2, 0), (2, 1),
+    ]  # fmt: skip
+    steps.run()
