@@ -87,7 +87,7 @@ class AgentReply:
         events = [each for event in taken for each in self._rounds.push(event)]
         if self._rounds.calls:
             self._round = None
-            events += self._begin_calls()
+            events += [self._rounds.stop("abort")] if self._is_aborted else self._begin_calls()
         return events
 
     def abort(self) -> None:
@@ -129,7 +129,7 @@ class AgentReply:
 
     async def _run_tools(self, timeout_s: float) -> list[Event]:
         """Wait for calls to end; after the last, the next round begins."""
-        if not self._running:
+        if not self._running and not self._is_aborted and self._failure is None:
             return [*self._rounds.begin(), *self._begin_calls()]
         waiting_s = timeout_s
         if self._until_s is not None:

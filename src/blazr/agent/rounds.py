@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from blazr.agent.connection import Outcome
-from blazr.agent.toolbox import Offer, OfferedTool
+from blazr.agent.toolbox import Offer, OfferedTool, read_arguments
 from blazr.text.events import (
     Event,
     Finished,
@@ -209,7 +209,11 @@ class Rounds:
             {
                 "id": each.id,
                 "type": "function",
-                "function": {"name": each.name, "arguments": each.arguments or "{}"},
+                # what is no object is answered with an error, and templates could not write it
+                "function": {
+                    "name": each.name,
+                    "arguments": each.arguments if read_arguments(each.arguments) else "{}",
+                },
             }
             for each in self._own.values()
         ]

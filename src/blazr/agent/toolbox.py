@@ -183,11 +183,8 @@ class Toolbox:
             offered: Which.
             arguments: Text of a JSON object, as a model wrote it.
         """
-        try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+        given = read_arguments(arguments)
+        if given is None:
             failed: Future[Outcome] = Future()
             failed.set_result(Outcome("the arguments are no JSON object.", is_error=True))
             return failed
@@ -220,6 +217,15 @@ class Toolbox:
             self._has_begun.set()
             await self._stop.wait()
             group.cancel_scope.cancel()
+
+
+def read_arguments(text: str) -> dict[str, object] | None:
+    """The arguments that a model wrote; none where it wrote nothing. None: no JSON object."""
+    try:
+        given = json.loads(text.strip() or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return given if isinstance(given, dict) else None
 
 
 def own_policy(server: McpServer, tool: McpTool) -> Policy:

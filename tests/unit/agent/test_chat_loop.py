@@ -142,6 +142,17 @@ def test_rounds_have_an_end(tmp_path: Path) -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("arguments", ['"two"', "[1]", '{"a": "two"}', '{"a": 1', ""])
+def test_arguments_that_are_wrong_are_told_to_the_model(arguments: str, tmp_path: Path) -> None:
+    written = f'{{"name": "add", "arguments": {arguments}}}'
+    with chatting(tmp_path, [f"<tool_call>\n{written}\n</tool_call>", "Sorry."]) as running:
+        (choice,) = post(running)["choices"]
+        assert choice["finish_reason"] == "stop"
+        for call in choice["message"].get("mcp_calls", ()):
+            assert call["status"] == "failed"
+            assert "Error: " in prompts(running.core)[1]
+
+
 def test_nothing_is_offered_unasked(tmp_path: Path) -> None:
     with chatting(tmp_path, TWO_ROUNDS) as running:
         (choice,) = post(running, agent=None)["choices"]
