@@ -171,6 +171,8 @@ def _print_addresses(
         if config.has_ui:
             lines += [f"  chat page      {base}/", f"  API reference  {base}/docs"]
         lines.append(f"  OpenAI's API   {base}/v1")
+        if config.mcp:
+            lines.append(f"  MCP            {base}/mcp")
     if not config.is_loopback and not config.api_keys:
         lines.append(
             "warning: anyone who can reach this machine can use it; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from blazr.agent.config import read_mcp_config
 from blazr.cli.conversation import Conversation
 from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner, RemotePartner
-from blazr.cli.tools import ToolFlags, ToolUser, shown
+from blazr.cli.tools import ToolFlags, ToolUser, ask_in_terminal, shown
 from blazr.core.errors import ConfigError
 from blazr.llm.llm import LLM
 from blazr.text.events import ToolStep
@@ -119,6 +120,15 @@ def test_what_a_tool_says_cannot_move_the_cursor() -> None:
     step = ToolStep(0, 0, "id", "server", "look", "{}", "\x1b[2Ja\nb" + "x" * 500)
     assert shown(step).startswith("[server: look ->  [2Ja bxxx")
     assert len(shown(step)) == 200
+
+
+@pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("no\n", False), ("", False)])
+def test_the_terminal_asks(
+    typed: str, agrees: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert ask_in_terminal("[server: look {}]") is agrees
+    assert capsys.readouterr().err == "[server: look {}]\nrun it? [y/N] "
 
 
 def test_flags(tmp_path: Path) -> None:
