@@ -16,7 +16,7 @@ from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from blazr.llm.protocol import EngineProtocol
+    from blazr.engine.async_engine import AsyncEngine
 
 
 class EngineTarget:
@@ -28,7 +28,7 @@ class EngineTarget:
         speculate: Whether it may compute drafts.
     """
 
-    def __init__(self, engine: EngineProtocol, *, vocab_size: int, speculate: bool = True) -> None:
+    def __init__(self, engine: AsyncEngine, *, vocab_size: int, speculate: bool = True) -> None:
         self.vocab_size = vocab_size
         self._speculate = speculate
         self._engine = engine

@@ -24,7 +24,7 @@ from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError
 if TYPE_CHECKING:
     from blazr.bench.load import Record, Target
     from blazr.bench.workload import Workload
-    from blazr.llm.protocol import EngineProtocol
+    from blazr.engine.async_engine import AsyncEngine
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
@@ -214,7 +214,7 @@ async def _measure_server(
 
 
 async def _compare_speculation(
-    plan: _Plan, engine: EngineProtocol, vocab_size: int
+    plan: _Plan, engine: AsyncEngine, vocab_size: int
 ) -> list[tuple[_Figures, list[Record]]]:
     """Each level without drafts, and then with them."""
     from blazr.bench.offline import EngineTarget

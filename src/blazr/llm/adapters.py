@@ -9,8 +9,8 @@ from pathlib import Path
 
 from blazr.core.errors import ConfigError, RequestError
 from blazr.engine.adapters import Adapter
+from blazr.engine.async_engine import AsyncEngine
 from blazr.llm.bundle import ModelBundle
-from blazr.llm.protocol import EngineProtocol
 
 _LISTED = 5  # names in a message
 
@@ -47,7 +47,7 @@ class Adapters:
         by_name: Those that are loaded. The mapping is replaced, never changed.
     """
 
-    def __init__(self, engine: EngineProtocol, bundle: ModelBundle | None) -> None:
+    def __init__(self, engine: AsyncEngine, bundle: ModelBundle | None) -> None:
         self._engine = engine
         self.bundle = bundle
         self.by_name: Mapping[str, NamedAdapter] = {}

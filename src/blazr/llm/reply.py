@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from blazr.core.errors import CapacityError
+from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
-from blazr.llm.protocol import EngineProtocol
 from blazr.llm.text_engine import PreparedRequest
 from blazr.text.events import Event, Finished, PromptDone, TokenText
 from blazr.text.stream import TextStream
@@ -39,7 +39,7 @@ class Reply:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: AsyncEngine,
         tokenizer: Tokenizer,
         requests: Sequence[PreparedRequest],
         *,

@@ -13,13 +13,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
+from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import PromptEmbeddings, Request
 from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
-from blazr.llm.protocol import EngineProtocol
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.messages import SYSTEM_ROLES, Message
@@ -120,7 +120,7 @@ class TextEngine:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: AsyncEngine,
         info: ModelInfo,
         *,
         tokenizer: Tokenizer,

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import EngineError, RequestError
-from blazr.llm.protocol import EngineProtocol
+from blazr.engine.async_engine import AsyncEngine
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.models import ProfileRecording
@@ -80,9 +80,7 @@ async def stop_profile(call: Call[None]) -> ProfileState:
     return ProfileState("stopped", path.name)
 
 
-async def _record(
-    profile: Profile, engine: EngineProtocol, stop: asyncio.Event, path: Path
-) -> Path:
+async def _record(profile: Profile, engine: AsyncEngine, stop: asyncio.Event, path: Path) -> Path:
     """Record until it is stopped or too long, and write the file."""
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), _LONGEST_S)
