@@ -127,6 +127,12 @@ def test_a_layer_over_two_ranks(ranks, mixer, feed):
     compare_random(ranks, config_of(mixers, feed and FEED_FORWARD_EXAMPLES[feed]))
 
 
+def test_experts_on_latent_channels(ranks):
+    """What leads back from them is whole on every rank, and its bias on one."""
+    feed = replace(FEED_FORWARD_EXAMPLES["moe"], latent_size=10, dense_bias=True)
+    compare_random(ranks, config_of([even_mixer("gqa")], feed))
+
+
 def test_every_feed_forward_is_tried():
     """There are no more of them than mixers."""
     assert {feed for _, feed in LAYERS} >= set(FEED_FORWARD_EXAMPLES)

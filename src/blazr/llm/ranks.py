@@ -8,7 +8,10 @@ from blazr.engine.ranks.orders import Load
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.llm.options import LoadOptions
 from blazr.models.loading.load import LoadedModel, load
+from blazr.models.loading.parts import part_of_config
+from blazr.models.loading.plan import plan_model
 from blazr.nn.device import Device
+from blazr.nn.layers.ranks import Rank
 
 
 def load_on_ranks(
@@ -30,6 +33,13 @@ def load_on_ranks(
     Raises:
         BlazrError: The model cannot be loaded, or not by so many.
     """
+    # before processes are started
+    config = plan_model(options.model, revision=options.revision).derivation.config
+    first = Rank(0, options.num_ranks)
+    if options.pp > 1:
+        config.as_stage(first)
+    else:
+        part_of_config(config, first)
     processes = RankProcesses(options.num_ranks, device)
     free_bytes = device.free_bytes()
     if device.kind == "cpu":  # it is the memory of all of them
