@@ -79,7 +79,8 @@ def compare(ranks, whole, part, *, tolerance=TOLERANCE):
 
     Without a tolerance they are the same to the bit.
     """
-    alone, together = Lab(whole), Lab(part, processes=ranks)
+    small = {"max_running": 4, "tokens": 1024, "replay": False}
+    alone, together = Lab(whole, **small), Lab(part, processes=ranks, **small)
     ids = torch.randint(min(VOCAB, whole.config.vocab_size), (150,)).tolist()
     with torch.inference_mode():
         expected = alone.runner.logits(ids)

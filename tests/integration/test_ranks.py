@@ -53,43 +53,35 @@ def built(processes):
     return Lab(part_of(network(config, 0), processes.ranks), processes=processes)
 
 
-def test_the_same_replies_and_vectors():
-    """Of prompts, and of a prompt whose tokens are scored, too."""
+def test_the_same_replies():
+    """Of prompts, and their vectors; layers in stages give all of it to the bit."""
+    ids = list(range(1, 100))
     found = []
-    for tp in (1, 2):
-        with LLM("nano", tensor_parallel_size=tp, device="cpu", spec="ngram") as llm:
-            replies = llm.generate(PROMPTS, GREEDY)
+    for how in ({}, {"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2, "spec": "ngram"}):
+        with LLM("nano", device="cpu", **how) as llm:
             (scored,) = llm.generate(PROMPTS[2], SamplingParams(max_tokens=1, prompt_logprobs=0))
-            vectors = [each.embedding for each in llm.embed(PROMPTS)]
-            found.append(([each.token_ids for each in replies], vectors, scored.prompt_logprobs))
-    (tokens, vectors, scores), (others, other_vectors, other_scores) = found
-    assert tokens == others
-    for one, other in zip(vectors, other_vectors, strict=True):
-        assert list(one) == pytest.approx(list(other), abs=1e-5)
-    assert len(scores) == len(other_scores) > 5
-
-
-def test_layers_in_stages():
-    """The same replies and logits to the bit."""
-    ids, found = list(range(1, 100)), []
-    for pp in (1, 2):
-        with LLM("nano", pipeline_parallel_size=pp, device="cpu") as llm:
+            assert len(scored.prompt_logprobs) > 5
             tokens = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
-            found.append((llm.logits(ids), tokens))
-    (logits, tokens), (others, other_tokens) = found
-    assert torch.equal(logits, others)
-    assert tokens == other_tokens
-
-
-def test_what_is_refused_of_a_running_model():
-    """Weights and adapters cannot be put in."""
-    with LLM("nano", tp=2, device="cpu") as llm:
-        assert llm.core.info.num_parameters == 2_750_208
-        with pytest.raises(RequestError, match="not replaced"):
-            llm.core.bundle.with_weights("nano")
-        with pytest.raises(RequestError, match="several ranks"):
-            llm.core.engine.load_adapter({})
+            vectors = torch.tensor([each.embedding for each in llm.embed(PROMPTS)])
+            found.append((tokens, vectors, llm.logits(ids)))
+            assert llm.core.info.num_parameters == 2_750_208
+            if how:
+                check_refusals(llm)
+    (tokens, vectors, logits), in_stages, in_parts = found
+    assert tokens == in_stages[0] == in_parts[0]
+    assert torch.equal(vectors, in_stages[1])
+    assert torch.equal(logits, in_stages[2])
+    assert (vectors - in_parts[1]).abs().max() < 1e-5
+    assert (logits - in_parts[2]).abs().max() < 1e-5 * logits.abs().max()
     assert not ranks_of(os.getpid())
+
+
+def check_refusals(llm):
+    """Weights and adapters cannot be put in while it runs."""
+    with pytest.raises(RequestError, match="not replaced"):
+        llm.core.bundle.with_weights("nano")
+    with pytest.raises(RequestError, match="several ranks"):
+        llm.core.engine.load_adapter({})
 
 
 def test_what_does_not_work_yet_is_refused():
@@ -113,7 +105,7 @@ def test_a_model_that_cannot_be_cut_says_how_it_can():
     assert refusal.value.hint.startswith("--tp 2")
 
 
-@pytest.mark.parametrize("how", ["killed", "fails"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("fails", marks=pytest.mark.slow)])
 def test_a_rank_that_ends(how):
     """What runs ends with an error that says which rank it was, and so does what comes."""
     with two_ranks() as processes:

@@ -79,14 +79,16 @@ def test_settings_of_the_engine_under_both_names() -> None:
         "vocab": "llama3",
     }
     assert translate({"kv_cache_dtype": "fp8"}, KNOWN) == {"kv_dtype": "fp8"}
-    accepted = {"trust_remote_code": True, "tensor_parallel_size": 1, "runner": "pooling"}
+    accepted = {"trust_remote_code": True, "enforce_eager": True, "runner": "pooling"}
     assert translate(accepted, KNOWN) == {}
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+    assert translate(ranks, KNOWN | {"tp", "pp"}) == {"tp": 2, "pp": 1}
 
 
 @pytest.mark.parametrize(
     ("argument", "hint"),
     [
-        ({"tensor_parallel_size": 2}, "one device"),
+        ({"data_parallel_size": 2}, "--replicas"),
         ({"gpu_memory_utilization": 0.9}, "memory="),
         ({"quantization": "fp8"}, "quantize="),
         ({"seed": 7}, "SamplingParams"),
