@@ -19,9 +19,11 @@ from blazr import LLM, SamplingParams
 from blazr.cli.app import app
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
+from blazr.server.media import MediaFetcher
 from tests.support import seeing
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core
+from tests.support.web import PUBLIC, Internet, site
 
 PICTURE = seeing.picture(37, 21, 5)
 DATA = b64encode(PICTURE).decode()
@@ -165,6 +167,56 @@ def test_what_is_no_image_gets_a_400(server: Loopback, name: str) -> None:
         reply = post(server, path, body)
         assert reply.status_code == 400, (path, reply.text)
         assert "image" in reply.text
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    return [PUBLIC] if host == "public.example" else ["10.0.0.1"]
+
+
+def test_images_by_url(directory: Path, expected: tuple[str, int]) -> None:
+    """Where it is allowed, every dialect takes them; what leads inside is a 400 like any other."""
+    options = LoadOptions(str(directory), device="cpu", dtype="float32", memory="64MiB")
+    answers = {"/a.png": (200, {"Content-Type": "image/png"}, PICTURE)}
+    url = "http://public.example/a.png"
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+    item["content"] += [{"type": "input_text", "text": QUESTION}]  # type: ignore[operator]
+    greedy = {"temperature": 0}
+    with (
+        site(answers) as (handler, port),
+        serving(load_text_engine(options), allow_media_urls=True) as running,
+    ):
+        running.service.media = MediaFetcher(_resolve, Internet(port))
+        chat = post(running, "/v1/chat/completions", {**chat_body(url), **greedy}).json()
+        assert chat["choices"][0]["message"]["content"] == expected[0]
+        asked = {**messages_body({"type": "url", "url": url}), **greedy}
+        assert post(running, "/v1/messages", asked).json()["content"][0]["text"] == expected[0]
+        counted = post(running, "/v1/messages/count_tokens", asked).json()
+        assert counted["input_tokens"] == expected[1]
+        body = {"input": [item], "max_output_tokens": TOKENS, **greedy}
+        found = post(running, "/v1/responses", body).json()
+        assert found["output"][0]["content"][0]["text"] == expected[0]
+        (shown,) = running.client.get(f"/v1/responses/{found['id']}/input_items").json()["data"]
+        assert shown["content"][0]["image_url"] == url
+        num_asked = len(handler.asked)
+        more = {"input": "And?", "previous_response_id": found["id"], "max_output_tokens": TOKENS}
+        assert post(running, "/v1/responses", more).status_code == 200
+        assert len(handler.asked) == num_asked  # what was fetched is part of the conversation
+        for wrong in ("http://inside.example/a.png", "http://public.example/none"):
+            reply = post(running, "/v1/chat/completions", chat_body(wrong))
+            assert reply.status_code == 400
+            assert "cannot be fetched" in reply.json()["error"]["message"]
+        assert post(running, "/v1/chat/completions", chat_body(URL)).status_code == 200
+
+
+def test_a_text_model_fetches_nothing() -> None:
+    with (
+        site({}) as (handler, port),
+        serving(scripted_core(), allow_media_urls=True) as running,
+    ):
+        running.service.media = MediaFetcher(_resolve, Internet(port))
+        reply = post(running, "/v1/chat/completions", chat_body("http://public.example/a.png"))
+        assert (reply.status_code, handler.asked) == (400, [])
+        assert "only text" in reply.text
 
 
 def test_a_text_model_says_that_it_reads_only_text() -> None:

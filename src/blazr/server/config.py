@@ -106,6 +106,8 @@ class ServerConfig(Limits):
         max_tool_rounds: Most times that tools run before one reply ends.
         allow_mcp_urls: Connect to MCP servers that requests name by URL, at public addresses
             alone.
+        allow_media_urls: Fetch images that requests name by http and https URLs, from public
+            addresses alone.
         adapter_dir: Folder from which /v1/load_lora_adapter may read adapters.
         weights_dir: Folder from which /update_weights may read checkpoints.
         profile_dir: Folder to which /stop_profile writes profiles.
@@ -146,6 +148,7 @@ class ServerConfig(Limits):
     agent: bool = False
     max_tool_rounds: int = 10
     allow_mcp_urls: bool = False
+    allow_media_urls: bool = False
     adapter_dir: Path | None = None
     weights_dir: Path | None = None
     profile_dir: Path | None = None

@@ -32,10 +32,12 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.core import garbage
 from blazr.core.errors import RequestError
+from blazr.llm.text_engine import MAX_IMAGES
 from blazr.pipelines.kinds import COMPLETION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.form import decode_form
+from blazr.server.media import fetch_media, named_media
 from blazr.server.models import Hosted, Models, PipelineService, ServerState, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.replica_ids import id_of
@@ -252,12 +254,14 @@ class Endpoint:
         state = self._models.state
         connection = HTTPConnection(scope)
         body: msgspec.Struct | None = None
+        num_bytes = 0
         is_large = False
         is_command = self._route.is_command
         if self._decoder is not None:
             raw = await read_body(scope, receive, state.config, grow)
             raw = raw or b"{}" if is_command else raw
-            is_large = len(raw) > LARGE_BODY_BYTES
+            num_bytes = len(raw)
+            is_large = num_bytes > LARGE_BODY_BYTES
             body = await self._decode(connection, raw, is_large=is_large)
             del raw  # a reply takes long
             if is_command:
@@ -279,6 +283,7 @@ class Endpoint:
         async def work() -> None:
             async with self._models.using(name, self._route.capability) as service:
                 try:
+                    await self._fetch_media(body, service, lambda more: grow(num_bytes + more))
                     response = await self._answer(scope, body, service, is_large=is_large)
                 except RequestError as error:
                     name_as_sent(error, body)
@@ -299,6 +304,21 @@ class Endpoint:
             return await decode_form(connection.headers, raw, self._route.body)
         except msgspec.ValidationError as error:
             raise _invalid_value(error) from None
+
+    async def _fetch_media(
+        self, body: object, service: Hosted, grow: Callable[[int], None]
+    ) -> None:
+        """Fetch the images that a body names by URL, where that is allowed."""
+        state = self._models.state
+        if state.media is None or self._route.capability != COMPLETION:
+            return
+        if cast("Service", service).llm.core.reads_images:
+            most_bytes = state.config.max_body_bytes
+            await fetch_media(
+                body, state.media, most_images=MAX_IMAGES, most_bytes=most_bytes, grow=grow
+            )
+        elif any(named_media(body)):
+            raise RequestError("this model reads only text.", param="messages", found="an image")
 
     async def _answer(
         self, scope: Scope, body: object, service: Hosted | None = None, *, is_large: bool

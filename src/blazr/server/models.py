@@ -43,6 +43,7 @@ from blazr.pipelines.kinds import COMPLETION, SPEECH, TRANSCRIPTION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.kv_peers import Peers
+from blazr.server.media import MediaFetcher
 from blazr.server.store import Store
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class ServerState:
         self.profiling = asyncio.Lock()
         self.recording: ProfileRecording | None = None
         self.num_working = 0
+        self.media = MediaFetcher() if config.allow_media_urls else None
         self.bodies = BodyBudget(config.max_bodies_bytes)
         self.kept: Store[object] = Store()
         self.peers = Peers(config)

@@ -19,6 +19,7 @@ from blazr.engine.sampling_params import (
     SamplingParams,
 )
 from blazr.llm.generation import Prompt, Truncation
+from blazr.server.media import NamesMedia
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import Image, decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message
@@ -522,16 +523,18 @@ def to_prompts(given: Prompts, *, param: str = "prompt", most: int = MAX_PROMPTS
 DataUrl = Annotated[str, schema_hint(pattern="^[dD][aA][tT][aA]:")]
 
 
-class ImageUrl(msgspec.Struct):
-    """An image within its URL, ``data:image/png;base64,...``; nothing is fetched."""
+class ImageUrl(NamesMedia):
+    """An image within its URL, ``data:image/png;base64,...``; others need a flag."""
 
+    media_fields: ClassVar = ("url",)
     url: DataUrl
     detail: str | None = None  # each model has one size
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(NamesMedia):
     """One part of a message's content."""
 
+    media_fields: ClassVar = ("image_url",)
     type: Annotated[str, schema_hint(enum=["text", "image_url"])]
     text: str | None = None
     image_url: ImageUrl | DataUrl | None = None

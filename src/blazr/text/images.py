@@ -30,6 +30,24 @@ class Image:
     data: bytes
 
 
+class FetchedUrl(str):
+    """A URL whose bytes have been fetched.
+
+    Args:
+        url: The URL.
+        data: What it leads to, which need not be an image.
+    """
+
+    __slots__ = ("data",)
+    data: bytes
+
+    def __new__(cls, url: str, data: bytes) -> FetchedUrl:
+        """The URL, with its bytes."""
+        found = super().__new__(cls, url)
+        found.data = data
+        return found
+
+
 def decode_base64(text: str, *, param: str = "messages") -> bytes:
     """The bytes of an image.
 
@@ -55,11 +73,13 @@ def decode_base64(text: str, *, param: str = "messages") -> bytes:
 
 
 def read_data_url(url: str, *, param: str = "messages") -> bytes:
-    """The bytes in a URL like ``data:image/png;base64,...``.
+    """The bytes in a URL like ``data:image/png;base64,...``, or those that were fetched from one.
 
     Raises:
         RequestError: It is a URL of another kind, or what it holds is no base64.
     """
+    if isinstance(url, FetchedUrl):
+        return url.data
     kind, _, rest = url[:256].partition(":")
     if kind.lower() != "data" or "," not in rest:
         raise RequestError(
@@ -67,7 +87,8 @@ def read_data_url(url: str, *, param: str = "messages") -> bytes:
             param=param,
             found=repr(url[:50]),
             expected="a data URL: data:image/png;base64,...",
-            hint="this server fetches nothing: read the image and send its bytes as base64",
+            hint="read the image and send its bytes as base64; a server that was started with "
+            "--allow-media-urls fetches http and https URLs, too",
         )
     header, _, body = url.partition(",")
     if not header.lower().endswith(";base64"):

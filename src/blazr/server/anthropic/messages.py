@@ -12,6 +12,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.anthropic.rendering import MessageEvent, MessageRenderer, MessageReply
 from blazr.server.endpoint import Call, Reply
+from blazr.server.media import NamesMedia
 from blazr.server.params import (
     MAX_MESSAGES,
     ResponseFormat,
@@ -42,9 +43,10 @@ _Edit = Annotated[
 ]
 
 
-class ImageSource(msgspec.Struct, kw_only=True):
-    """The bytes of an image; nothing is fetched."""
+class ImageSource(NamesMedia, kw_only=True):
+    """The bytes of an image, or its URL; one that is no data URL needs a flag."""
 
+    media_fields: ClassVar = ("url",)
     type: str
     media_type: str | None = None
     data: str | None = None

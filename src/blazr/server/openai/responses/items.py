@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
+from blazr.server.media import NamesMedia
 from blazr.server.openai.responses.tools import qualified_name
 from blazr.server.params import MAX_MESSAGES, DataUrl, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
@@ -25,9 +26,10 @@ PartType = Annotated[str, schema_hint(enum=sorted({*_TEXT_PARTS, "input_image"})
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class ItemPart(msgspec.Struct):
+class ItemPart(NamesMedia):
     """One part of an item's content."""
 
+    media_fields: ClassVar = ("image_url",)
     type: PartType
     text: str | None = None
     refusal: str | None = None
@@ -158,7 +160,12 @@ def shown(item: Item) -> InputItem:
             fields["content"] = [ShownPart("output_text", item.content, annotations=[])]
     elif item.content is not None:
         fields["content"] = [
-            ShownPart(part.type, part.text, part.refusal, image_url=part.image_url or UNSET)
+            ShownPart(
+                part.type,
+                part.text,
+                part.refusal,
+                image_url=str(part.image_url) if part.image_url else UNSET,
+            )
             for part in item.content
         ]
     if item.type == "reasoning":
