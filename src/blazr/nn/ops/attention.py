@@ -66,10 +66,42 @@ def attention(
     Returns:
         (..., Q, H, E) in the dtype of q.
     """
+    queries, keys = q.shape[-3], k.shape[-3]
+    in_the_open = softcap is not None or sinks is not None
+    is_square = queries == keys and queries > 1 and window is None and not in_the_open
+    visible = None
+    if not is_square:
+        visible = causal_mask(queries, keys, window=window, device=q.device)
+    return _attend(q, k, v, visible, is_causal=is_square, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    *,
+    is_causal: bool = False,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of queries to the keys they may see.
+
+    Args:
+        q: See `attention`.
+        k: See `attention`.
+        v: See `attention`.
+        visible: (Q, S), bool; None is all.
+        is_causal: Whether, of as many keys as queries, each sees those up to its own; without cap
+            and sinks.
+        scale: See `attention`.
+        softcap: See `attention`.
+        sinks: See `attention`.
+    """
     queries, size = q.shape[-3], v.shape[-1]
     if softcap is not None or sinks is not None:
         # torch's own attention has neither; this one takes some queries at a time, in float32
-        mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
         heads = k.shape[-2]
         # keys and values: (..., K, 1, S, D)
         keys, values = (t.float().transpose(-3, -2).unsqueeze(-3) for t in (k, v))
@@ -78,13 +110,9 @@ def attention(
         for first in range(0, queries, QUERIES_AT_ONCE):
             rows = slice(first, first + QUERIES_AT_ONCE)
             scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * scale
-            visible = None if mask is None else mask[rows]
-            parts.append(torch.matmul(_shares(scores, visible, softcap, sinks), values))
+            seen = None if visible is None else visible[rows]
+            parts.append(torch.matmul(_shares(scores, seen, softcap, sinks), values))
         return torch.cat(parts, -2).movedim(-2, -4).flatten(-3, -2).to(q.dtype)  # (..., Q, H, E)
-    is_square = queries == k.shape[-3] and queries > 1 and window is None
-    mask = None
-    if not is_square:
-        mask = causal_mask(queries, k.shape[-3], window=window, device=q.device)
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))  # (..., heads, tokens, D)
     group = q.shape[-3] // k.shape[-3]
     if group > 1:
@@ -92,7 +120,9 @@ def attention(
         v = v.repeat_interleave(group, -3)
     if size < q.shape[-1]:  # torch's fast paths want equal sizes
         v = F.pad(v, (0, q.shape[-1] - size))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_square, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, is_causal=is_causal, scale=scale
+    )
     return out[..., :size].transpose(-3, -2)
 
 
