@@ -13,7 +13,7 @@ from blazr.engine.positions import grid_positions
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch, GivenEmbeddings
-from blazr.nn.operands.step import Span, StepTable
+from blazr.nn.operands.step import SeeingAhead, Span, StepTable
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -78,7 +78,12 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         positions=_place(_positions(plan, at), device),
         slot_mapping=_place(slots, device),
         logits_indices=_place(np.array(wanted, np.int64), device),
-        table=StepTable(tuple(spans), _place(tables, device), plan.num_decodes),
+        table=StepTable(
+            tuple(spans),
+            _place(tables, device),
+            plan.num_decodes,
+            seeing_ahead=_seeing_ahead(plan.rows),
+        ),
         lengths=_place(np.array(lengths, np.int64), device),
         adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
         given=_given_embeddings(plan.rows, device),
@@ -103,6 +108,18 @@ def _positions(plan: StepPlan, places: NDArray[np.int64]) -> NDArray[np.int64]:
             found[:, first : first + length] = own
         first += length
     return found
+
+
+def _seeing_ahead(rows: Iterable[PlannedSequence]) -> tuple[SeeingAhead, ...]:
+    """The tokens of a step that attend to tokens behind them."""
+    found = []
+    for index, (sequence, length, *_) in enumerate(rows):
+        start = sequence.computed
+        for first, last in sequence.uncut:
+            if start < last and first < start + length:
+                assert last <= start + length, "what sees ahead is computed in one step"
+                found.append(SeeingAhead(index, first, last))
+    return tuple(found)
 
 
 def _given_embeddings(

@@ -27,6 +27,8 @@ class PromptEmbeddings:
         digest: 32 bytes that other vectors do not have: a prefix is shared only where it is equal.
         grid: Rows and columns of an image whose tokens have positions of their own for rotary
             embeddings: see `blazr.engine.positions`.
+        sees_ahead: Whether each of the tokens attends to all of them, those behind it too; they are
+            then computed in one step.
     """
 
     start: int
@@ -34,6 +36,7 @@ class PromptEmbeddings:
     digest: bytes
     added: Tensor | None = field(default=None, compare=False)
     grid: tuple[int, int] | None = None
+    sees_ahead: bool = False
 
     @property
     def end(self) -> int:

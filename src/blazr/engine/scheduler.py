@@ -107,7 +107,7 @@ class Scheduler:
 
     Args:
         memory: Pages, states and prefixes.
-        token_budget: Most tokens in a step.
+        token_budget: Most tokens in a step, but for those that may not be cut.
         cuts_prompts: Whether a prompt may be computed in pieces.
         speculator: Drafts what may follow the sequences that decode, if anything does.
     """
@@ -455,7 +455,7 @@ class Scheduler:
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
         most = min(sequence.remaining, budget) if self.cuts_prompts else sequence.remaining
         points = [at - sequence.computed for at, _ in self._fork_points.get(sequence, ())]
-        return min(most, *points) if points else most
+        return sequence.whole_chunk(min(most, *points) if points else most)
 
     def _plan_prefills(
         self, sequences: list[Sequence], budget: int, *, least: int = 0

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from blazr.nn.ops.attention import QUERIES_AT_ONCE, attention
+from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.step import GRID, SeeingAhead, Span, StepTable
+from blazr.nn.ops.attention import QUERIES_AT_ONCE, attend_ahead, attention
 
 pytestmark = pytest.mark.smoke
 
@@ -57,3 +59,45 @@ def test_many_queries_are_taken_some_at_a_time() -> None:
     torch.testing.assert_close(capped, plain, atol=1e-4, rtol=1e-4)
     drained = attention(q, k, v, scale=0.5, sinks=torch.full((2,), -1e4))
     torch.testing.assert_close(drained, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_tokens_that_see_ahead(window, softcap) -> None:
+    """They attend to all before the last of them, and the same numbers come of any beginning."""
+    chance = torch.Generator().manual_seed(3)
+    keys, values = torch.randn(2, 6, GRID, 2, 8, generator=chance)
+    queries = torch.randn(110, 4, 8, generator=chance)
+    pages = Pages(keys=keys, values=values, scale=0.3, window=window, softcap=softcap)
+    tables = torch.tensor([[0, 0], [4, 1]])
+    first, last = 70, 100
+
+    def step(start: int) -> torch.Tensor:
+        """A sequence of 7 tokens beside one from a place to its 110th."""
+        spans = Span(0, 7, 0, 0), Span(7, 110 - start, start, 0)
+        table = StepTable(spans, tables, seeing_ahead=(SeeingAhead(1, first, last),))
+        q = torch.cat((queries[:7], queries[start:]))
+        out = torch.full_like(q, 7.0)
+        attend_ahead(out, q, pages, table)
+        return out
+
+    found = step(60)
+    k, v = (each[[4, 1]].flatten(0, 1)[:last] for each in (keys, values))
+    for place in range(first, last):
+        low = 0 if window is None else max(0, place - window + 1)
+        # one query at the end of what it sees is causal attention
+        seen = by_hand(
+            queries[place][None],
+            k[low:],
+            v[low:],
+            scale=0.3,
+            window=None,
+            softcap=softcap,
+            sinks=None,
+        )
+        assert torch.allclose(found[7 + place - 60], seen[0], atol=1e-5)
+    untouched = [*range(7 + first - 60), *range(7 + last - 60, 57)]
+    assert (found[untouched] == 7).all()
+    for start in (first, first + 1, last - 1):
+        again = step(start)
+        assert torch.equal(again[7 : 7 + last - start], found[7 + start - 60 : 7 + last - 60])

@@ -55,6 +55,21 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
+class SeeingAhead(NamedTuple):
+    """Tokens of one sequence that attend to each other in both directions, those of an image.
+
+    Args:
+        index: Which sequence of the step.
+        first: The first of them, counted from the sequence's beginning; it may have been computed
+            in an earlier step, from where a prefix is reused.
+        last: The token behind them; all before it are in memory after this step.
+    """
+
+    index: int
+    first: int
+    last: int
+
+
 class SequenceGroup:
     """Sequences that references compute together: equally many tokens of each, side by side.
 
@@ -153,6 +168,7 @@ class StepTable:
         are_alike: Whether all compute equally many tokens, from nothing: references then take
             them together, which costs less and may round otherwise.
         recorded: What kernels of a recorded step read; it changes from replay to replay.
+        seeing_ahead: Tokens that attend to others behind them, too.
     """
 
     spans: tuple[Span, ...]
@@ -160,6 +176,7 @@ class StepTable:
     num_decodes: int = 0
     are_alike: bool = False
     recorded: StepNumbers | None = None
+    seeing_ahead: tuple[SeeingAhead, ...] = ()
 
     @cached_property
     def numbers(self) -> StepNumbers:

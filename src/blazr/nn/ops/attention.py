@@ -206,6 +206,45 @@ def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions
     return (q.float() * factors[..., None, None]).to(q.dtype)
 
 
+def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None:
+    """Attend again where tokens see others behind them, as those of an image may.
+
+    They see all that is before the last of them, within the window. Whichever of them were computed
+    before, the same shapes are computed, so that the numbers are the same.
+
+    Args:
+        out: What `paged_attention` gives, (T, H, E); rows of these tokens are replaced.
+        q: Queries, (T, H, D), rotated.
+        pages: Keys and values of all tokens up to these, and how they are attended to.
+        table: The step.
+    """
+    for index, first, last in table.seeing_ahead:
+        span = table.spans[index]
+        rows = slice(span.first + max(first - span.start, 0), span.first + last - span.start)
+        count = rows.stop - rows.start
+        queries = q.new_zeros(last - first, *q.shape[1:])
+        queries[-count:] = q[rows]
+        places = torch.arange(last, device=q.device)
+        queries = scale_queries(queries, pages.temperature, places[first:])
+        owned = table.block_tables[index, : -(-last // pages.keys.shape[1])]
+        keys, values = (
+            read_pages(part, owned[None], q.dtype)[0, :last] for part in (pages.keys, pages.values)
+        )
+        visible = None
+        if pages.window is not None:
+            visible = places > places[first:, None] - pages.window
+        found = _attend(
+            queries,
+            keys,
+            values,
+            visible,
+            scale=pages.scale,
+            softcap=pages.softcap,
+            sinks=pages.sinks,
+        )
+        out[rows] = found[-count:].to(out.dtype)
+
+
 @op
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """Attention of queries to all that their sequences have in memory.
