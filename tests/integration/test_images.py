@@ -30,7 +30,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_seq_len"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
 _INPUTS = {"pixel_values", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
-_INPUTS |= {"image_grid_thw", "mm_token_type_ids"}
+_INPUTS |= {"image_grid_thw", "mm_token_type_ids", "token_type_ids", "batch_num_images"}
 
 
 @dataclass
@@ -47,16 +47,19 @@ class Pair:
         pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
         batch = self.processor(
             text=[text],
-            images=pixels or None,
+            images=[pixels] if pixels else None,
             return_tensors="pt",
             add_special_tokens=False,
             return_mm_token_type_ids=False,
         )
         self.ids = [*batch["input_ids"][0].tolist(), *reply]
         del batch["attention_mask"], batch["input_ids"]
+        config: Any = self.theirs.config
+        is_image = torch.tensor([self.ids]) == config.image_token_id
         if "image_grid_thw" in batch:
-            is_image = torch.tensor([self.ids]) == self.processor.image_token_id
             batch["mm_token_type_ids"] = is_image.int()
+        if config.model_type == "gemma3":
+            batch["token_type_ids"] = is_image.int()
         found = []
         for model in (self.theirs, self.exact):
             dtype = next(model.parameters()).dtype

@@ -47,6 +47,8 @@ class Seeing:
         needs: Packages that its processor is not made without.
         named: Names of marks in the library's tokenizer.
         spread: Of its random weights.
+        written: What its chat template writes for an image, where that is not the first mark.
+        merges: Whether its tokenizer makes one token of several line feeds.
     """
 
     kind: str | None = None
@@ -58,6 +60,8 @@ class Seeing:
     needs: tuple[str, ...] = ()
     named: dict[str, str] = field(default_factory=dict)
     spread: float = 0.3
+    written: str = ""
+    merges: bool = False
 
 
 _IDEFICS_MARKS = (
@@ -111,10 +115,15 @@ def _grid_processor(name: str, images: str, videos: str) -> Callable[[Any, Any],
         ]
         if find_spec("torchvision") is not None:
             return whole(*parts, getattr(library, f"{videos}VideoProcessor")())
-        names = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
-        return type(whole.__name__, (whole,), names)(*parts)
+        return _without_videos(whole)(*parts)
 
     return _make
+
+
+def _without_videos(processor: Any) -> Any:
+    """A processor's class whose part for videos, which needs torchvision, is left out."""
+    names = {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
+    return type(processor.__name__, (processor,), names)
 
 
 CASES: dict[str, Seeing] = {
@@ -247,6 +256,35 @@ CASES: dict[str, Seeing] = {
         processor=_grid_processor("Qwen3VL", "Qwen2VL", "Qwen3VL"),
         spread=0.15,
     ),
+    "gemma3": Seeing(
+        marks=("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+        text={"head_dim": 6, "query_pre_attn_scalar": 6, "sliding_window": 40}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        tower={**_SQUARE, "image_size": 56, "model_type": "siglip_vision_model"},
+        whole={"mm_tokens_per_image": 64},
+        processor=lambda library, tokenizer: library.Gemma3Processor(
+            library.Gemma3ImageProcessorPil(size={"height": 56, "width": 56}),
+            tokenizer,
+            image_seq_length=64,
+        ),
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        written="\n<start_of_image>\n",
+        merges=True,
+    ),
+    "llava_onevision": Seeing(
+        marks=("<image>", "<video>"),
+        text={"model_type": "qwen2"},
+        tower={**_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
+        whole={"image_grid_pinpoints": _PINPOINTS},
+        processor=lambda library, tokenizer: _without_videos(library.LlavaOnevisionProcessor)(
+            library.LlavaOnevisionImageProcessorPil(
+                size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS
+            ),
+            tokenizer,
+            num_image_tokens=16,
+            vision_feature_select_strategy="full",
+        ),
+    ),
     "smolvlm": Seeing(
         marks=_IDEFICS_MARKS,
         text={"model_type": "llama"},
@@ -311,11 +349,18 @@ CASES: dict[str, Seeing] = {
 }
 
 
-def tokenizer_of(marks: tuple[str, ...]) -> Tokenizer:
-    """One token for each byte, behind three special ones, and the marks."""
+def tokenizer_of(marks: tuple[str, ...], *, merges: bool = False) -> Tokenizer:
+    """One token for each byte, behind three special ones, and the marks.
+
+    Args:
+        marks: Special tokens.
+        merges: Whether two, three and four line feeds are one token.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = ["<pad>", "<s>", "</s>", *alphabet]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    line = "\u010a"  # as it is written in vocabularies of bytes
+    pairs = [(line, line), (line * 2, line), (line * 2, line * 2)] if merges else []
+    words = ["<pad>", "<s>", "</s>", *alphabet, *("".join(pair) for pair in pairs)]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     names = ["<pad>", "<s>", "</s>", "<|turn|>", *marks]
@@ -334,7 +379,7 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
     for package in case.needs:
         if find_spec(package) is None:
             pytest.skip(f"the processor needs {package}")
-    raw = tokenizer_of(case.marks)
+    raw = tokenizer_of(case.marks, merges=case.merges)
     mark = raw.token_to_id(case.marks[0])
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw,
@@ -360,7 +405,9 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
         model.set_experts_implementation("eager")  # the others have no float64
     processor = case.processor(transformers, tokenizer)
     processor.save_pretrained(directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE.replace("MARK", case.marks[0]))
+    (directory / "chat_template.jinja").write_text(
+        TEMPLATE.replace("MARK", case.written or case.marks[0])
+    )
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": False}))
     # its images are made by another backend where torchvision is installed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from inspect import signature
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 MAX_KEPT_BYTES = 256 * 2**20  # of images that were seen
 _LISTED_NAMES = 5
+_MOST_LINE_FEEDS = 64  # twice those of Gemma's longest token
+_SEEING_AHEAD = {"gemma3"}
+# Those that look at an image in parts where it is alone in its chat, and else at the whole of each.
+_SEEING_ONE_CLOSER = {"llava_onevision"}
 _LANGUAGE_MODELS = {"language_model", "text_model"}
 _PACKAGES = {"transformers": "transformers", "PIL": "pillow"}
 log = logging.getLogger(__name__)
@@ -72,6 +76,8 @@ class _Eye:
         token_id: Id of the tokens that have vectors.
         scale: What the language model multiplies embeddings with, these too.
         seed: Says whose vectors they are.
+        sees_ahead: Whether an image's tokens attend to each other in both directions.
+        line_feeds: Of tokens that are nothing else, how many they are.
     """
 
     processor: Any
@@ -80,6 +86,21 @@ class _Eye:
     token_id: int
     scale: float
     seed: bytes
+    sees_ahead: bool
+    line_feeds: Mapping[int, int]
+
+    def join(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        """Two parts of a prompt that were tokenized apart, as if they had been one text.
+
+        Gemma's images begin and end with line feeds, which make one token with those beside them.
+        """
+        ends = [*takewhile(self.line_feeds.get, reversed(before))]
+        begins = [*takewhile(self.line_feeds.get, after)]
+        if not ends or not begins:
+            return [*before, *after]
+        text = "\n" * sum(self.line_feeds[each] for each in ends + begins)
+        seam = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*before[: len(before) - len(ends)], *seam, *after[len(begins) :]]
 
 
 class Vision:
@@ -87,11 +108,13 @@ class Vision:
 
     Args:
         path: Where the model lies.
+        family: The family that it is of.
         language_model: Its language model, whose dtype and device the vectors are for.
     """
 
-    def __init__(self, path: Path, language_model: CausalLM) -> None:
+    def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
         self._path = path
+        self._family = family
         self._dtype = language_model.dtype
         self._hidden_size = language_model.config.hidden_size
         self._device = language_model.device
@@ -106,20 +129,22 @@ class Vision:
             self._kept.clear()
 
     def see(self, images: Sequence[bytes]) -> list[SeenImage]:
-        """What stands for images in a prompt; takes time for those that were not seen lately.
+        """What stands for the images of a chat; takes time for those that were not seen lately.
 
         Raises:
             RequestError: One is no image that can be read, or a package is not installed.
             CheckpointError: The part that sees cannot be loaded.
         """
         _check_packages()
-        digests = [sha256(data).digest() for data in images]
+        # some see an image otherwise if it has company
+        has_company = len(images) > 1 and self._family in _SEEING_ONE_CLOSER
+        digests = [sha256(data + bytes(has_company)).digest() for data in images]
         found = []
         for digest, data in zip(digests, images, strict=True):
             with self._lock:
                 seen = self._kept.pop(digest, None)
                 if seen is None:
-                    seen = self._see(digest, data)
+                    seen = self._see(digest, data, copies=1 + has_company)
                 self._kept[digest] = seen
             found.append(seen)
         with self._lock:
@@ -145,8 +170,8 @@ class Vision:
         """
         if not images:
             return list(token_ids), (), []
-        marker = self._load().marker
-        places = [place for place, each in enumerate(token_ids) if each == marker]
+        eye = self._load()
+        places = [place for place, each in enumerate(token_ids) if each == eye.marker]
         if len(places) != len(images):
             raise RequestError(
                 "the chat template does not write a mark for each image.",
@@ -158,26 +183,27 @@ class Vision:
         embeddings: list[PromptEmbeddings] = []
         done = 0
         for place, image in zip(places, images, strict=True):
-            prompt += token_ids[done:place]
-            embeddings += (
-                replace(each, start=len(prompt) + each.start) for each in image.embeddings
-            )
-            prompt += image.token_ids
+            prompt = eye.join(prompt, token_ids[done:place])
+            whole = eye.join(prompt, image.token_ids)
+            moved = len(whole) - len(image.token_ids)
+            embeddings += (replace(each, start=moved + each.start) for each in image.embeddings)
+            prompt = whole
             done = place + 1
-        return [*prompt, *token_ids[done:]], tuple(embeddings), places
+        return eye.join(prompt, token_ids[done:]), tuple(embeddings), places
 
     def _load(self) -> _Eye:
         if self._eye is None:
             checkpoint = open_checkpoint(self._path)
-            self._eye = _load_eye(checkpoint, self._dtype, self._device)
+            sees_ahead = self._family in _SEEING_AHEAD
+            self._eye = _load_eye(checkpoint, self._dtype, self._device, sees_ahead=sees_ahead)
             log.info("loaded the part of %s that sees images", self._path.name)
         return self._eye
 
-    def _see(self, digest: bytes, data: bytes) -> SeenImage:
+    def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         pixels = open_image(data)
         eye = self._load()
         try:
-            return self._run(eye, pixels, eye.seed + digest)
+            return self._run(eye, [pixels] * copies, eye.seed + digest)
         except torch.OutOfMemoryError:
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
@@ -192,15 +218,17 @@ class Vision:
             ) from error
 
     @torch.inference_mode()
-    def _run(self, eye: _Eye, pixels: Image, digest: bytes) -> SeenImage:
+    def _run(self, eye: _Eye, copies: Sequence[Image], digest: bytes) -> SeenImage:
+        """See the first of an image's copies, all of which stand in one chat."""
         batch = eye.processor(
-            images=[pixels],
-            text=[eye.processor.image_token],
+            images=[copies],
+            text=[eye.processor.image_token * len(copies)],
             add_special_tokens=False,
             return_mm_token_type_ids=False,
             return_tensors="pt",
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()
+        del token_ids[len(token_ids) // len(copies) :]
         features = eye.tower.model.get_image_features
         wanted = signature(features).parameters
         inputs = {
@@ -209,7 +237,8 @@ class Vision:
             if name in wanted and value is not None
         }
         found = features(**inputs, return_dict=True)
-        layers = [_joined(found.pooler_output) * eye.scale]
+        pooled = found.pooler_output
+        layers = [_joined(pooled[: len(pooled) // len(copies)]) * eye.scale]
         layers += map(_joined, getattr(found, "deepstack_features", None) or ())
         vectors = torch.stack(layers).to("cpu", self._dtype)
         expected = (token_ids.count(eye.token_id), self._hidden_size)
@@ -221,14 +250,15 @@ class Vision:
             _, height, width = batch["image_grid_thw"][0].tolist()
             grid = height // side, width // side
         runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
-        return SeenImage(tuple(token_ids), tuple(replace(each, grid=grid) for each in runs))
+        runs = [replace(each, grid=grid, sees_ahead=eye.sees_ahead) for each in runs]
+        return SeenImage(tuple(token_ids), tuple(runs))
 
 
 def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:
     """The part of a model that sees; None where there is none, or none that is known here."""
     if isinstance(loaded, FallbackModel) or loaded.family not in WITH_IMAGES or loaded.gguf:
         return None
-    return Vision(loaded.path, loaded.module)
+    return Vision(loaded.path, loaded.family, loaded.module)
 
 
 def _check_packages() -> None:
@@ -275,7 +305,9 @@ def _runs(
     return tuple(found)
 
 
-def _load_eye(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> _Eye:
+def _load_eye(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, sees_ahead: bool
+) -> _Eye:
     import transformers
 
     directory = checkpoint.directory
@@ -311,7 +343,15 @@ def _load_eye(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
         # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only embeddings
         scale=float(getattr(text, "embedding_multiplier", 1.0)),
         seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
+        sees_ahead=sees_ahead,
+        line_feeds=_line_feeds(processor.tokenizer),
     )
+
+
+def _line_feeds(tokenizer: Any) -> dict[int, int]:
+    texts = ["\n" * count for count in range(1, _MOST_LINE_FEEDS)]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return {each[0]: count for count, each in enumerate(ids, 1) if len(each) == 1}
 
 
 def load_processor(directory: Path, config: object) -> Callable[..., dict[str, Tensor]]:

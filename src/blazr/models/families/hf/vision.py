@@ -34,6 +34,7 @@ IMAGE_PREFIXES = tuple(
 # Those whose images are read, too: as vectors in the place of tokens, one behind the other.
 WITH_IMAGES = frozenset(
     {
+        "gemma3",
         "glm4v",
         "glm4v_moe",
         "idefics3",
@@ -41,6 +42,7 @@ WITH_IMAGES = frozenset(
         "lfm2_vl",
         "llava",
         "llava_next",
+        "llava_onevision",
         "mistral3",
         "qwen2_5_vl",
         "qwen2_vl",
