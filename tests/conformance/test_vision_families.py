@@ -184,3 +184,13 @@ def test_a_language_model_that_is_not_supported(kind: str, tmp_path: Path) -> No
     rewrite_config(tmp_path, text_config={**config["text_config"], "model_type": kind})
     with pytest.raises(ConfigError, match=f"'{kind}'"):
         plan_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["glm4v", "qwen2_vl", "qwen3_vl"])
+def test_rows_and_columns_of_images_turn_channels_of_their_own(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    del text["rope_parameters"]["mrope_section"]
+    rewrite_config(tmp_path, text_config=text)
+    with pytest.raises(ConfigError, match="mrope_section"):
+        plan_model(str(tmp_path))

@@ -14,6 +14,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import ConfigReader, Derivation, Family
 from blazr.models.families.hf.derive import model_type
+from blazr.models.families.hf.rope import rope_parameters
 from blazr.models.families.rules import RuleBook
 
 # What the names of tensors begin with that are about images.
@@ -52,6 +53,10 @@ WITH_IMAGES = frozenset(
         "qwen3_vl_moe",
         "smolvlm",
     }
+)
+# Of these, those whose images' tokens turn by rows and columns.
+_WITH_GRIDS = frozenset(
+    name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
 )
 # Types that differ from another only where there are images.
 _SAME: Mapping[str, str] = {
@@ -103,6 +108,12 @@ def seeing_family(name: str, text_type: str) -> Family:
         said = text.get("model_type")
         kind = said if isinstance(said, str) and said != name else text_type
         family = _family_of(kind)
+        if name in _WITH_GRIDS and not rope_parameters(ConfigReader(text)).raw.get("mrope_section"):
+            raise ConfigError(
+                "config.json: which channels turn with the rows and columns of images is missing.",
+                expected="mrope_section, three numbers, in rope_parameters or rope_scaling",
+                hint="take it from the config.json of the model that this one was made from",
+            )
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
         found = family.derive(replace(checkpoint, config=config))
         unused = (*found.unused, *IMAGE_PREFIXES)
