@@ -36,6 +36,8 @@ _QWEN = {"depth": 1, "hidden_size": 16, "out_hidden_size": 24, "num_heads": 2}
 _QWEN |= {"intermediate_size": 20}
 _QWEN3 = {**_QWEN, "deepstack_visual_indexes": [0]}
 _GLM = {**_QWEN, "out_hidden_size": 48, "image_size": 28, "patch_size": 7}
+_EAR = {"num_mel_bins": 8, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+_EAR |= {"encoder_ffn_dim": 20}
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 1]}
 _M_ROPE = {"rope_parameters": _ROPE}
 _HALF_M_ROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
@@ -45,6 +47,8 @@ _LATENT |= {"v_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 8}
 
 # By type: what text_config and vision_config say beside SIZES.
 CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "audioflamingo3": ({"model_type": "qwen2"}, _EAR),
+    "qwen2_audio": ({"model_type": "qwen2"}, _EAR),
     "gemma3": ({"head_dim": 6, "query_pre_attn_scalar": 6, "sliding_window": 8}, _SIGLIP),
     "glm4v": ({"hidden_size": 48, **_HALF_M_ROPE}, _GLM),
     "glm4v_moe": (
@@ -83,8 +87,11 @@ def save(name: str, directory: Path, **changes: object) -> nn.Module:
     text, tower = CASES[name]
     torch.manual_seed(run_seed(sum(name.encode())))
     sizes = {**SIZES, **text, **changes}
-    config = transformers.CONFIG_MAPPING[name](text_config=sizes, vision_config=tower)
-    model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()
+    part, auto = "vision_config", transformers.AutoModelForImageTextToText
+    if name in vision.WITH_SOUNDS:
+        part, auto = "audio_config", transformers.AutoModelForSeq2SeqLM
+    config = transformers.CONFIG_MAPPING[name](text_config=sizes, **{part: tower})
+    model = auto.from_config(config).eval().float()
     for parameter, values in model.named_parameters():
         is_wide = "embed" in parameter or parameter.endswith("norm.weight")
         nn.init.normal_(values, 0.0, 1.0 if is_wide else 0.3)
@@ -120,7 +127,9 @@ def test_every_type_is_tried() -> None:
 def test_text_alone(name: str, tmp_path: Path) -> None:
     compare(tmp_path, save(name, tmp_path))
     warnings = plan_model(str(tmp_path)).derivation.warnings
-    assert any("left out" in each for each in warnings) is (name not in vision.WITH_IMAGES)
+    assert any("left out" in each for each in warnings) is (
+        name not in vision.WITH_IMAGES | vision.WITH_SOUNDS
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))

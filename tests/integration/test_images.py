@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,7 @@ from blazr.core.errors import CheckpointError, RequestError
 from blazr.llm.generation import as_message
 from blazr.llm.results import Completion
 from blazr.nn.operands.step import GRID
+from blazr.text.images import Sound
 from tests.support import seeing
 
 PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture(28, 57, 3)]
@@ -31,35 +33,61 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs
 REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
 _INPUTS = {"pixel_values", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
 _INPUTS |= {"image_grid_thw", "mm_token_type_ids", "token_type_ids", "batch_num_images"}
+_INPUTS |= {"input_features", "input_features_mask", "feature_attention_mask"}
 
 
 @dataclass
 class Pair:
-    """A model of transformers, the same in float64, its processor, and where it lies."""
+    """A model of transformers, the same in float64, its processor, where it lies, what it takes."""
 
     theirs: nn.Module
     exact: nn.Module
     processor: Any
     directory: Path
+    things: Sequence[bytes]
 
-    def scores(self, text: str, images: Sequence[bytes], reply: Sequence[int]) -> list[Tensor]:
-        """Of a chat and its reply, log-probabilities after each token, as both models have them."""
+    def inputs(self, text: str, images: Sequence[bytes]) -> dict[str, Tensor]:
+        """What the library's network takes of a chat."""
+        if isinstance(self.things[0], Sound):
+            return self._heard(text, images)
         pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
-        batch = self.processor(
+        found = self.processor(
             text=[text],
             images=[pixels] if pixels else None,
             return_tensors="pt",
             add_special_tokens=False,
             return_mm_token_type_ids=False,
         )
+        return dict(found)
+
+    def _heard(self, text: str, sounds: Sequence[bytes]) -> dict[str, Tensor]:
+        """The same of sounds, each by itself: not every processor takes several for a text."""
+        mark = self.processor.audio_token
+        parts: list[dict[str, Tensor]] = []
+        for data in sounds:
+            samples = soundfile.read(io.BytesIO(data), dtype="float32")[0]
+            part = self.processor(text=[mark], audio=[samples], return_tensors="pt")
+            text = text.replace(mark, "*" * part["input_ids"].shape[1], 1)
+            parts.append({name: each for name, each in part.items() if "features" in name})
+            parts[-1] |= {k: v for k, v in part.items() if k == "feature_attention_mask"}
+        ids = self.processor.tokenizer(text.replace("*", mark), add_special_tokens=False)
+        whole = {"input_ids": torch.tensor([ids["input_ids"]])}
+        return whole | {
+            name: torch.cat([each[name] for each in parts]) for name in [*parts[:1], {}][0]
+        }
+
+    def scores(self, text: str, images: Sequence[bytes], reply: Sequence[int]) -> list[Tensor]:
+        """Of a chat and its reply, log-probabilities after each token, as both models have them."""
+        batch = self.inputs(text, images)
         self.ids = [*batch["input_ids"][0].tolist(), *reply]
-        del batch["attention_mask"], batch["input_ids"]
+        del batch["input_ids"]
         config: Any = self.theirs.config
-        is_image = torch.tensor([self.ids]) == config.image_token_id
+        marker = getattr(config, "image_token_id", None)
+        is_image = torch.tensor([[each == marker for each in self.ids]]).int()
         if "image_grid_thw" in batch:
-            batch["mm_token_type_ids"] = is_image.int()
+            batch["mm_token_type_ids"] = is_image
         if config.model_type == "gemma3":
-            batch["token_type_ids"] = is_image.int()
+            batch["token_type_ids"] = is_image
         found = []
         for model in (self.theirs, self.exact):
             dtype = next(model.parameters()).dtype
@@ -78,7 +106,10 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     directory = tmp_path_factory.mktemp(request.param)
     theirs, processor = seeing.save(request.param, directory)
-    return Pair(theirs, copy.deepcopy(theirs).double(), processor, directory)
+    things: Sequence[bytes] = PICTURES
+    if seeing.CASES[request.param].hears:
+        things = [Sound(seeing.sound(length, 1)) for length in (0.31, 0.86, 0.13)]
+    return Pair(theirs, copy.deepcopy(theirs).double(), processor, directory, things)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +123,8 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def chat(images: Sequence[bytes], *, before: str = "Look: ") -> list[dict[str, object]]:
     parts: list[dict[str, object]] = [{"type": "text", "text": before}]
     for data in images:
-        parts += [{"type": "image", "image": data}, {"type": "text", "text": " and "}]
+        kind = "audio" if isinstance(data, Sound) else "image"
+        parts += [{"type": kind, kind: data}, {"type": "text", "text": " and "}]
     return [{"role": "user", "content": parts}]
 
 
@@ -114,7 +146,7 @@ def check(pair: Pair, llm: LLM, images: Sequence[bytes], found: Completion) -> N
 @pytest.mark.parametrize("budget", [256, 19])
 def test_transformers_gives_the_same_scores(pair: Pair, budget: int) -> None:
     """With 0, 1 and 3 images of odd sizes: alone, beside strangers, cut, from cached prefixes."""
-    sights = [PICTURES[:count] for count in (0, 1, 3)]
+    sights = [pair.things[:count] for count in (0, 1, 3)]
     with LLM(str(pair.directory), token_budget=budget, **OPTIONS) as llm:
         alone = [llm.chat(chat(images), GREEDY) for images in sights]
         for images, found in zip(sights, alone, strict=True):
@@ -266,13 +298,15 @@ def test_a_file_by_its_path(llava: LLM, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (2, 5), (200, 3)])
 def test_images_of_extreme_forms_are_seen_or_refused(pair: Pair, size: tuple[int, int]) -> None:
+    if isinstance(pair.things[0], Sound):
+        pytest.skip("it takes sounds")
     with LLM(str(pair.directory), **OPTIONS) as llm:
         message = ""
         try:
             llm.chat(chat([seeing.picture(*size)]), REUSING)
         except RequestError as error:
             message = error.message
-        assert message in {"", "this model cannot see an image of this size."}
+        assert message in {"", "this model cannot take an image of this size."}
 
 
 def test_where_the_library_fails_the_image_is_refused(tmp_path: Path) -> None:

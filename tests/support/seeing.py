@@ -24,7 +24,7 @@ from tests.support.seeds import run_seed
 VOCAB = 352
 TEMPLATE = """{%- for message in messages -%}
 <|turn|>{{ message['role'] }}:{% for part in message['content'] -%}
-{% if part['type'] == 'image' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}
+{% if part['type'] != 'text' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}
 {% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 _HEADS = {"num_attention_heads": 2, "intermediate_size": 20}
 _TOWER = {**_HEADS, "hidden_size": 16, "num_hidden_layers": 2}
@@ -49,6 +49,7 @@ class Seeing:
         spread: Of its random weights.
         written: What its chat template writes for an image, where that is not the first mark.
         merges: Whether its tokenizer makes one token of several line feeds.
+        hears: Whether it takes sounds, and no images.
     """
 
     kind: str | None = None
@@ -62,6 +63,16 @@ class Seeing:
     spread: float = 0.3
     written: str = ""
     merges: bool = False
+    hears: bool = False
+
+    @property
+    def medium(self) -> str:
+        """What it takes, as the library calls it."""
+        return "audio" if self.hears else "image"
+
+
+_EAR = {"num_mel_bins": 8, "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2}
+_EAR |= {"encoder_ffn_dim": 20, "max_source_positions": 100}
 
 
 _IDEFICS_MARKS = (
@@ -285,6 +296,25 @@ CASES: dict[str, Seeing] = {
             vision_feature_select_strategy="full",
         ),
     ),
+    "qwen2_audio": Seeing(
+        marks=("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
+        text={"model_type": "qwen2"},
+        tower=_EAR,
+        processor=lambda library, tokenizer: library.Qwen2AudioProcessor(
+            library.WhisperFeatureExtractor(feature_size=8, chunk_length=2), tokenizer
+        ),
+        written="<|audio_bos|><|AUDIO|><|audio_eos|>",
+        hears=True,
+    ),
+    "audioflamingo3": Seeing(
+        marks=("<sound>",),
+        text={"model_type": "qwen2"},
+        tower=_EAR,
+        processor=lambda library, tokenizer: library.AudioFlamingo3Processor(
+            library.WhisperFeatureExtractor(feature_size=8, chunk_length=2), tokenizer
+        ),
+        hears=True,
+    ),
     "smolvlm": Seeing(
         marks=_IDEFICS_MARKS,
         text={"model_type": "llama"},
@@ -386,17 +416,19 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
-        extra_special_tokens={"image_token": case.marks[0], **case.named},
+        extra_special_tokens={f"{case.medium}_token": case.marks[0], **case.named},
     )
     torch.manual_seed(run_seed(sum(name.encode())))
     config = transformers.CONFIG_MAPPING[case.kind or name](
         text_config={**SIZES, "vocab_size": VOCAB, **case.text},
-        vision_config=case.tower,
-        image_token_id=mark,
-        image_token_index=mark,
+        **{"audio_config" if case.hears else "vision_config": case.tower},
+        **{f"{case.medium}_token_id": mark, f"{case.medium}_token_index": mark},
         **case.whole,
     )
-    model = transformers.AutoModelForImageTextToText.from_config(config).eval().float()
+    auto = transformers.AutoModelForImageTextToText
+    if case.hears:
+        auto = transformers.AutoModelForSeq2SeqLM
+    model = auto.from_config(config).eval().float()
     for parameter, values in model.named_parameters():
         is_wide = "embed" in parameter or parameter.endswith("norm.weight")
         nn.init.normal_(values, 0.0, 1.0 if is_wide else case.spread)
@@ -412,6 +444,17 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
     path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": False}))
     # its images are made by another backend where torchvision is installed
     return model.requires_grad_(requires_grad=False), load_processor(directory, config)
+
+
+def sound(seconds: float, seed: int = 0) -> bytes:
+    """Noise of 16,000 samples a second, as a WAV file."""
+    import soundfile
+
+    chance = np.random.default_rng(run_seed(seed))
+    file = io.BytesIO()
+    samples = chance.uniform(-0.5, 0.5, int(seconds * 16_000)).astype(np.float32)
+    soundfile.write(file, samples, 16_000, format="WAV", subtype="FLOAT")
+    return file.getvalue()
 
 
 def picture(width: int, height: int, seed: int = 0, *, kind: str = "PNG") -> bytes:

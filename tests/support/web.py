@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import httpcore2
 from typing_extensions import override
@@ -50,7 +50,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         self.aclose = inner.aclose  # type: ignore[method-assign]
 
     @override
-    def get_extra_info(self, info: str) -> Any:
+    def get_extra_info(self, info: str) -> object:
         found = {"client_addr": (self._ends[0], 1), "server_addr": (self._ends[1], 80)}
         return found.get(info) or self._inner.get_extra_info(info)
 

@@ -13,7 +13,7 @@ import typer
 from blazr.cli import options
 from blazr.core import log
 from blazr.core.errors import EngineError
-from blazr.text.images import Image, read_image
+from blazr.text.images import Image, Sound, read_image
 from blazr.text.messages import Message
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def generate(  # noqa: PLR0913  (one argument per flag)
             help="File of an image before the prompt, which is then a chat; may be repeated."
         ),
     ] = None,
+    audio: Annotated[
+        list[str] | None,
+        typer.Option(help="File of a sound before the prompt, likewise; may be repeated."),
+    ] = None,
     sampling: options.SamplingFlags,
     load: options.LoadFlags,
     threads: options.Threads = None,
@@ -61,7 +65,9 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     if text is None or text == "-":
         text = options.read_stdin()
     params = options.sampling_params(sampling.given())
-    images = tuple(Image(0, read_image(path, param="image")) for path in image or ())
+    files = [read_image(path, param="image") for path in image or ()]
+    files += [Sound(read_image(path, param="audio")) for path in audio or ()]
+    images = tuple(Image(0, each) for each in files)
     started_s = monotonic()
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
@@ -82,7 +88,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
 def _request(
     text: str, images: tuple[Image, ...], params: SamplingParams, adapter: str | None
 ) -> GenerationRequest:
-    """A prompt to continue, or a chat about images."""
+    """A prompt to continue, or a chat about images or sounds."""
     from blazr.llm.generation import GenerationRequest
 
     if not images:

@@ -66,7 +66,7 @@ class ModelBundle:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where it has no vocabulary.
         reply_format: How it writes its thinking and its calls of tools.
-        vision: The part of it that sees; None where it reads text alone.
+        sense: The part of it that sees or hears; None where it reads text alone.
         processes: The other ranks, where the network is the first one's part.
     """
 
@@ -78,14 +78,14 @@ class ModelBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     reply_format: ReplyFormat
-    vision: Vision | None = None
+    sense: Vision | None = None
     processes: RankProcesses | None = None
 
     def offload(self) -> None:
         """Move the weights to the CPU's memory, until an engine is started again."""
         self.weights.module.to("cpu")
-        if self.vision is not None:
-            self.vision.forget()
+        if self.sense is not None:
+            self.sense.forget()
 
     def loader_of(self, path: str) -> Callable[[], ModelBundle]:
         """Return what loads the bundle again with the weights of a checkpoint.

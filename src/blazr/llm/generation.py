@@ -10,7 +10,14 @@ from typing import Literal, cast
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import DefaultInt, SamplingParams
-from blazr.text.images import Image, join_parts, read_data_url, read_image
+from blazr.text.images import (
+    Image,
+    Sound,
+    decode_base64,
+    join_parts,
+    read_data_url,
+    read_image,
+)
 from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import is_custom
 
@@ -159,8 +166,9 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
     """A message, also from a dictionary with ``role`` and ``content``.
 
     The content is text, or a list of parts: ``{"type": "text", "text": "..."}``,
-    ``{"type": "image", "image": ...}`` with the path or the bytes of a file, and
-    ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``.
+    ``{"type": "image", "image": ...}`` or ``{"type": "audio", "audio": ...}`` with the path or the
+    bytes of a file, ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``,
+    and ``{"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}`` in base64.
 
     Raises:
         RequestError: There is no role, or the content is neither text nor such parts.
@@ -184,7 +192,7 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
 
 
 def _read_part(part: object) -> str | bytes:
-    """The text of a part of a message's content, or the bytes of its image."""
+    """The text of a part of a message's content, or the bytes of its image or sound."""
     given = part if isinstance(part, Mapping) else {}
     kind = given.get("type")
     value = given.get(str(kind))
@@ -194,10 +202,11 @@ def _read_part(part: object) -> str | bytes:
         url = value.get("url") if isinstance(value, Mapping) else value
         if isinstance(url, str):
             return read_data_url(url)
-    if kind == "image" and isinstance(value, bytes):
-        return value
-    if kind == "image" and isinstance(value, str | PathLike):
-        return read_image(value)
+    if kind == "input_audio" and isinstance(value, Mapping):
+        return Sound(decode_base64(str(value.get("data")), noun="a sound"))
+    if kind in {"image", "audio"} and isinstance(value, bytes | str | PathLike):
+        data = value if isinstance(value, bytes) else read_image(value)
+        return Sound(data) if kind == "audio" else data
     raise RequestError(
         "a part of a message cannot be read.",
         param="messages",

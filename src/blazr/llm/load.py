@@ -136,7 +136,7 @@ def _bundle(
     processes: RankProcesses | None = None,
 ) -> ModelBundle:
     """A network and its text side."""
-    from blazr.pipelines.vision import load_vision
+    from blazr.pipelines.senses import load_sense
 
     tokenizer, template = _load_tokenizer(loaded, options)
     reply_format = PLAIN if template is None else template.reply_format
@@ -151,7 +151,7 @@ def _bundle(
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
-        vision=load_vision(loaded) if processes is None else None,
+        sense=load_sense(loaded) if processes is None else None,
         processes=processes,
     )
     thinking = reply_format.reasoning

@@ -141,9 +141,20 @@ class TextEngine:
         )
 
     @property
+    def takes(self) -> str:
+        """What messages may have besides text: ``image``, ``audio`` or nothing."""
+        sense = None if self.bundle is None else self.bundle.sense
+        return "" if sense is None else sense.medium
+
+    @property
     def reads_images(self) -> bool:
         """Whether messages may have images."""
-        return self.bundle is not None and self.bundle.vision is not None
+        return self.takes == "image"
+
+    @property
+    def hears(self) -> bool:
+        """Whether messages may have sounds."""
+        return self.takes == "audio"
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Translate a request to token ids, and compile its grammar.
@@ -254,8 +265,11 @@ class TextEngine:
             )
         if not messages:
             raise RequestError("messages may not be empty.", param="messages")
-        if any(each.images for each in messages) and not self.reads_images:
-            raise RequestError("this model reads only text.", param="messages", found="an image")
+        kinds = {image.kind for each in messages for image in each.images} - {self.takes}
+        if kinds:
+            only = f"text and {self.takes} files" if self.takes else "text"
+            found = "an image" if "image" in kinds else "a sound"
+            raise RequestError(f"this model reads only {only}.", param="messages", found=found)
         self.template.check_roles(messages)
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
@@ -314,7 +328,7 @@ class TextEngine:
         if not images:
             return []
         assert self.bundle is not None
-        assert self.bundle.vision is not None
+        assert self.bundle.sense is not None
         truncation = request.truncation
         if truncation is not None and truncation.drops != "messages":
             raise RequestError(
@@ -329,7 +343,7 @@ class TextEngine:
                 found=str(len(images)),
                 expected=f"at most {MAX_IMAGES}",
             )
-        return self.bundle.vision.see(images)
+        return self.bundle.sense.see(images)
 
     def _with_images(
         self,
@@ -343,8 +357,8 @@ class TextEngine:
         if not images:
             return ids, (), anchors
         assert self.bundle is not None
-        assert self.bundle.vision is not None
-        prompt, embeddings, places = self.bundle.vision.insert(ids, images)
+        assert self.bundle.sense is not None
+        prompt, embeddings, places = self.bundle.sense.insert(ids, images)
         longer = [len(image.token_ids) - 1 for image in images]
         moved = tuple(
             anchor + sum(more for place, more in zip(places, longer, strict=True) if place < anchor)

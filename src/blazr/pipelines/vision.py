@@ -16,7 +16,7 @@ from inspect import signature
 from itertools import groupby, takewhile
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -25,15 +25,11 @@ from blazr.core.errors import CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.families.hf.vision import IMAGE_PREFIXES, WITH_IMAGES
-from blazr.pipelines.fallback import FallbackModel
+from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_image
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from blazr.models.causal_lm import CausalLM
-    from blazr.models.loading.load import LoadedModel
 
 MAX_KEPT_BYTES = 256 * 2**20  # of images that were seen
 _LISTED_NAMES = 5
@@ -42,7 +38,6 @@ _SEEING_AHEAD = {"gemma3"}
 # Those that look at an image in parts where it is alone in its chat, and else at the whole of each.
 _SEEING_ONE_CLOSER = {"llava_onevision"}
 _LANGUAGE_MODELS = {"language_model", "text_model"}
-_PACKAGES = {"transformers": "transformers", "PIL": "pillow"}
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +61,7 @@ class SeenImage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Eye:
+class Eye:
     """What is loaded with the first image.
 
     Args:
@@ -110,7 +105,20 @@ class Vision:
         path: Where the model lies.
         family: The family that it is of.
         language_model: Its language model, whose dtype and device the vectors are for.
+
+    Attributes:
+        medium: What it takes, as the library calls it.
+        noun: The same, for people.
+        auto: The library's class that knows its networks.
+        extra: Of blazr, what installs the packages it needs.
+        packages: Those, by what they are imported as.
     """
+
+    medium: ClassVar = "image"
+    noun: ClassVar = "an image"
+    auto: ClassVar = "AutoModelForImageTextToText"
+    extra: ClassVar = "vision"
+    packages: ClassVar[Mapping[str, str]] = {"transformers": "transformers", "PIL": "pillow"}
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
         self._path = path
@@ -119,7 +127,7 @@ class Vision:
         self._hidden_size = language_model.config.hidden_size
         self._device = language_model.device
         self._lock = Lock()
-        self._eye: _Eye | None = None
+        self._eye: Eye | None = None
         self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()  # the latest used last
 
     def forget(self) -> None:
@@ -135,10 +143,12 @@ class Vision:
             RequestError: One is no image that can be read, or a package is not installed.
             CheckpointError: The part that sees cannot be loaded.
         """
-        _check_packages()
+        self._check_packages()
         # some see an image otherwise if it has company
         has_company = len(images) > 1 and self._family in _SEEING_ONE_CLOSER
-        digests = [sha256(data + bytes(has_company)).digest() for data in images]
+        digests = [sha256(data).digest() for data in images]
+        if has_company:
+            digests = [sha256(digest + b"in company").digest() for digest in digests]
         found = []
         for digest, data in zip(digests, images, strict=True):
             with self._lock:
@@ -191,35 +201,61 @@ class Vision:
             done = place + 1
         return eye.join(prompt, token_ids[done:]), tuple(embeddings), places
 
-    def _load(self) -> _Eye:
+    def _load(self) -> Eye:
         if self._eye is None:
             checkpoint = open_checkpoint(self._path)
             sees_ahead = self._family in _SEEING_AHEAD
-            self._eye = _load_eye(checkpoint, self._dtype, self._device, sees_ahead=sees_ahead)
-            log.info("loaded the part of %s that sees images", self._path.name)
+            self._eye = _load_eye(
+                self, checkpoint, self._dtype, self._device, sees_ahead=sees_ahead
+            )
+            log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._eye
 
+    def _check_packages(self) -> None:
+        missing = [package for name, package in self.packages.items() if find_spec(name) is None]
+        if missing:
+            raise RequestError(
+                f"this server cannot read {self.noun}.",
+                param="messages",
+                found=f"{' and '.join(missing)} not installed",
+                hint=f"pip install 'blazr[{self.extra}]'",
+            )
+
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
-        pixels = open_image(data)
+        opened, size = self._open(data)
         eye = self._load()
         try:
-            return self._run(eye, [pixels] * copies, eye.seed + digest)
-        except torch.OutOfMemoryError:
+            return self._run(eye, [opened] * copies, eye.seed + digest)
+        except (torch.OutOfMemoryError, RequestError):
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
         except Exception as error:
-            size = f"{pixels.width} by {pixels.height} pixels"
-            log.warning("an image of %s was not seen", size, exc_info=error)
+            log.warning("%s of %s was not taken", self.noun, size, exc_info=error)
             raise RequestError(
-                "this model cannot see an image of this size.",
+                f"this model cannot take {self.noun} of this size.",
                 param="messages",
                 found=f"{size}; {type(error).__name__}: {str(error)[:100]}",
                 hint="scale it, or cut it, to a more usual form",
             ) from error
 
+    def _open(self, data: bytes) -> tuple[Any, str]:
+        """What a file holds, and how large that is, for people.
+
+        Raises:
+            RequestError: It cannot be read.
+        """
+        pixels = open_image(data)
+        return pixels, f"{pixels.width} by {pixels.height} pixels"
+
     @torch.inference_mode()
-    def _run(self, eye: _Eye, copies: Sequence[Image], digest: bytes) -> SeenImage:
-        """See the first of an image's copies, all of which stand in one chat."""
+    def _run(self, eye: Eye, copies: Sequence[Any], digest: bytes) -> SeenImage:
+        """See the first of an image's copies, all of which stand in one chat.
+
+        Args:
+            eye: What sees.
+            copies: The same image as often as is wanted, as `_open` gives it.
+            digest: Says which image it is, and whose vectors come of it.
+        """
         batch = eye.processor(
             images=[copies],
             text=[eye.processor.image_token * len(copies)],
@@ -231,45 +267,53 @@ class Vision:
         del token_ids[len(token_ids) // len(copies) :]
         features = eye.tower.model.get_image_features
         wanted = signature(features).parameters
-        inputs = {
-            name: _placed(value, self._dtype, self._device)
-            for name, value in batch.items()
-            if name in wanted and value is not None
-        }
+        inputs = self._placed(
+            {name: value for name, value in batch.items() if name in wanted and value is not None}
+        )
         found = features(**inputs, return_dict=True)
         pooled = found.pooler_output
         layers = [_joined(pooled[: len(pooled) // len(copies)]) * eye.scale]
         layers += map(_joined, getattr(found, "deepstack_features", None) or ())
-        vectors = torch.stack(layers).to("cpu", self._dtype)
-        expected = (token_ids.count(eye.token_id), self._hidden_size)
-        if vectors.shape[1:] != expected:
-            raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
         grid = None
         if "image_grid_thw" in batch:  # of patches; some of them side by side make a token
             side = eye.tower.config.vision_config.spatial_merge_size
             _, height, width = batch["image_grid_thw"][0].tolist()
             grid = height // side, width // side
+        return self._seen(eye, token_ids, torch.stack(layers), digest, grid=grid)
+
+    def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of the network where it is, in its dtype."""
+        return {name: _placed(each, self._dtype, self._device) for name, each in inputs.items()}
+
+    def _seen(
+        self,
+        eye: Eye,
+        token_ids: Sequence[int],
+        vectors: Tensor,
+        digest: bytes,
+        *,
+        grid: tuple[int, int] | None = None,
+    ) -> SeenImage:
+        """What stands for something, of its tokens and the vectors for some of them.
+
+        Args:
+            eye: What saw it.
+            token_ids: Its tokens.
+            vectors: (1 + L, N, C), in the place of embeddings, and behind each of the first L
+                layers.
+            digest: Of it.
+            grid: Its rows and columns.
+
+        Raises:
+            ValueError: There are not as many vectors as tokens that want one.
+        """
+        vectors = vectors.to("cpu", self._dtype)
+        expected = (token_ids.count(eye.token_id), self._hidden_size)
+        if vectors.shape[1:] != expected:
+            raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
         runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
         runs = [replace(each, grid=grid, sees_ahead=eye.sees_ahead) for each in runs]
         return SeenImage(tuple(token_ids), tuple(runs))
-
-
-def load_vision(loaded: LoadedModel | FallbackModel) -> Vision | None:
-    """The part of a model that sees; None where there is none, or none that is known here."""
-    if isinstance(loaded, FallbackModel) or loaded.family not in WITH_IMAGES or loaded.gguf:
-        return None
-    return Vision(loaded.path, loaded.family, loaded.module)
-
-
-def _check_packages() -> None:
-    missing = [package for name, package in _PACKAGES.items() if find_spec(name) is None]
-    if missing:
-        raise RequestError(
-            "this server cannot read images.",
-            param="messages",
-            found=f"{' and '.join(missing)} not installed",
-            hint="pip install 'blazr[vision]'",
-        )
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -306,8 +350,13 @@ def _runs(
 
 
 def _load_eye(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, *, sees_ahead: bool
-) -> _Eye:
+    kind: Vision,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    sees_ahead: bool,
+) -> Eye:
     import transformers
 
     directory = checkpoint.directory
@@ -316,17 +365,20 @@ def _load_eye(
             directory, trust_remote_code=False, local_files_only=True
         )
         processor: Any = load_processor(directory, config)
-        tower, missing = _load_tower(config, _image_tensors(checkpoint), dtype)
-        marker = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+        auto = getattr(transformers, kind.auto)
+        tower, missing = _load_tower(auto, config, _image_tensors(checkpoint), dtype)
+        mark = getattr(processor, f"{kind.medium}_token")
+        marker = processor.tokenizer.convert_tokens_to_ids(mark)
     except Exception as error:
         raise CheckpointError(
-            f"the part of {checkpoint.path.name} that sees images cannot be loaded.",
+            f"the part of {checkpoint.path.name} that takes {kind.medium} cannot be loaded.",
             found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-            hint="pip install 'blazr[vision]', and see whether preprocessor_config.json is there",
+            hint=f"pip install 'blazr[{kind.extra}]', and see whether preprocessor_config.json is "
+            "there",
         ) from error
     if missing:
         raise CheckpointError(
-            f"{len(missing)} tensors of the part that sees images are missing.",
+            f"{len(missing)} tensors of the part that takes {kind.medium} are missing.",
             found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
         )
     text = config.get_text_config()
@@ -335,11 +387,11 @@ def _load_eye(
         for info in _image_infos(checkpoint).values()
         for path in [info.file]
     ]
-    return _Eye(
+    return Eye(
         processor=processor,
         tower=tower.to(device).eval().requires_grad_(requires_grad=False),
         marker=marker,
-        token_id=config.image_token_id,
+        token_id=getattr(config, f"{kind.medium}_token_id"),
         # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only embeddings
         scale=float(getattr(text, "embedding_multiplier", 1.0)),
         seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
@@ -389,12 +441,9 @@ def _image_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _load_tower(
-    config: Any, tensors: dict[str, Tensor], dtype: torch.dtype
+    auto: Any, config: Any, tensors: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[Any, list[str]]:
     """The library's network without its language model, and the names of tensors it lacks."""
-    import transformers
-
-    auto: Any = transformers.AutoModelForImageTextToText
     # tensors of a quantized checkpoint's tower are plain; a quantizer would not find its own
     config.quantization_config = None
     del config.quantization_config

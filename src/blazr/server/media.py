@@ -1,4 +1,4 @@
-"""Images that requests name by URL, fetched from public addresses alone, before they are answered."""
+"""Images that requests name by URL, fetched from public addresses alone."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from blazr.engine.sampling_params import (
 from blazr.llm.generation import Prompt, Truncation
 from blazr.server.media import NamesMedia
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
-from blazr.text.images import Image, decode_base64, join_parts, read_data_url
+from blazr.text.images import Image, Sound, decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message
 
 MAX_REPLIES = 256
@@ -531,13 +531,21 @@ class ImageUrl(NamesMedia):
     detail: str | None = None  # each model has one size
 
 
+class InputAudio(msgspec.Struct):
+    """A sound file in base64."""
+
+    data: str
+    format: str | None = None  # the file says it itself
+
+
 class ContentPart(NamesMedia):
     """One part of a message's content."""
 
     media_fields: ClassVar = ("image_url",)
-    type: Annotated[str, schema_hint(enum=["text", "image_url"])]
+    type: Annotated[str, schema_hint(enum=["text", "image_url", "input_audio"])]
     text: str | None = None
     image_url: ImageUrl | DataUrl | None = None
+    input_audio: InputAudio | None = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
             of_type("text", **any_given("text")),
@@ -547,6 +555,13 @@ class ContentPart(NamesMedia):
                     "image_url": {"type": ["string", "object"]},
                 },
                 "required": ["type", "image_url"],
+            },
+            {
+                "properties": {
+                    "type": {"const": "input_audio"},
+                    "input_audio": {"type": "object"},
+                },
+                "required": ["type", "input_audio"],
             },
         ]
     }
@@ -647,7 +662,11 @@ def _read_part(part: ContentPart) -> str | bytes:
     if part.type == "image_url" and part.image_url is not None:
         given = part.image_url
         return read_data_url(given if isinstance(given, str) else given.url)
-    raise not_text("a part of a message", part.type, expected="'text' or 'image_url'")
+    if part.type == "input_audio" and part.input_audio is not None:
+        return Sound(decode_base64(part.input_audio.data, noun="a sound"))
+    raise not_text(
+        "a part of a message", part.type, expected="'text', 'image_url' or 'input_audio'"
+    )
 
 
 def not_text(
@@ -655,7 +674,7 @@ def not_text(
 ) -> RequestError:
     """The error for a part of a message that is of another kind, or has nothing in it."""
     return RequestError(
-        f"{what} is neither text nor an image that can be read.",
+        f"{what} is neither text nor an image or sound that can be read.",
         param=param,
         found=repr(kind[:50]),
         expected=expected,

@@ -1,4 +1,4 @@
-"""Images in messages, as bytes: where they stand in the text, and how they are written in JSON."""
+"""Images and sounds in messages, as bytes: their places in the text, and their forms in JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from blazr.core.errors import RequestError
@@ -17,17 +18,28 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXPECTED = "a PNG, JPEG, WebP or GIF of one frame"
 
 
+class Sound(bytes):
+    """The bytes of a sound file, where others are an image's."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image in a message.
+    """An image in a message, or a sound.
 
     Args:
         place: How many characters of the message's text stand before it.
-        data: The file's bytes, in one of `FORMATS`.
+        data: The file's bytes, in one of `FORMATS`, or a `Sound`.
     """
 
     place: int
     data: bytes
+
+    @property
+    def kind(self) -> Literal["image", "audio"]:
+        """What it is, as chat templates call it."""
+        return "audio" if isinstance(self.data, Sound) else "image"
 
 
 class FetchedUrl(str):
@@ -48,15 +60,15 @@ class FetchedUrl(str):
         return found
 
 
-def decode_base64(text: str, *, param: str = "messages") -> bytes:
-    """The bytes of an image.
+def decode_base64(text: str, *, param: str = "messages", noun: str = "an image") -> bytes:
+    """The bytes of an image, or of what the noun says.
 
     Raises:
         RequestError: The text is no base64, empty, or too long.
     """
     if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:
         raise RequestError(
-            "an image is too large.",
+            f"{noun} is too large.",
             param=param,
             found=f"{len(text) * 3 // 4:,} bytes",
             expected=f"at most {MAX_IMAGE_BYTES:,}",
@@ -65,10 +77,13 @@ def decode_base64(text: str, *, param: str = "messages") -> bytes:
         data = b64decode(text, validate=True)
     except (Error, ValueError) as error:
         raise RequestError(
-            "an image is not base64.", param=param, found=str(error)[:100], expected=EXPECTED
+            f"{noun} is not base64.",
+            param=param,
+            found=str(error)[:100],
+            expected="the bytes of a file in base64",
         ) from None
     if not data:
-        raise RequestError("an image is empty.", param=param, expected=EXPECTED)
+        raise RequestError(f"{noun} is empty.", param=param)
     return data
 
 
@@ -109,14 +124,13 @@ def read_image(path: str | PathLike[str], *, param: str = "messages") -> bytes:
             data = file.read(MAX_IMAGE_BYTES + 1)
     except OSError as error:
         raise RequestError(
-            f"the image {str(path)[:100]} cannot be read.",
+            f"the file {str(path)[:100]} cannot be read.",
             param=param,
             found=error.strerror or "an error",
-            expected=EXPECTED,
         ) from None
     if len(data) > MAX_IMAGE_BYTES:
         raise RequestError(
-            f"the image {str(path)[:100]} is too large.",
+            f"the file {str(path)[:100]} is too large.",
             param=param,
             expected=f"at most {MAX_IMAGE_BYTES:,} bytes",
         )
@@ -142,7 +156,7 @@ def template_parts(text: str | None, images: Sequence[Image]) -> list[dict[str, 
     for image in images:
         if (text or "")[done : image.place]:
             parts.append({"type": "text", "text": (text or "")[done : image.place]})
-        parts.append({"type": "image"})
+        parts.append({"type": image.kind})
         done = image.place
     if (text or "")[done:]:
         parts.append({"type": "text", "text": (text or "")[done:]})

@@ -23,7 +23,11 @@ _BLOCK_S = 10
 
 
 def read_sound(
-    data: bytes, *, rate: int, check: Callable[[], None] = lambda: None
+    data: bytes,
+    *,
+    rate: int,
+    check: Callable[[], None] = lambda: None,
+    max_s: float = MAX_SOUND_S,
 ) -> NDArray[np.float32]:
     """Decode a sound file, mixed to one channel and resampled.
 
@@ -34,6 +38,7 @@ def read_sound(
         data: The file.
         rate: Wanted samples per second.
         check: Called between blocks; what it raises ends the work.
+        max_s: Most seconds.
 
     Returns:
         Samples within -1 and 1, (N,).
@@ -47,7 +52,7 @@ def read_sound(
         raise _refusal("the sound file is empty.", "0 bytes")
     parts: list[NDArray[np.float32]] = []
     resampler: soxr.ResampleStream | None = None
-    for own_rate, block in _blocks(data, check):
+    for own_rate, block in _blocks(data, check, max_s):
         if own_rate == rate:
             parts.append(block)
             continue
@@ -59,7 +64,9 @@ def read_sound(
     return samples
 
 
-def _blocks(data: bytes, check: Callable[[], None]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _blocks(
+    data: bytes, check: Callable[[], None], max_s: float
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """The sound in blocks of one channel, each with its rate; the last block is empty."""
     import soundfile
 
@@ -80,15 +87,15 @@ def _blocks(data: bytes, check: Callable[[], None]) -> Iterator[tuple[int, NDArr
                 block = file.read(_BLOCK_S * rate, dtype="float32", always_2d=True)
                 is_last = not len(block)
                 num_frames += len(block)
-                _check_length(num_frames / rate)
+                _check_length(num_frames / rate, max_s)
                 yield rate, np.nan_to_num(block.mean(axis=1), posinf=1, neginf=-1).clip(-1, 1)
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise _refusal("the sound cannot be read.", str(error)[-100:]) from error
 
 
-def _check_length(seconds: float) -> None:
-    if seconds > MAX_SOUND_S:
-        found = f"more than {MAX_SOUND_S / 3600:g} hours"
+def _check_length(seconds: float, max_s: float) -> None:
+    if seconds > max_s:
+        found = f"more than {max_s / 60:g} minutes"
         raise _refusal("the sound is too long.", found, "it in shorter parts")
 
 

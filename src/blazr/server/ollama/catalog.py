@@ -185,6 +185,7 @@ async def show(call: Call[ShowBody]) -> ShownModel:
     tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
     info = core.info
     capabilities = ["completion", "embedding", *(["vision"] if core.reads_images else [])]
+    capabilities += ["audio"] if core.hears else []
     return ShownModel(
         details=tag.details,
         modified_at=tag.modified_at,

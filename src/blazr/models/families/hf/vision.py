@@ -1,4 +1,4 @@
-"""Models that also see images: their language models.
+"""Models that also see images, or hear: their language models.
 
 Such a model's config.json holds its language model's in ``text_config``, often only as far as it
 differs from what transformers takes where a config is silent.
@@ -17,7 +17,7 @@ from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.rope import rope_parameters
 from blazr.models.families.rules import RuleBook
 
-# What the names of tensors begin with that are about images.
+# What the names of tensors begin with that are about images or sounds.
 IMAGE_PREFIXES = tuple(
     before + part
     for before in ("", "model.")
@@ -30,6 +30,7 @@ IMAGE_PREFIXES = tuple(
         "visual.",
         "connector.",
         "image_newline",
+        "audio_tower.",
     )
 )
 # Those whose images are read, too: as vectors in the place of tokens, one behind the other.
@@ -54,7 +55,9 @@ WITH_IMAGES = frozenset(
         "smolvlm",
     }
 )
-# Of these, those whose images' tokens turn by rows and columns.
+# Those that hear: vectors of sounds in the place of tokens.
+WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio"})
+# Of those with images, those whose images' tokens turn by rows and columns.
 _WITH_GRIDS = frozenset(
     name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
 )
@@ -117,7 +120,7 @@ def seeing_family(name: str, text_type: str) -> Family:
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
         found = family.derive(replace(checkpoint, config=config))
         unused = (*found.unused, *IMAGE_PREFIXES)
-        if name in WITH_IMAGES:
+        if name in WITH_IMAGES | WITH_SOUNDS:
             return replace(found, unused=unused)
         warning = "the parts of the model that see images are left out: it reads text alone."
         return replace(found, warnings=(warning, *found.warnings), unused=unused)
@@ -147,6 +150,7 @@ def _family_of(text_type: str) -> Family:
     return FAMILIES[name]
 
 
+AUDIOFLAMINGO3 = seeing_family("audioflamingo3", "qwen2")
 GEMMA3 = seeing_family("gemma3", "gemma3_text")
 GLM4V = seeing_family("glm4v", "glm4v_text")
 GLM4V_MOE = seeing_family("glm4v_moe", "glm4v_moe_text")
@@ -158,6 +162,7 @@ LLAVA = seeing_family("llava", "llama")
 LLAVA_NEXT = seeing_family("llava_next", "llama")
 LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2")
 MISTRAL3 = seeing_family("mistral3", "mistral")
+QWEN2_AUDIO = seeing_family("qwen2_audio", "qwen2")
 QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text")
 QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text")
 QWEN3_5 = seeing_family("qwen3_5", "qwen3_5_text")
