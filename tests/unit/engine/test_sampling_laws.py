@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from blazr.engine.request import Request
 from blazr.engine.sampling.sampler import Draws, Sampler, _row_of, many_logprobs, uniform
-from blazr.engine.sampling.steps import NEVER, SAMPLING_STEPS, Row, in_order, surprises
+from blazr.engine.sampling.steps import (
+    NEVER,
+    SAMPLING_STEPS,
+    Row,
+    SamplingStep,
+    _step,
+    in_order,
+    surprises,
+)
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
 from blazr.nn.ops.sampling import draw
 from tests.support.seeds import examples
@@ -280,6 +288,18 @@ def test_steps_of_no_sampler_come_first_and_in_their_own_order():
         assert names[: len(free)] == free
         after = {"penalties": ["repetition", "presence", "frequency"]}
         assert names[len(free) :] == [n for each in samplers for n in after.get(each, [each])]
+
+
+def test_a_step_is_named_by_its_function():
+    def wanted(row):
+        return True
+
+    def halve_step(scores, row):
+        return scores / 2
+
+    assert _step("top_k", wanted=wanted)(halve_step) == SamplingStep(
+        "halve", "top_k", wanted, halve_step
+    )
 
 
 def test_processors_see_the_reply_and_may_change_what_they_get():
