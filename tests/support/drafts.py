@@ -61,7 +61,7 @@ class EagerSpeculator(Speculator):
     def _choose_depths(self, num_sequences, rates, room):
         depths = {}
         for sequence, _ in rates:
-            depths[sequence] = min(room, self._proposals[sequence].draft.most)
+            depths[sequence] = min(max(room, 0), self._proposals[sequence].draft.most)
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}
 

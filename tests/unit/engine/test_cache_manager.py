@@ -310,8 +310,8 @@ def test_what_failed_leaves_only_what_others_had_published(shape) -> None:
 
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("states", [0, 2])
-@pytest.mark.parametrize("kept", [0, 1, 2])
-def test_drafts_count_when_they_are_accepted(copies, states, kept) -> None:
+@pytest.mark.parametrize(("drafts", "kept"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_drafts_count_when_they_are_accepted(copies, states, drafts, kept) -> None:
     """If all stay, a model goes on behind them; if not, it makes again what it carries along."""
     memory = CacheManager(shape_of(states=states, copies=copies))
     sequence = sequence_of(numbers(5), num_prompt=2)
@@ -319,18 +319,29 @@ def test_drafts_count_when_they_are_accepted(copies, states, kept) -> None:
     compute(memory, sequence, 4)
     before = sequence.working_copy
     memory.reserve(sequence, 1)
-    memory.commit(sequence, 1, num_drafts=2)
+    memory.commit(sequence, 1, num_drafts=drafts)
     assert sequence.computed == 5
     assert sequence.was_truncated == (states > 0)
     assert sequence.working_length == 4 or not states
-    memory.accept(sequence, kept, num_drafts=2)
+    memory.accept(sequence, kept, num_drafts=drafts)
     assert sequence.computed == 5 + kept
-    is_whole = kept == 2 or not states
+    is_whole = kept == drafts or not states
     assert sequence.was_truncated == (not is_whole)
     assert (sequence.working_copy != before) == (is_whole and copies > 1)
     sequence.tokens.extend([1] * 3)
     memory.commit(sequence, 0)
     assert not sequence.was_truncated
+
+
+@kinds
+def test_without_a_cache_nothing_is_kept(shape) -> None:
+    memory = CacheManager(shape, prefix_cache=False)
+    for _ in range(2):
+        sequence = answer(memory, numbers(50), num_prompt=9, anchors=(4,), chunk=7)
+        assert not sequence.wanted
+        assert not memory.trie.num_nodes
+        assert memory.arena.used(PAGE) == 0
+        assert memory.arena.used(STATE) == int(shape.has_states)
 
 
 @pytest.mark.parametrize(("copies", "length"), [(1, 4), (2, 6)])

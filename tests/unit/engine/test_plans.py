@@ -79,6 +79,7 @@ class Steps:
         self.count = 0
         self.fails: set[int] = set()
         self.prefill: int | None = None
+        self.broken: AssertionError | None = None
 
     def ask(
         self,
@@ -103,7 +104,10 @@ class Steps:
 
     def execute(self, plan: StepPlan):
         self.plans.append(plan)
-        self.look(plan)
+        try:
+            self.look(plan)
+        except AssertionError as error:  # of which the engine makes a failed step
+            self.broken = error
         if any(row.sequence.request_id in self.fails for row in plan.rows):
             raise RuntimeError("cannot be computed")
         return self.model.execute(plan)
@@ -135,6 +139,8 @@ class Steps:
 
     def step(self) -> list[TokenOutput]:
         found = self.engine.step(0.0, self.prefill)
+        if self.broken is not None:
+            raise self.broken
         self.outputs += found
         return found
 
