@@ -33,8 +33,10 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
         HttpError: 400, it is no form.
         msgspec.ValidationError: A field is missing, or has no such value.
     """
-    if not headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    media_type = headers.get("content-type", "")
+    if not media_type.lower().startswith("multipart/form-data"):
         raise HttpError(400, "the body is no form: send multipart/form-data.", code="invalid_form")
+    _check_encoding(media_type)
     parser = MultiPartParser(
         headers, _chunks(raw), max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(raw) + 1
     )
@@ -44,6 +46,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
         message = clean(f"the form cannot be read: {error}.", 200)
         raise HttpError(400, message, code="invalid_form") from None
     found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     try:
         for name, value in form.multi_items():
             content: object = value
@@ -51,12 +54,30 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
                 content = await value.read()
                 found["filename"] = value.filename or ""
             if name.endswith("[]"):
-                found.setdefault(name.removesuffix("[]"), []).append(content)
+                items.setdefault(name.removesuffix("[]"), []).append(content)
             else:
                 found[name] = content
     finally:
         await form.close()
-    return msgspec.convert(found, kind, strict=False)
+    return msgspec.convert({**found, **items}, kind, strict=False)
+
+
+def _check_encoding(media_type: str) -> None:
+    """Refuse a form that names another encoding than UTF-8, which a form may not [RFC 7578, 5.1.2].
+
+    The parser would decode by whatever Python has: some of it makes halves of surrogate pairs,
+    which no answer can be written with, and some takes time with the square of a text's length.
+
+    Raises:
+        HttpError: 400.
+    """
+    from python_multipart.multipart import parse_options_header
+
+    _, options = parse_options_header(media_type)
+    encoding = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if encoding not in {"utf-8", "utf8"}:
+        shown = clean(encoding, 40)
+        raise HttpError(400, f"forms are in UTF-8, not in {shown!r}.", code="invalid_form")
 
 
 async def _chunks(raw: bytes) -> AsyncGenerator[bytes, None]:
