@@ -249,13 +249,13 @@ class Front:
             return [], None
         try:
             given = msgspec.json.decode(body)
+            if not isinstance(given, dict):
+                return [], None
+            names = block_names(scope.get("tenant", ""), given)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [], None  # the replica says what is wrong
-        if not isinstance(given, dict):
-            return [], None
         earlier = given.get("previous_response_id")
-        number = number_in(earlier) if isinstance(earlier, str) else None
-        return block_names(scope.get("tenant", ""), given), number
+        return names, number_in(earlier) if isinstance(earlier, str) else None
 
 
 class _Passing:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from blazr.server.config import ServerConfig
+from blazr.server.replicas.front import Front
+from blazr.server.replicas.pool import Pool
 from blazr.server.replicas.prefixes import BLOCK_BYTES, SentPrefixes, block_names
+from blazr.server.routes import ROUTES
 
 
 def chat(*turns: str, **more: object) -> Mapping[str, object]:
@@ -57,3 +61,19 @@ def test_a_record_forgets_the_oldest_prompt_first_and_its_end_before_its_beginni
     sent.add(new)
     assert sent.match(new) == len(new)
     assert sent.match(old) == sent.most_blocks - len(new)
+
+
+def test_a_body_of_any_depth_is_looked_at_or_left_to_the_replica() -> None:
+    """What is just shallow enough to be decoded may be too deep to be written down again."""
+    pool = Pool((), ServerConfig(replicas=2))
+    try:
+        front = Front(pool, ROUTES["POST /v1/completions"])
+        found = [
+            front._look({}, b'{"prompt": ' + b"[" * depth + b"]" * depth + b"}")
+            for depth in range(1, 1100)
+        ]
+    finally:
+        pool.close()
+    assert all(number is None for _, number in found)
+    assert found[1][0]
+    assert not found[-1][0]
