@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 _DIGITS = 4  # of a replica's number, in hexadecimal
+_NUMBER = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 
 
 def id_of(number: int | None, fresh: str) -> str:
@@ -17,8 +20,5 @@ def id_of(number: int | None, fresh: str) -> str:
 
 def number_in(name: str) -> int | None:
     """The number of the replica that made an id, such as ``resp_0001...``; None where none did."""
-    digits = name.rpartition("_")[2][:_DIGITS]
-    try:
-        return int(digits, 16) if len(digits) == _DIGITS else None
-    except ValueError:
-        return None
+    digits = _NUMBER.match(name.rpartition("_")[2])
+    return None if digits is None else int(digits[0], 16)

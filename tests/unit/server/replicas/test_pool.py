@@ -59,7 +59,10 @@ def test_an_id_leads_back_to_its_replica() -> None:
     assert id_of(None, fresh) == fresh
 
 
-@pytest.mark.parametrize("name", ["", "resp_", "resp_12", "resp_xyz!", "nothing"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "resp_", "resp_12", "resp_xyz!", "nothing", "resp_-001a", "resp_+001a", "resp_ 1 a"],
+)
 def test_other_names_lead_nowhere(name: str) -> None:
     assert number_in(name) is None
 
