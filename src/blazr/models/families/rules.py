@@ -418,14 +418,14 @@ _MTP_RULES = (
     Rule(MTP + "pre_fc_norm_embedding.weight", MTP + "embedding_norm.weight"),
     Rule(MTP + "pre_fc_norm_hidden.weight", MTP + "hidden_norm.weight"),
     Rule(MTP + "norm.weight", MTP + "norm.weight"),
-    Rule(MTP + OURS + "eh_proj.weight", MTP + "projection.weight"),
-    Rule(MTP + OURS + "enorm.weight", MTP + "embedding_norm.weight"),
-    Rule(MTP + OURS + "hnorm.weight", MTP + "hidden_norm.weight"),
-    Rule(MTP + OURS + "shared_head.norm.weight", MTP + "norm.weight"),
-    Rule(MTP + OURS + "nextn.eh_proj.weight", MTP + "projection.weight"),
-    Rule(MTP + OURS + "nextn.enorm.weight", MTP + "embedding_norm.weight"),
-    Rule(MTP + OURS + "nextn.hnorm.weight", MTP + "hidden_norm.weight"),
-    Rule(MTP + OURS + "nextn.shared_head_norm.weight", MTP + "norm.weight"),
+    Rule(MTP + "layers.0.eh_proj.weight", MTP + "projection.weight"),
+    Rule(MTP + "layers.0.enorm.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + "layers.0.hnorm.weight", MTP + "hidden_norm.weight"),
+    Rule(MTP + "layers.0.shared_head.norm.weight", MTP + "norm.weight"),
+    Rule(MTP + "layers.0.nextn.eh_proj.weight", MTP + "projection.weight"),
+    Rule(MTP + "layers.0.nextn.enorm.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + "layers.0.nextn.hnorm.weight", MTP + "hidden_norm.weight"),
+    Rule(MTP + "layers.0.nextn.shared_head_norm.weight", MTP + "norm.weight"),
 )
 
 
@@ -523,11 +523,14 @@ class RuleBook:
     def sources(self, parameter: str, slot: int | None = None) -> list[str]:
         """Names a tensor for this parameter may have."""
         key, numbers = _split(parameter)
-        names = [row.source for row in self._by_target.get(parameter, ())]
-        for row in self._by_target.get(key, ()) if key != parameter else ():
+        rows = [(row, numbers) for row in self._by_target.get(key, ())]
+        if key != parameter:  # rules about this one go first
+            rows = [(row, []) for row in self._by_target.get(parameter, ())] + rows
+        names = []
+        for row, own in rows:
             of_slot = {} if slot is None else row.transform.numbers_of(slot)
             if of_slot is not None:
-                values = {**dict(zip(row.used, numbers, strict=True)), **of_slot}
+                values = {**dict(zip(row.used, own, strict=True)), **of_slot}
                 names.append(_fill(row.source, [values.get(word, "*") for word in row.order]))
         files_own = {ours: theirs for theirs, ours in self._renamed.items()}
         return [_rename(name, files_own) for name in names]
