@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf_header import MAX_STRINGS, GgufHeader, read_gguf_header
+from blazr.core.gguf_header import (
+    MAX_NAME_BYTES,
+    MAX_STRINGS,
+    MAX_TENSORS,
+    GgufHeader,
+    TensorEntry,
+    read_gguf_header,
+)
 from tests.support import ggufs
 from tests.support.seeds import examples
 
@@ -68,6 +75,63 @@ def test_tensors_and_where_the_data_begins(tmp_path: Path, version: int) -> None
     assert [(each.name, each.shape) for each in found.tensors] == [("a", (3, 4)), ("b", ())]
     assert found.data_start % 64 == 0
     assert 0 <= found.data_start - len(head) < 64
+
+
+@pytest.mark.parametrize("value", [True, 7, 0.5, "word", ["a", "bc"], ["", ""], [1, 2, 3], [0.5]])
+def test_a_header_may_end_with_the_file_and_not_before(tmp_path: Path, value: object) -> None:
+    """Nothing is read past the end, and nothing is wanted that a header does not need."""
+    head = with_pairs(ggufs.pair("first", 1), ggufs.pair("k", value))
+    found = read(tmp_path, head).metadata["k"]
+    assert (list(found) if isinstance(value, list) else found) == value
+    for size in range(len(head)):
+        with pytest.raises(CheckpointError):
+            read(tmp_path, head[:size])
+
+
+def test_a_table_may_end_with_the_file_and_not_before(tmp_path: Path) -> None:
+    head = ggufs.header(2, 0) + ggufs.entry("a", (2, 3, 4, 5), 30, 0) + ggufs.entry("b", (), 8, 96)
+    found = read(tmp_path, head)
+    assert found.tensors == (TensorEntry("a", (2, 3, 4, 5), 30, 0), TensorEntry("b", (), 8, 96))
+    assert (found.alignment, found.size) == (32, len(head))
+    for size in range(len(head)):
+        with pytest.raises(CheckpointError):
+            read(tmp_path, head[:size])
+
+
+@pytest.mark.parametrize("alignment", [8, 16, 32, 2**16])
+def test_data_begin_at_the_next_multiple_of_the_alignment(tmp_path: Path, alignment: int) -> None:
+    for length in range(70):  # headers of every length, and so of every remainder
+        pairs = ggufs.pair("general.alignment", alignment), ggufs.pair("k", "x" * length)
+        head = with_pairs(*pairs)
+        found = read(tmp_path, head)
+        assert found.alignment == alignment
+        assert found.data_start == next(n for n in range(len(head), 2**18) if n % alignment == 0)
+
+
+def test_limits_are_the_largest_that_is_allowed(tmp_path: Path) -> None:
+    key = "k" * MAX_NAME_BYTES
+    assert read(tmp_path, with_pairs(ggufs.pair(key, 5))).metadata == {key: 5}
+    entry = ggufs.entry(key, (1,), 0, 0)
+    assert read(tmp_path, ggufs.header(1, 0) + entry).tensors[0].name == key
+    refused(tmp_path, ggufs.header(1, 0) + ggufs.entry(key + "k", (1,), 0, 0), "65,535")
+    refused(tmp_path, ggufs.header(1, 0) + ggufs.entry("x", (1,) * 5, 0, 0), "dimensions")
+    large = ggufs.header(1, 0) + ggufs.entry("x", (2**63 - 1, 1), 0, 0)
+    assert read(tmp_path, large).tensors[0].shape == (2**63 - 1, 1)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_limit_of_tensors_and_strings(tmp_path: Path, more: int) -> None:
+    """At the limit reading goes on, to the first thing that is wrong."""
+    count = MAX_TENSORS + more
+    unsound = ggufs.header(count, 0) + ggufs.entry("x", (1,) * 5, 0, 0) + bytes(24 * count)
+    refused(tmp_path, unsound, "1,000,001 tensors" if more else "dimensions")
+    count = MAX_STRINGS - 1 + more  # and one before them: all strings of all arrays are counted
+    array = ggufs.string("k") + struct.pack("<IIQQ", 9, 8, count, 2**40) + bytes(8 * count)
+    refused(
+        tmp_path,
+        with_pairs(ggufs.pair("one", ["a"]), array),
+        "2,097,153 strings" if more else "ends after 0",
+    )
 
 
 @pytest.mark.parametrize("count", HUGE)
