@@ -331,10 +331,11 @@ def plan_load(
         ignored_beginnings: What the names of others that are not used begin with.
     """
     matching = _Matching(rules, parameters)
+    beginnings, endings = tuple(ignored_beginnings), tuple(ignored)
     skipped = []
     for name, info in tensors.items():
-        is_unused = name.startswith(tuple(ignored_beginnings)) and not matching.is_of_mtp(name)
-        if is_unused or name.endswith(tuple(ignored)):
+        is_unused = name.startswith(beginnings) and not matching.is_of_mtp(name)
+        if is_unused or name.endswith(endings):
             skipped.append(name)
         else:
             matching.add(info)
