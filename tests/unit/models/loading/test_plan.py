@@ -1,6 +1,7 @@
 """Plans are complete or say everything that is wrong at once, and are made in a moment."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,3 +150,121 @@ def test_what_is_wrong_with_rows_is_said_once(
 ) -> None:
     found = plan_load(tiny.from_shapes(shapes).tensors, BOTH, CUT)
     assert [(each.kind, each.name) for each in found.problems] == expected
+
+
+# --- what a refusal says
+
+
+def refusal(shapes: tiny.Shapes) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        plan(shapes).check()
+    return caught.value
+
+
+def without(*names: str) -> tiny.Shapes:
+    return {name: shape for name, shape in SHAPES.items() if name not in names}
+
+
+def test_the_hint_is_about_what_is_wrong() -> None:
+    missing, spare = refusal(without("a.0.w")), refusal({**SHAPES, "y": ()})
+    shape, both = refusal({**SHAPES, "a.0.w": (3, 3)}), refusal({**without("a.0.w"), "y": ()})
+    twice = refusal({**SHAPES, "b.0.w": (2, 3), "y": ()})
+    assert "download it again" in missing.hint
+    assert both.hint == missing.hint
+    assert "answer wrongly" in spare.hint
+    assert shape.hint == twice.hint
+    assert "damaged" in shape.hint
+
+
+def test_one_problem_is_not_among_others() -> None:
+    assert refusal(without("a.0.w")).message == "a.0.w is missing."
+    assert refusal({**SHAPES, "a.0.w": (3, 3)}).message == (
+        "a.0.w is [3, 3], the model needs [2, 3]."
+    )
+    two = refusal({**SHAPES, "y": (), "z": ()})
+    assert two.message == "y is left over, among 2 problems."
+    assert [line.split() for line in two.found.splitlines()] == [
+        ["left", "over", name, "[]"] for name in "yz"
+    ]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_dozen_is_listed(more: int) -> None:
+    lines = refusal({**SHAPES, **{f"y{n}": () for n in range(12 + more)}}).found.splitlines()
+    assert len(lines) == 12 + more
+    assert ("... and 1 more" in lines) == bool(more)
+
+
+def test_what_is_missing_is_named_as_its_relatives_in_the_file() -> None:
+    """Of several names that a tensor may have, the one whose neighbours are there."""
+    book = RuleBook(
+        [
+            Rule(f"{begin}.{{i}}.{part}", f"p.{{i}}.{part}")
+            for begin in ("a", "b.c", "d")
+            for part in ("u", "v", "w")
+        ]
+    )
+    parameters = {f"p.0.{part}": (2,) for part in "uvw"}
+    for begin in ("a", "b.c", "d"):
+        held = {f"{begin}.0.u": (2,), f"{begin}.0.w": (2,)}
+        found = plan_load(tiny.from_shapes(held).tensors, parameters, book)
+        assert [(each.kind, each.name) for each in found.problems] == [("missing", f"{begin}.0.v")]
+
+
+def test_each_missing_slice_says_its_own_shape() -> None:
+    details = [each.detail for each in plan(without("x.0.0", "a.0.w", "conv.0")).problems]
+    assert details == ["[2, 3]", "[4, 5]", "[6]"]
+    (whole,) = plan(without("x.0.0", "x.0.1")).problems
+    assert (whole.name, whole.detail) == ("x.0.*", "[2, 6]")
+
+
+def test_nearest_names_are_looked_for_a_dozen_times() -> None:
+    book = RuleBook([Rule("long.name.{i}", "p.{i}")])
+    spare = {f"lone.name.{n}": (1,) for n in range(20)}
+    parameters = {f"p.{n}": (1,) for n in range(20)}
+    problems = plan_load(tiny.from_shapes(spare).tensors, parameters, book).problems
+    missing = [each.detail for each in problems if each.kind == "missing"]
+    assert ["nearest" in each for each in missing] == [True] * 12 + [False] * 8
+    assert missing[3] == "[1]; nearest left over: lone.name.3"
+
+
+def test_rows_of_several_parameters_are_misshapen_once() -> None:
+    (problem,) = plan_load(tiny.from_shapes({"ab.0": (5, 3)}).tensors, BOTH, CUT).problems
+    assert problem.detail == "is [5, 3], the model needs [6, 3]"
+
+
+def test_what_begins_or_ends_so_is_not_loaded() -> None:
+    shapes = {**SHAPES, "unused.x": (1,), "y.inv_freq": (1,)}
+    found = plan_load(
+        tiny.from_shapes(shapes).tensors, PARAMETERS, RULES,
+        ignored=iter((".inv_freq", ".none")), ignored_beginnings=["unused.", "other."],
+    )  # fmt: skip
+    found.check()
+    assert found.ignored == ("unused.x", "y.inv_freq")
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_module_for_mtp_is_left_out_unless_it_is_wanted(wanted: bool) -> None:
+    """Its layer lies among those that are not used, as far as the family knows."""
+    book = RuleBook([Rule("h.{i}.w", "layers.{i}.w")]).with_mtp("h.1.")
+    shapes = {"h.0.w": (2,), "h.1.w": (2,), "h.1.enorm.weight": (3,), "h.1.other": (1,)}
+    parameters = {"layers.0.w": (2,)}
+    if wanted:
+        parameters |= {"mtp.layers.0.w": (2,), "mtp.embedding_norm.weight": (3,)}
+    found = plan_load(
+        tiny.from_shapes(shapes).tensors, parameters, book, ignored_beginnings=["h.1."]
+    )
+    found.check()
+    assert {step.parameter for step in found.steps} == set(parameters)
+    assert found.ignored == ("h.1.other",) if wanted else tuple(list(shapes)[1:])
+
+
+def test_files_are_read_one_after_the_other() -> None:
+    infos = tiny.from_shapes(SHAPES).tensors
+    order = ("x.0.1", "conv.0", "a.0.w", "x.0.0")
+    placed = {
+        name: replace(infos[name], file=Path("ab"[n % 2]), start=9 - n)
+        for n, name in enumerate(order)
+    }
+    steps = plan_load({name: placed[name] for name in SHAPES}, PARAMETERS, RULES).steps
+    assert [step.parameter for step in steps] == ["p.0.w", "stack.0", "conv.0"]
