@@ -6,22 +6,27 @@ import gc
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from blazr.cli.model_plans import plan_models
+from blazr.cli.options import ServeFlags
+from blazr.cli.serve import open_models
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
-from tests.support import tiny
+from blazr.server.config import ServerConfig
+from tests.support import hearing, seeing, tiny
 from tests.support.hostile_requests import Hostile, hostile_request, send
-from tests.support.loopback import Loopback, serving
+from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.scripted import wait_until
 from tests.support.seeds import run_seed
 
 CLIENTS = 6
 LIMIT_S = 30.0
+MODELS = ("model", "ears", "voice", "eyes")
 PROBES = ("once upon a time", "a b c d e f g", "x" * 60)
 
 
@@ -34,6 +39,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """Models that write, hear, speak and see, in one server."""
+    root = tmp_path_factory.mktemp("many")
+    hearing.save_whisper(root / "ears")
+    hearing.save_vits(root / "voice")
+    seeing.save("llava", root / "eyes")
+    flags = ServeFlags(device="cpu", memory="64MiB")
+    named = [f"{name}={root / name}" for name in MODELS[1:]]
+    plans = plan_models(["model=nano", *named], None, flags, default="nano")
+    config = ServerConfig(host="127.0.0.1", port=0, body_timeout_s=1.0, request_timeout_s=20.0)
+    with serving_models(open_models(plans, config)) as running:
+        for name in MODELS:
+            running.client.post("/models/load", json={"model": name})
+        wait_until(lambda: all(slot.service is not None for slot in running.models.slots))
+        yield running
+
+
 def greedy(server: Loopback) -> list[str]:
     found = []
     for prompt in PROBES:
@@ -43,10 +66,12 @@ def greedy(server: Loopback) -> list[str]:
     return found
 
 
-def storm(server: Loopback, *, seed: int, count: int) -> Counter[int]:
+def storm(
+    server: Loopback, *, seed: int, count: int, models: Sequence[str] = MODELS[:1]
+) -> Counter[int]:
     """Send requests from several clients at once; how often each status came."""
     chance = random.Random(run_seed(seed))
-    requests = [hostile_request(chance) for _ in range(count)]
+    requests = [hostile_request(chance, models) for _ in range(count)]
     host, port = server.url.removeprefix("http://").split(":")
 
     def one(request: Hostile) -> int:
@@ -89,4 +114,19 @@ def test_thousands_and_memory_comes_back(server: Loopback) -> None:
     baseline = resident_bytes()
     storm(server, seed=3, count=2000)
     check_as_before(server, before)
+    assert resident_bytes() < 1.1 * baseline
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@hearing.NEEDS_AUDIO
+@pytest.mark.filterwarnings("ignore")  # of libraries, at what they are given
+def test_sounds_and_images(many: Loopback) -> None:
+    before = greedy(many)
+    storm(many, seed=4, count=400, models=MODELS)
+    wait_until(lambda: many.service.num_working == 0)
+    baseline = resident_bytes()
+    statuses = storm(many, seed=5, count=400, models=MODELS)
+    check_as_before(many, before)
+    assert {200, 400, 404} <= set(statuses)
     assert resident_bytes() < 1.1 * baseline

@@ -11,6 +11,10 @@ import json
 import random
 import re
 import socket
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -55,6 +59,10 @@ VALUES: tuple[object, ...] = (
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     [{"role": "tool", "content": "a", "tool_call_id": "none"}], SCHEMA, {"type": ["null"]},
     {"0": 1e9, "99999999": -100, "x": 1}, {"include_usage": "yes"}, {"type": "enabled"},
+)  # fmt: skip
+ODD_URLS = (
+    "", "data:", "data:,x", "data:;base64,", "data:image/png;base64,====", "http://127.0.0.1:1/a.png",
+    "file:///etc/passwd", "//x", "data:image/png;base64," + "%41" * 4000, "\x00",
 )  # fmt: skip
 HEADERS = (
     "Content-Encoding: gzip",
@@ -101,6 +109,13 @@ TARGETS = (
     "/v1/models/" + "a" * 5000, "/v1/completions/", "/V1/COMPLETIONS", "*", "http://x/health",
     "/?" + "a=b&" * 1000, "/health?verbose=%ZZ", "/metrics#x", "/\xff", "/ui/" + "%41" * 3000,
 )  # fmt: skip
+ROLES = ("user",) * 6 + ("assistant", "system", "tool")
+MEDIA = [
+    row
+    for row in ROWS
+    if "audio" in row.path or "messages" in getattr(row.body, "__struct_fields__", ())
+]
+ENCODINGS = ("utf-8", "utf-16", "punycode", "unicode_escape", "idna", "\xff", "undefined", "")
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get")
 
 
@@ -120,12 +135,19 @@ class Hostile:
         return f"{self.raw[:1500]!r} ({len(self.raw)} bytes)"
 
 
-def hostile_request(chance: random.Random) -> Hostile:
-    """One request of the many."""
-    row = chance.choice(ROWS)
-    body = b""
+def hostile_request(chance: random.Random, models: Sequence[str] = ("model",)) -> Hostile:
+    """One request of the many.
+
+    Args:
+        chance: Draws it.
+        models: Names of models that there are. Where there are several, images and sounds, sound
+            and spoiled, are sent to the routes that take some.
+    """
+    row = chance.choice(MEDIA if len(models) > 1 and chance.random() < 0.7 else ROWS)
+    body, media_type = b"", "application/json"
     if row.method == "POST":
-        body = _spoiled(_body(row, chance), chance)
+        body, media_type = _content(row, chance, models)
+        body = _spoiled(body, chance)
     method, target = row.method, _target(row, chance)
     if chance.random() < 0.05:
         method = chance.choice(METHODS)
@@ -133,7 +155,7 @@ def hostile_request(chance: random.Random) -> Hostile:
         target = chance.choice(TARGETS)
     headers = ["Host: x", "Connection: close"]
     if chance.random() < 0.8:
-        headers.append("Content-Type: application/json")
+        headers.append(f"Content-Type: {media_type}")
     if chance.random() < 0.9:
         headers.append(f"Content-Length: {len(body)}")
     if chance.random() < 0.4:
@@ -157,9 +179,22 @@ def _target(row: Route, chance: random.Random) -> str:
     return target
 
 
-def _body(row: Route, chance: random.Random) -> bytes:
+def _content(row: Route, chance: random.Random, models: Sequence[str]) -> tuple[bytes, str]:
+    """A body, and its media type."""
+    has_media = len(models) > 1
+    if row.is_form and has_media:
+        return _form(row, chance, chance.choice(models))
+    return _body(row, chance, chance.choice(models), has_media=has_media), "application/json"
+
+
+def _body(row: Route, chance: random.Random, model: str, *, has_media: bool) -> bytes:
     fields = list(getattr(row.body, "__struct_fields__", ()))
     body = {name: value for name, value in SOUND.items() if name in fields}
+    if "model" in body:
+        body["model"] = model
+    if has_media and "messages" in fields and chance.random() < 0.9:
+        parts = [_image_part(chance) for _ in range(chance.choice((1, 1, 1, 2, 40)))]
+        body["messages"] = [{"role": chance.choice(ROLES), "content": parts}]
     for _ in range(chance.choice((0, 1, 1, 1, 2, 4))):
         name = chance.choice(fields) if fields and chance.random() < 0.95 else "unknown"
         body[name] = _value(chance)
@@ -178,6 +213,108 @@ def _value(chance: random.Random) -> object:
     for _ in range(chance.choice((0, 0, 0, 1, 2, 70))):
         value = [value] if chance.random() < 0.5 else {chance.choice(("type", "a", "")): value}
     return value
+
+
+def _form(row: Route, chance: random.Random, model: str) -> tuple[bytes, str]:
+    """A form with a sound file, and its media type."""
+    names = list(getattr(row.body, "__struct_fields__", ()))
+    fields = [("model", model.encode()), ("file", _sound(chance))]
+    for _ in range(chance.choice((0, 1, 1, 2, 120))):
+        name = chance.choice([*names, "unknown", "", "\x00", "a" * 3000])
+        value = chance.choice((*VALUES, "verbose_json", "srt", "true", "nan", "word", "segment"))
+        text = value if isinstance(value, str) else json.dumps(value)
+        fields.append((name + chance.choice(("", "", "[]")), text.encode("utf-8", "surrogatepass")))
+    chance.shuffle(fields)
+    raw = b""
+    for name, value in fields:
+        is_file = (name == "file") != (chance.random() < 0.05)
+        more = (
+            chance.choice(('; filename="a.wav"', "; filename*=utf-16''%ff%fe")) if is_file else ""
+        )
+        kind = chance.choice(("", "", "Content-Type: text/plain; charset=punycode\r\n"))
+        disposition = f'Content-Disposition: form-data; name="{name}"{more}\r\n{kind}\r\n'
+        raw += b"--x\r\n" + disposition.encode("latin-1") + value + b"\r\n"
+    media_type = "multipart/form-data; boundary=x"
+    if chance.random() < 0.1:
+        media_type += f"; charset={chance.choice(ENCODINGS)}"
+    return raw + chance.choice((b"--x--\r\n", b"--x--\r\n", b"--x", b"")), media_type
+
+
+def _sound(chance: random.Random) -> bytes:
+    """A short WAV file, or one that says other things of itself than it is."""
+
+    def drawn(sound: int, *others: int) -> int:
+        return chance.choice(others) if chance.random() < 0.15 else sound
+
+    samples = chance.choice((b"", bytes(8000), chance.randbytes(8000), b"\xff\x7f\x00\x80" * 4000))
+    bits = drawn(16, 0, 1, 8, 24, 32, 64, 65535)
+    rate = drawn(16_000, 0, 1, 999, 384_000, 2**31, 2**32 - 1)
+    channels = drawn(1, 0, 2, 16, 17, 65535)
+    form = struct.pack(
+        "<4sIHHIIHH", b"fmt ", drawn(16, 0, 2, 18, 40, 2**32 - 1), drawn(1, 0, 2, 3, 17, 0xFFFE),
+        channels, rate, drawn(2 * rate % 2**32, 0), drawn(2, 0, 65535), bits,
+    )  # fmt: skip
+    data = struct.pack("<4sI", b"data", drawn(len(samples), 0, 1, 2**31, 2**32 - 1)) + samples
+    size = drawn(len(form) + len(data) + 4, 0, 2**32 - 1)
+    found = struct.pack("<4sI4s", b"RIFF", size, b"WAVE") + form + data
+    if chance.random() < 0.2:
+        mark = chance.choice(
+            (b"fLaC\0\0\0\x22", b"OggS\0\x02", b"\xff\xfb\x90\0", b"FORM", b"RF64", b"")
+        )
+        found = mark + found[:4000] if chance.random() < 0.5 else mark + chance.randbytes(3000)
+    return found[: chance.randrange(1, 200)] if chance.random() < 0.1 else found
+
+
+def _image_part(chance: random.Random) -> object:
+    """A part of a message: an image as one dialect or another has it."""
+    data = b64encode(_picture(chance)).decode()
+    kind = chance.choice(("image/png",) * 6 + ("image/jpeg", "image/svg+xml", "text/html", ""))
+    url = f"data:{kind};base64,{data}"
+    return chance.choice(
+        (
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "image_url", "image_url": url},
+            {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}},
+            {"type": "image", "source": {"type": "url", "url": url}},
+            {"type": "image_url", "image_url": {"url": chance.choice(ODD_URLS)}},
+            {"type": "image_url"},
+            {"type": "text", "text": "<image>" * chance.choice((1, 500))},
+        )
+    )
+
+
+def _picture(chance: random.Random) -> bytes:
+    """A small PNG, or one that says other things of itself than it is."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data) if chance.random() < 0.95 else 0
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+    def drawn(sound: int, *others: int) -> int:
+        return chance.choice(others) if chance.random() < 0.15 else sound
+
+    odd = (0, 1, 65_535, 2**31 - 1, 2**32 - 1)
+    width, height = drawn(chance.randrange(1, 60), *odd), drawn(chance.randrange(1, 60), *odd)
+    head = struct.pack(
+        ">IIBBBBB", width, height, drawn(8, 0, 1, 4, 16, 255), drawn(2, 0, 3, 4, 6, 7), drawn(0, 1),
+        drawn(0, 9), drawn(0, 1, 2),
+    )  # fmt: skip
+    rows = bytes(min(height * (1 + 3 * width), 40_000)) * chance.choice((1, 1, 1, 300))
+    found = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
+    for _ in range(chance.choice((0, 0, 1, 3))):
+        name = chance.choice(
+            (b"zTXt", b"iCCP", b"acTL", b"eXIf", b"tRNS", b"PLTE", b"fcTL", b"iTXt")
+        )
+        bomb = b"a\0\0" + zlib.compress(bytes(2**22))
+        found += chunk(name, chance.choice((b"", bytes(8), chance.randbytes(60), bomb)))
+    found += chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    if chance.random() < 0.15:
+        wide = b"GIF89a\xff\xff\xff\xff\xf0\0\0"
+        found = chance.choice(
+            (wide, b"\xff\xd8\xff\xe0", b"RIFF\xff\xff\xff\xffWEBPVP8X", b"BM", b"<svg>")
+        )
+        found += chance.randbytes(chance.choice((0, 10, 3000)))
+    return found[: chance.randrange(1, len(found))] if chance.random() < 0.1 else found
 
 
 def _spoiled(data: bytes, chance: random.Random) -> bytes:
