@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import random
 from collections import Counter
@@ -103,6 +104,34 @@ def test_some(server: Loopback, caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
     check_as_before(server, before)
     assert {200, 400, 404} <= set(statuses)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"allowed_token_ids": [5], "regex": "[0-9]+"},
+        {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2},
+        {"allowed_token_ids": [2**31]},
+        {"repetition_penalty": 1e-38},
+        {"regex": "a{1000000}"},
+        {"grammar": 'root ::= "a"{1000000}'},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_followed_is_the_request_s_fault(
+    server: Loopback, asked: dict[str, object]
+) -> None:
+    """Whatever finds it out, and when."""
+    body = {"prompt": PROBES[0], "max_tokens": 6, **asked}
+    whole = server.client.post("/v1/completions", json=body)
+    streamed = server.client.post("/v1/completions", json={**body, "stream": True})
+    assert whole.status_code == 400, whole.text
+    error = whole.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+    if streamed.status_code == 200:
+        (line,) = [each for each in streamed.text.split("\n") if '"error"' in each]
+        assert json.loads(line.removeprefix("data: "))["error"] == error
+    assert server.service.num_working == 0
 
 
 @pytest.mark.slow

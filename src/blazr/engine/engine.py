@@ -20,6 +20,7 @@ from blazr.engine.constraint import Constraint, advance
 from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
+from blazr.engine.sampling.constraint import described
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
@@ -37,6 +38,7 @@ class _Taken(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     stop_id: int | None = None
     error: str | None = None
+    is_refusal: bool = False
     embedding: array[float] | None = None
 
 
@@ -159,6 +161,7 @@ class Engine:
         for name, bad in (
             ("stop_token_ids", request.params.stop_token_ids),
             ("logit_bias", request.params.logit_bias),
+            ("allowed_token_ids", request.params.allowed_token_ids or ()),
         ):
             if any(not 0 <= i < self.vocab_size for i in bad):
                 raise RequestError(
@@ -379,7 +382,8 @@ class Engine:
     def _take(self, sequence: Sequence, sampled: Sampled) -> _Taken:
         """Append the token drawn, and those its constraint forces after it."""
         if sampled.error is not None:
-            return _Taken(FinishReason.ERROR, error=sampled.error)
+            refused = sampled.is_refusal
+            return _Taken(FinishReason.ERROR, error=sampled.error, is_refusal=refused)
         token = sampled.token_id
         params = sequence.request.params
         if params.max_tokens == 0:
@@ -396,8 +400,8 @@ class Engine:
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-                message = f"{type(error).__name__}: {str(error)[:200]}"
-                return _Taken(FinishReason.ERROR, error=message)
+                is_refusal = isinstance(error, RequestError)
+                return _Taken(FinishReason.ERROR, error=described(error), is_refusal=is_refusal)
         sequence.tokens.extend(tokens)
         self.counts.generated_tokens += len(tokens)
         reason = None
@@ -476,6 +480,7 @@ class Engine:
             finish_reason=taken.reason,
             stop_id=taken.stop_id,
             error=taken.error,
+            is_refusal=taken.is_refusal,
             num_prompt_tokens=sequence.num_prompt,
             num_cached_tokens=sequence.num_cached,
             reuse=sequence.reuse,

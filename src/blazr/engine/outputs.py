@@ -74,6 +74,7 @@ class TokenOutput:
         finish_reason: Set on the last output of the reply.
         stop_id: The token id that ended the reply, if one did.
         error: What failed, when ``finish_reason`` is ERROR or TIMEOUT.
+        is_refusal: Whether what the request asks for is why.
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Tokens of the prompt that were not computed again.
         reuse: Why no more of them were reused: ``"whole"`` (all that can be), ``"partial"``,
@@ -94,6 +95,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
+    is_refusal: bool = False
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     reuse: str = ""

@@ -95,7 +95,8 @@ class SamplingParams:
         top_p: Keep the smallest set of tokens whose probabilities sum to this.
         top_k: Keep this many tokens; 0 or -1 keeps all.
         min_p: Drop tokens below this share of the most probable one.
-        repetition_penalty: Divide (multiply, if negative) logits of tokens seen; 1 is off.
+        repetition_penalty: Divide (multiply, if negative) logits of tokens seen, by 0.01 to 100; 1
+            is off.
         presence_penalty: Subtract once from tokens already generated; 0 is off.
         frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
         repeat_last_n: The three penalties look at this many of the latest tokens; -1 is all.
@@ -257,8 +258,6 @@ class SamplingParams:
                 _refuse(name, value, f"a number from {low:g} to {high:g}")
         if self.mirostat not in {0, 2}:
             _refuse("mirostat", self.mirostat, "0, or 2 for its second version")
-        if self.repetition_penalty <= 0:
-            _refuse("repetition_penalty", self.repetition_penalty, "a number above 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
 
@@ -358,7 +357,7 @@ RANGES = (
     ("top_p", 0, 1),
     ("top_k", 0, 2**31 - 1),
     ("min_p", 0, 1),
-    ("repetition_penalty", 0, 100),
+    ("repetition_penalty", 0.01, 100),  # scores divided by less could become infinite
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
     ("repeat_last_n", -1, 2**31 - 1),

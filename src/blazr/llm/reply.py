@@ -230,6 +230,7 @@ class _ReplyState:
         end = replace(
             end,
             error=None if self._text.has_ended else output.error,
+            is_refusal=output.is_refusal,
             num_drafts=output.num_drafts,
             num_kept_drafts=output.num_kept_drafts,
         )

@@ -181,6 +181,8 @@ class Run:
         if event.reason == "abort" and self._reports_abort:
             return None
         message = event.error or "the reply was ended."
+        if event.is_refusal:
+            return HttpError(400, message, code="invalid_value")
         return HttpError(_FAILURES[event.reason], message, code=f"generation_{event.reason}")
 
     def completions(self) -> list[Completion]:

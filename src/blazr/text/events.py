@@ -140,6 +140,7 @@ class Finished:
         num_tokens: Tokens generated.
         stop: The stop string that ended it, or None.
         error: What failed, for ``"error"`` and ``"timeout"``.
+        is_refusal: Whether what the request asks for is why.
         num_reasoning_tokens: Of the tokens, those of the model's thinking.
         num_tool_calls: Calls of tools in it.
         num_drafts: Tokens computed on speculation.
@@ -153,6 +154,7 @@ class Finished:
     num_tokens: int
     stop: str | None = None
     error: str | None = None
+    is_refusal: bool = False
     num_reasoning_tokens: int = 0
     num_tool_calls: int = 0
     num_drafts: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling.steps import repetitions
-from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.sampling_params import RANGES, SamplingParams
 from tests.support.seeds import examples
 from tests.unit.engine.test_sampler_order import drawn
 from tests.unit.engine.test_sampling import VOCAB, sample, sequence_of
@@ -82,7 +83,55 @@ def likeliest(logits: torch.Tensor, **given: object) -> int:
 
 def test_only_allowed_ids_come() -> None:
     assert likeliest(HALVES, allowed_token_ids=(3, 7)) == 3
-    assert set(drawn(50, HALVES, allowed_token_ids=[4, 5, 10**6])) <= {4, 5}
+    assert set(drawn(50, HALVES, allowed_token_ids=[4, 5])) <= {4, 5}
+
+
+def test_what_rules_out_every_token_is_the_request_s_fault() -> None:
+    banned = sequence_of(allowed_token_ids=(4,))
+    banned.request = replace(banned.request, bad_words=((4,),))
+    ends = sequence_of(allowed_token_ids=(4,), min_tokens=5, stop_ids=(4,))
+    for found in sample(HALVES.repeat(2, 1), [banned, ends]):
+        assert found.is_refusal
+        assert "no token" in (found.error or "")
+    (found,) = sample(HALVES * torch.nan, [sequence_of()])
+    assert not found.is_refusal
+    assert "finite" in (found.error or "")
+
+
+def test_xtc_counts_no_token_that_is_ruled_out() -> None:
+    for threshold in (0.0, 1e-320):
+        asked = {"xtc_probability": 1.0, "xtc_threshold": threshold}
+        assert set(drawn(50, HALVES, top_n_sigma=1e-9, **asked)) == {0}
+        assert set(drawn(50, HALVES, typical_p=0.0, **asked)) == {1}
+
+
+_FILTERS = {
+    name: st.sampled_from([low, high, (low + high) // 2]) | st.integers(low, high)
+    if name in {"top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"}
+    else st.sampled_from([low, high, max(low, 1e-320), max(low, 1e-9)]) | st.floats(low, high)
+    for name, low, high in RANGES[: [name for name, *_ in RANGES].index("seed")]
+    if name != "mirostat"
+} | {"mirostat": st.sampled_from([0, 2])}
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    params=st.fixed_dictionaries({}, optional=_FILTERS),
+    logits=st.lists(st.floats(-1e4, 1e4, width=32), min_size=VOCAB, max_size=VOCAB),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=60),
+    allowed=st.none() | st.integers(0, VOCAB - 1).map(lambda token: (token,)),
+)
+def test_penalties_and_filters_always_leave_a_token(
+    params: dict[str, float],
+    logits: list[float],
+    output: list[int],
+    allowed: tuple[int, ...] | None,
+) -> None:
+    """Whatever their values are within their ranges, and if only one token may come at all."""
+    sequence = sequence_of(output=output, seed=5, allowed_token_ids=allowed, **params)
+    (found,) = sample(torch.tensor([logits]), [sequence])
+    assert found.error is None
+    assert found.token_id in (allowed or range(VOCAB))
 
 
 def test_processors_have_the_last_word_before_the_filters() -> None:

@@ -196,6 +196,7 @@ def test_logprobs_come_from_one_array():
     [
         ("temperature", 3), ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 1.5),
         ("max_tokens", -2), ("n", 0), ("n", 10**9), ("top_k", -2), ("repetition_penalty", 0),
+        ("repetition_penalty", 0.009), ("repetition_penalty", 101),
         ("logprobs", 21), ("stop", ("",)), ("stop", ("x",) * 17), ("logit_bias", {1: 101.0}),
         ("min_tokens", 101),
     ],

@@ -34,20 +34,25 @@ def constrain(
         return scores, {}
     vocab_size = scores.shape[1]
     masks = np.zeros((len(rows), vocab_size // 32 + 1), np.int32)
-    errors = {}
+    errors: dict[int, BaseException] = {}
     for mask, row in zip(masks, rows, strict=True):
         try:
             fill_mask(mask, sequences[row], vocab_size)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-            errors[row] = f"{type(error).__name__}: {str(error)[:200]}"
+            errors[row] = error
     allowed = _unpack_bits(masks, scores.device)[:, :vocab_size]
     if len(rows) == len(scores):
         return torch.where(allowed, scores, _NEVER), errors
     scores = scores.clone()
     scores[rows] = torch.where(allowed, scores[rows], _NEVER)
     return scores, errors
+
+
+def described(error: BaseException) -> str:
+    """What a reply says of an error of its constraint."""
+    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def fill_mask(mask: NDArray[np.int32], sequence: RunningSequence, vocab_size: int) -> None:

@@ -8,14 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from blazr.core.errors import RequestError
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.sampling.constraint import constrain
+from blazr.engine.sampling.constraint import constrain, described
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
 _MASK = 2**64 - 1
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
+_NOTHING_LEFT = "what the request allows and what it rules out leave no token that could come next"
 
 
 class Sampled(NamedTuple):
@@ -25,11 +27,13 @@ class Sampled(NamedTuple):
         token_id: The next token; -1 after an error.
         logprobs: Of that token, when asked for.
         error: Why none could be drawn.
+        is_refusal: Whether what the request asks for is why.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    is_refusal: bool = False
 
 
 class Sampler:
@@ -68,9 +72,11 @@ class Sampler:
         tokens = draw(scores, filters).tolist()
         sampled = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            error = errors.get(index) or (_UNSOUND if token < 0 else None)
-            if error is not None:
-                sampled.append(Sampled(-1, error=error))
+            if index in errors:
+                sampled.append(_failed(errors[index]))
+                continue
+            if token < 0:  # `Draws` has found that the logits are sound
+                sampled.append(Sampled(-1, error=_NOTHING_LEFT, is_refusal=True))
                 continue
             params = sequence.request.params
             if params.has_mirostat:
@@ -122,6 +128,11 @@ class Draws:
             for index, result in zip(others, drawn, strict=True):
                 sampled[index] = result
         return sampled
+
+
+def _failed(error: BaseException) -> Sampled:
+    """What comes out where a constraint fails."""
+    return Sampled(-1, error=described(error), is_refusal=isinstance(error, RequestError))
 
 
 def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:

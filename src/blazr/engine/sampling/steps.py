@@ -20,6 +20,7 @@ from blazr.engine.sampling_params import SamplingParams
 LEAST_TEMPERATURE = 1e-30  # greedy as it is; scores divided by less could become infinite
 NEVER = float("-inf")
 _LONGEST_REPETITION = 50  # tokens that are compared: penalties of longer ones are beyond all scores
+_LARGEST_PENALTY = 1e30  # what is allowed alone can still come
 _MOST_PLACES = 1000  # that are compared, the latest
 
 
@@ -98,8 +99,7 @@ def bias_step(scores: Tensor, row: Row) -> Tensor:
 def allowed_step(scores: Tensor, row: Row) -> Tensor:
     """Rule out all but `allowed_token_ids`."""
     allowed = row.params.allowed_token_ids or ()
-    places = [each for each in allowed if each < len(scores)]
-    ids = torch.tensor(places, dtype=torch.int64, device=scores.device)
+    ids = torch.tensor(allowed, dtype=torch.int64, device=scores.device)
     return torch.full_like(scores, NEVER).index_copy(0, ids, scores[ids])
 
 
@@ -169,7 +169,8 @@ def dry_step(scores: Tensor, row: Row) -> Tensor:
     ids = torch.tensor(list(found), dtype=torch.int64, device=scores.device)
     sizes = torch.tensor(list(found.values()), dtype=torch.float32, device=scores.device)
     scores = scores.clone()
-    scores[ids] -= params.dry_multiplier * params.dry_base ** (sizes - least)
+    penalties = params.dry_multiplier * params.dry_base ** (sizes - least)
+    scores[ids] -= penalties.clamp(max=_LARGEST_PENALTY)
     return scores
 
 
@@ -236,11 +237,13 @@ def typical_p_step(scores: Tensor, row: Row) -> Tensor:
 def xtc_step(scores: Tensor, row: Row) -> Tensor:
     """Leave out the tokens of at least `xtc_threshold`, all but the least likely of them.
 
+    Tokens that other filters have ruled out are none of them, whatever the threshold.
+
     Source: p-e-w 2024, "XTC", github.com/oobabooga/text-generation-webui/pull/6335.
     """
     chances = scores.double().softmax(-1)
     order = chances.argsort(descending=True, stable=True)
-    count = int((chances >= row.params.xtc_threshold).sum())
+    count = int(((chances >= row.params.xtc_threshold) & (chances > 0)).sum())
     return scores.index_fill(0, order[: max(count - 1, 0)], NEVER)
 
 
