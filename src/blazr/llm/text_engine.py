@@ -265,11 +265,7 @@ class TextEngine:
             )
         if not messages:
             raise RequestError("messages may not be empty.", param="messages")
-        kinds = {image.kind for each in messages for image in each.images} - {self.takes}
-        if kinds:
-            only = f"text and {self.takes} files" if self.takes else "text"
-            found = "an image" if "image" in kinds else "a sound"
-            raise RequestError(f"this model reads only {only}.", param="messages", found=found)
+        self._check_images(messages)
         self.template.check_roles(messages)
         truncation = request.truncation
         if truncation is None or truncation.drops == "messages":
@@ -286,6 +282,13 @@ class TextEngine:
             looks_ahead=self.info.is_recurrent,
         )
         return prompt.followed_by(messages[-1].content or "") if continues else prompt
+
+    def _check_images(self, messages: Sequence[Message]) -> None:
+        kinds = {image.kind for each in messages for image in each.images} - {self.takes}
+        if kinds:
+            only = f"text and {self.takes} files" if self.takes else "text"
+            found = "an image" if "image" in kinds else "a sound"
+            raise RequestError(f"this model reads only {only}.", param="messages", found=found)
 
     def _encode_fitting(self, request: GenerationRequest) -> tuple[ChatPrompt, list[int], int]:
         """A chat and its token ids; where the oldest messages may go, as many as fit.
@@ -312,6 +315,7 @@ class TextEngine:
             except ContextLengthError:
                 return False
 
+        self._check_images(messages)
         first = _first_turn(messages)
         room = self._room(request)
         if truncation is None or truncation.drops != "messages" or fits(first):

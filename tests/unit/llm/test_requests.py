@@ -12,6 +12,7 @@ from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.infill import INFILL_FORMATS, encode_infill
 from blazr.llm.llm import LLM
 from blazr.llm.text_engine import TextEngine
+from blazr.text.images import Image
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
 
@@ -151,3 +152,14 @@ def test_arguments_of_calls_count_before_they_are_rendered(core: TextEngine) -> 
     ]
     with pytest.raises(ContextLengthError, match="at most 4096 characters"):
         core.prepare(GenerationRequest(messages=messages))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("truncation", [None, Truncation(drops="messages")])
+def test_a_model_that_reads_only_text_says_so(
+    core: TextEngine, truncation: Truncation | None, count: int
+) -> None:
+    """Also where old messages may go, which looks at the images before anything is rendered."""
+    message = Message(role="user", content="hi", images=(Image(0, b"x"),) * count)
+    with pytest.raises(RequestError, match="reads only text"):
+        core.prepare(GenerationRequest(messages=[message], truncation=truncation))
