@@ -16,8 +16,11 @@ import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from blazr.server.endpoint import Route
 from blazr.server.routes import ROUTES
@@ -49,9 +52,11 @@ SOUND: dict[str, Any] = {
 VALUES: tuple[object, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -1e308, 1e-320, 1e400,
     "", "a", "\x00", "\ud800", "\u202e\u0301" * 50, "a" * 20_000, "{{ messages }}", "<|im_start|>",
-    "(a+)+$", "[[[", "\\", "../../etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/",
+    "(a+)+$", "a{1000000}", 'root ::= "a"{1000000}', "start: start",
+    "[[[", "\\", "../../etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/",
     "data:image/png;base64,AAAA", "root ::= root root", "none", "auto", "stop", "json_object",
-    [], {}, [None], [[]], [{}], [[[[]]]], {"": None}, [0] * 2000, ["a"] * 300, [-1], [2**40],
+    [], {}, [None], [[]], [{}], [[[[]]]], {"": None}, [5], [0, 2**31],
+    [0] * 2000, ["a"] * 300, [-1], [2**40],
     {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
     {"type": "function", "function": FUNCTION}, {"type": "text", "text": "a"}, {"a": {"b": [1]}},
     [{"type": "function", "function": FUNCTION}], [{"role": "user"}], [*CHAT, {"role": "bogus"}],
@@ -60,6 +65,7 @@ VALUES: tuple[object, ...] = (
     [{"role": "tool", "content": "a", "tool_call_id": "none"}], SCHEMA, {"type": ["null"]},
     {"0": 1e9, "99999999": -100, "x": 1}, {"include_usage": "yes"}, {"type": "enabled"},
 )  # fmt: skip
+NUMBERS = (0, 1, -1, 2, 1e-320, 1e-38, 1e-9, 0.5, 0.99, 10, 100, 1000, 2**31 - 1)
 ODD_URLS = (
     "", "data:", "data:,x", "data:;base64,", "data:image/png;base64,====", "http://127.0.0.1:1/a.png",
     "file:///etc/passwd", "//x", "data:image/png;base64," + "%41" * 4000, "\x00",
@@ -198,6 +204,10 @@ def _body(row: Route, chance: random.Random, model: str, *, has_media: bool) -> 
     for _ in range(chance.choice((0, 1, 1, 1, 2, 4))):
         name = chance.choice(fields) if fields and chance.random() < 0.95 else "unknown"
         body[name] = _value(chance)
+    numbers = _numbers_of(row.body) if row.body is not None else []
+    if numbers and chance.random() < 0.3:  # odd, and yet within many ranges: their mixtures
+        for name in chance.choices(numbers, k=chance.choice((1, 2, 4, 8))):
+            body[name] = chance.choice(NUMBERS)
     if "stream" in fields and chance.random() < 0.3:
         body["stream"] = True
     text = json.dumps(body)
@@ -206,6 +216,19 @@ def _body(row: Route, chance: random.Random, model: str, *, has_media: bool) -> 
     if chance.random() < 0.02 and body:
         text = text[:-1] + ", " + text[1:]  # every name twice
     return text.encode()
+
+
+@cache
+def _numbers_of(body: type) -> list[str]:
+    """The fields of a body that are numbers."""
+    kinds = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
+    found = msgspec.inspect.type_info(body)
+    return [
+        each.encode_name
+        for each in getattr(found, "fields", ())
+        for kind in getattr(each.type, "types", (each.type,))
+        if isinstance(getattr(kind, "type", kind), kinds)
+    ]
 
 
 def _value(chance: random.Random) -> object:
