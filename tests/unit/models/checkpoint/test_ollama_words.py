@@ -142,10 +142,11 @@ def test_rows_of_gate_and_up_in_turns_become_two_tensors(tmp_path: Path) -> None
     stands_for = kind.kind.decode(kind(whole))
     for first, each in enumerate(("gate", "up")):
         bias = checkpoint.tensors[f"blk.0.ffn_{each}_exps.bias"]
-        assert (bias.shape, bias.nbytes) == ((3, 4), 48)
+        assert (bias.dtype, bias.shape, bias.nbytes) == ("F32", (3, 4), 48)
         assert torch.equal(checkpoint.view(bias), whole[:, first::2, 0])
         weight = checkpoint.tensors[f"blk.0.ffn_{each}_exps.weight"]
-        assert (weight.shape, weight.nbytes) == ((3, 4, 64), 3 * 4 * 2 * 34)
+        assert (weight.dtype, weight.nbytes) == ("Q8_0", 3 * 4 * 2 * 34)
+        assert weight.shape == (3, 4, 64)
         assert torch.equal(kind.kind.decode(checkpoint.view(weight)), stands_for[:, first::2])
     infos = sorted(checkpoint.tensors.values(), key=lambda info: info.start)
     for part in ("bias", "weight"):  # they share the bytes of what they were, and take no more

@@ -268,3 +268,25 @@ def test_files_are_read_one_after_the_other() -> None:
     }
     steps = plan_load({name: placed[name] for name in SHAPES}, PARAMETERS, RULES).steps
     assert [step.parameter for step in steps] == ["p.0.w", "stack.0", "conv.0"]
+
+
+def test_of_a_name_no_more_than_100_characters_are_repeated() -> None:
+    """Names are what somebody wrote into a file."""
+    long = "y" * 300
+    book = RuleBook([Rule(f"{begin}.{long}", "p.w") for begin in "ab"] + [Rule("c", "c")])
+    parameters = {"p.w": (2,), "c": (2,)}
+    for shapes in (
+        {f"a.{long}": (3,), "c": (2,)},
+        {f"a.{long}": (2,), f"b.{long}": (2,), "c": (2,)},
+        {f"a.{long}": (2,), f"{long}c": (2,), "c": (2,)},
+        {f"a.{long}z": (2,), "c": (2,)},
+    ):
+        found = plan_load(tiny.from_shapes(shapes).tensors, parameters, book)
+        with pytest.raises(CheckpointError) as caught:
+            found.check()
+        assert "y" * 98 in caught.value.message
+        assert "y" * 101 not in caught.value.message
+        for problem in found.problems:
+            assert "y" * 101 not in problem.detail
+        lines = caught.value.found.splitlines()
+        assert all(len(line) <= 300 for line in lines)
