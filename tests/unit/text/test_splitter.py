@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +35,7 @@ from tests.support.seeds import examples
 pytestmark = pytest.mark.smoke
 
 
-def scan(start: Callable[[str], Generator[None, str, Any]], text: str) -> tuple[Any, str]:
+def scan(start: Callable[[str], Generator[None, str, object]], text: str) -> tuple[object, str]:
     """What a scan of a text returns, and what it has not looked at."""
     rest = [*text, ""]
     try:
@@ -48,7 +47,7 @@ def scan(start: Callable[[str], Generator[None, str, Any]], text: str) -> tuple[
         return end.value, "".join(rest)
 
 
-def fails(start: Callable[[str], Generator[None, str, Any]], text: str) -> type[Exception]:
+def fails(start: Callable[[str], Generator[None, str, object]], text: str) -> type[Exception]:
     with pytest.raises(MalformedError) as caught:
         scan(start, text)
     return caught.type
@@ -79,7 +78,7 @@ def test_a_text_may_be_missing_altogether() -> None:
 
 
 def test_one_of_several_texts() -> None:
-    def start(c: str) -> Generator[None, str, Any]:
+    def start(c: str) -> Generator[None, str, object]:
         return one_of(c, "to=", "tool", "x")
 
     assert scan(start, "to=a") == (("to=", "a"), "")
@@ -92,8 +91,10 @@ def test_one_of_several_texts() -> None:
 
 
 @pytest.mark.parametrize("read", [word, until])
-def test_a_short_text_up_to_its_end(read: Callable[[str, str], Generator[None, str, Any]]) -> None:
-    def start(c: str) -> Generator[None, str, Any]:
+def test_a_short_text_up_to_its_end(
+    read: Callable[[str, str], Generator[None, str, object]],
+) -> None:
+    def start(c: str) -> Generator[None, str, object]:
         return read(c, "]]")
 
     assert scan(start, "ab]]cd") == (("ab", "c"), "d")
@@ -125,12 +126,14 @@ def test_a_long_text_comes_without_its_end_and_the_space_around_it(
     parts: list[str] = []
     ended = []
 
-    def start(c: str) -> Generator[None, str, Any]:
+    def start(c: str) -> Generator[None, str, object]:
         return stream_until(
             c, ("</a>", "</b"), parts.append, trim=" \n", most=most, at_end=lambda: ended.append(1)
         )
 
-    (end, after), rest = scan(start, text + ("</a>x y" if ends else ""))
+    found, rest = scan(start, text + ("</a>x y" if ends else ""))
+    assert isinstance(found, tuple)
+    end, after = found
     whole = text + ("</a>x y" if ends else "")
     places = [(whole.find(each), each) for each in ("</a>", "</b") if each in whole]
     place, expected = min(places, default=(len(whole), ""))
@@ -140,13 +143,13 @@ def test_a_long_text_comes_without_its_end_and_the_space_around_it(
     body = whole[:place]
     for _ in range(most):
         body = body[1:] if body[:1] in {" ", "\n"} else body
-    found = "".join(parts)
-    assert body.startswith(found)
-    left_out = body[len(found) :]
+    given = "".join(parts)
+    assert body.startswith(given)
+    left_out = body[len(given) :]
     assert not left_out.strip(" \n")
     # space that comes in masses is text
     assert len(left_out) <= most or not end
-    assert found == found.rstrip(" \n") or len(left_out) >= most or not end
+    assert given == given.rstrip(" \n") or len(left_out) >= most or not end
 
 
 def test_a_long_text_comes_as_soon_as_it_can() -> None:
@@ -198,8 +201,9 @@ def format_scan(marker: str, sink: Sink) -> Scan:
     return c
 
 
-def split(parts: Iterable[str], *, is_cut: bool = False, **more: Any) -> list[Piece]:
-    splitter = Splitter(format_scan, markers=("[", "<<"), starters=("{", "{{"), **more)
+def split(parts: Iterable[str], *, is_cut: bool = False, is_inside: bool = False) -> list[Piece]:
+    marks = {"markers": ("[", "<<"), "starters": ("{", "{{")}
+    splitter = Splitter(format_scan, is_inside=is_inside, **marks)
     pieces = [piece for part in parts for piece in splitter.push(part)]
     return merge(pieces + splitter.flush(is_cut=is_cut))
 
@@ -244,8 +248,8 @@ def test_pieces_of_a_text(text: str, expected: list[Piece]) -> None:
 def test_any_cut_gives_the_same_pieces(
     text: str, places: list[int], is_cut: bool, is_inside: bool
 ) -> None:
-    given = {"is_cut": is_cut, "is_inside": is_inside}
-    assert split(cut(text, places), **given) == split([text], **given)
+    found = split(cut(text, places), is_cut=is_cut, is_inside=is_inside)
+    assert found == split([text], is_cut=is_cut, is_inside=is_inside)
 
 
 @given(text=st.text("ab:[]<{} ", max_size=30))
