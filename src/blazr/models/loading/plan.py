@@ -374,11 +374,11 @@ class _Matching:
     def add(self, info: TensorInfo) -> None:
         """Give a tensor to the parameter it belongs to, or its rows to several."""
         placements = self.rules.placements(info.name)
-        shapes = [self.parameters.get(each.parameter) for each in placements]
         wanted = [
             each.transform.stored_shape(shape)
-            for each, shape in zip(placements, shapes, strict=True)
-            if shape is not None and each.slot in each.transform.slots(shape)
+            for each in placements
+            if (shape := self.parameters.get(each.parameter)) is not None
+            and each.slot in each.transform.slots(shape)
         ]
         if not placements or len(wanted) < len(placements):
             self.left_over.append(info)
