@@ -16,7 +16,7 @@ _NEVER = float("-inf")
 
 def constrain(
     scores: Tensor, sequences: Sequence[RunningSequence]
-) -> tuple[Tensor, dict[int, str]]:
+) -> tuple[Tensor, dict[int, BaseException]]:
     """Rule out what the constraints of some rows do not allow.
 
     The masks are computed before anything is asked of the scores, so that a device may still be
