@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -71,8 +72,6 @@ def _check_encoding(media_type: str) -> None:
     Raises:
         HttpError: 400.
     """
-    from python_multipart.multipart import parse_options_header
-
     _, options = parse_options_header(media_type)
     encoding = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if encoding not in {"utf-8", "utf8"}:

@@ -11,8 +11,6 @@ from starlette.datastructures import Headers
 from blazr.server.errors import HttpError
 from blazr.server.form import decode_form
 
-pytest.importorskip("python_multipart", reason="the audio extra is not installed")
-
 
 class Body(msgspec.Struct):
     file: bytes
