@@ -34,6 +34,7 @@ from tests.support.ranks import (
     BuildStage,
     config_of,
     even_mixer,
+    logits_in_threads,
     network,
     part_of,
     stage_of,
@@ -126,6 +127,34 @@ def test_a_layer_over_two_ranks(ranks, mixer, feed):
     """Each mixer, with one after the other of the feed-forwards behind it."""
     mixers = [even_mixer(mixer)] * 2
     compare_random(ranks, config_of(mixers, feed and FEED_FORWARD_EXAMPLES[feed]))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "count"),
+    [
+        ("gqa", 4),
+        ("gqa_capped", 4),
+        ("gqa_nope", 3),
+        ("mamba1_normed", 5),
+        ("mamba2", 6),
+        ("mamba2_groups", 4),
+        ("mamba3", 3),
+        ("mamba3_mimo", 4),
+        ("gated_delta", 4),
+        ("kimi_delta", 3),
+        ("mla", 3),
+        ("short_conv", 8),
+    ],
+)
+def test_more_ranks(mixer, count):
+    """Also more than there are groups, or heads of keys, which several then share."""
+    config = config_of([MIXER_EXAMPLES[mixer]] * 2, FEED_FORWARD_EXAMPLES["mlp"])
+    whole = network(config, run_seed())
+    ids = torch.randint(VOCAB, (2, 70))
+    with torch.inference_mode():
+        expected = whole.forward_sequences(ids)
+    for found in logits_in_threads(whole, ids, count):
+        assert error(found, expected) < TOLERANCE * float(expected.abs().max())
 
 
 def test_experts_on_latent_channels(ranks):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Barrier
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
+from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.engine.ranks.orders import Member, Order
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.models.causal_lm import CausalLM, ModelConfig
@@ -18,7 +22,7 @@ from blazr.models.loading.parts import held_of, part_of_config, part_of_tensor
 from blazr.models.loading.plan import stage_name
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
-from blazr.nn.layers.ranks import Ranks
+from blazr.nn.layers.ranks import Rank, Ranks
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 
@@ -93,6 +97,41 @@ def part_of(model: CausalLM, ranks: Ranks) -> CausalLM:
     part.load_state_dict(tensors, assign=True)
     part.join(ranks)
     return part.eval().requires_grad_(requires_grad=False)
+
+
+class ThreadRanks(ProcessRanks):
+    """Ranks in threads of one process, for more of them than processes are cheap."""
+
+    def __init__(self, rank: Rank, slots: list[Tensor | None], barrier: Barrier) -> None:
+        self.rank = rank
+        self._slots = slots
+        self._barrier = barrier
+
+    @override
+    def gather(self, x: Tensor) -> list[Tensor]:
+        self._slots[self.rank.number] = x.clone()
+        self._barrier.wait()
+        found = [each.clone() for each in self._slots if each is not None]
+        self._barrier.wait()
+        return found
+
+
+def logits_in_threads(model: CausalLM, ids: Tensor, count: int) -> list[Tensor]:
+    """What so many ranks make of whole sequences, each for itself."""
+    slots: list[Tensor | None] = [None] * count
+    barrier = Barrier(count, timeout=60)
+
+    def run(number: int) -> Tensor:
+        try:
+            with torch.inference_mode():
+                part = part_of(model, ThreadRanks(Rank(number, count), slots, barrier))
+                return part.forward_sequences(ids)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
 
 
 @dataclass(frozen=True)
