@@ -57,6 +57,10 @@ PACKED = Tiny(
     layers=("StandardTransformer", "StandardTransformer"), hidden_size=256, num_heads=8,
     head_dim=64, intermediate_size=512, vocab_size=53, max_seq_len=1024,
 )  # fmt: skip
+# To find scales of q4_k takes seconds.
+SOME_QUANTIZERS = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "q4_k")) for name in QUANTIZERS
+]
 LAYERS = list(zip(sorted(MIXER_EXAMPLES), cycle([None, *FEED_FORWARD_EXAMPLES]), strict=False))
 
 
@@ -220,7 +224,7 @@ def test_layers_that_share_are_not_cut_in_stages():
 
 
 @pytest.mark.usefixtures("reference_ops")
-@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("name", SOME_QUANTIZERS)
 def test_weights_that_are_quantized_while_loading(exact_ranks, name, tmp_path):
     """Blocks are not parted."""
     path = tiny.save(PACKED, tmp_path, layout="hf")
@@ -228,7 +232,7 @@ def test_weights_that_are_quantized_while_loading(exact_ranks, name, tmp_path):
     assert held < 0.6 * there_are
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize("name", SOME_QUANTIZERS)
 def test_packed_weights_by_kernels(ranks, name, tmp_path):
     """They round their inputs; two ranks lose no more by it than one process does."""
     path = str(tiny.save(PACKED, tmp_path, layout="hf"))
