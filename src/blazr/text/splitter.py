@@ -244,12 +244,12 @@ def stream_until(
             c = yield
             return end, c
         body = held[: len(held) - max(overlap(held, each) for each in ends)]
-        cut = max(len(body.rstrip(trim)) if trim else len(body), len(body) - most)
+        cut = max(len(body.rstrip(trim)), len(body) - most)
         if cut:
             put(held[:cut])
             held = held[cut:]
         c = yield
-    put(held.rstrip(trim) if trim else held)
+    put(held.rstrip(trim))
     return "", c
 
 

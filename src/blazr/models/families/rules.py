@@ -492,7 +492,7 @@ class RuleBook:
         for rule in own:
             is_own = rule.source.startswith(layer)
             name = rule.source[len(layer) :] if is_own else rule.source.partition("{i}.")[2]
-            targets = [_NUMBERED.sub(OURS, each) if is_own else each for each in rule.targets]
+            targets = [_NUMBERED.sub(OURS, each) for each in rule.targets]
             if name and all(target.startswith(OURS) for target in targets):
                 of_mtp = replace(
                     rule, source=MTP + OURS + name, target=tuple(MTP + each for each in targets)
