@@ -1,0 +1,1 @@
+"""Replicas by the hundred in one process: the real scheduler, caches and routers, made-up steps."""
