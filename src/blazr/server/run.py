@@ -21,7 +21,7 @@ from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.models import PrefixReport
 from blazr.server.sse import SendTimeout, Stream
-from blazr.text.events import Event, Finished, PromptDone, TextDelta
+from blazr.text.events import Event, Finished, PromptDone, TextDelta, ToolStep
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class Run:
                 if event.index in self._last_s:
                     self.service.between_tokens(now_s - self._last_s[event.index])
                 self._last_s[event.index] = now_s
+            elif isinstance(event, ToolStep):
+                self._last_s.pop(event.index, None)  # it is not the model that takes the time
         return events
 
     @property

@@ -80,6 +80,23 @@ def test_two_rounds_with_calls_that_run_together(tmp_path: Path) -> None:
         assert "met as one" in prompts(running.core)[-1]
 
 
+def test_tools_take_no_time_between_tokens(tmp_path: Path) -> None:
+    replies = [calling(("add", {"a": 1, "b": 2})), "It is 3."]
+    with chatting(tmp_path, [*replies, *replies]) as running:
+
+        def count() -> float:
+            lines = running.client.get("/metrics").text.splitlines()
+            found = [x for x in lines if x.startswith("blazr_inter_token_seconds_count")]
+            return sum(float(each.split()[-1]) for each in found)
+
+        post(running)
+        of_agent = count()
+        own = {**OWN["function"], "name": "add"}
+        post(running, agent=False, tools=[{"type": "function", "function": own}])
+        post(running, agent=False)
+        assert of_agent == count() - of_agent > 0
+
+
 def test_every_step_is_in_the_stream(tmp_path: Path) -> None:
     with chatting(tmp_path, TWO_ROUNDS, settings={"agent": True}) as running:
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
