@@ -15,6 +15,7 @@ import uvicorn
 
 from tests.support.scripted import wait_until
 
+PATIENT = {"startup_timeout": 100}  # a busy machine takes long to start a program
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -86,7 +87,7 @@ def build(marks: Path | None = None):  # noqa: C901  (a tool each)
 def on_stdio(**more: object) -> dict[str, object]:
     """The entry of an ``mcp.json`` for this server as a program."""
     code = "from tests.support import mcp_servers; mcp_servers.build().run()"
-    return {"command": sys.executable, "args": ["-c", code], "cwd": str(ROOT), **more}
+    return {"command": sys.executable, "args": ["-c", code], "cwd": str(ROOT), **PATIENT, **more}
 
 
 def saying(tools: object, *, then: object = None, **more: object) -> dict[str, object]:
@@ -121,7 +122,7 @@ for line in sys.stdin:
         answer["error"] = {{"code": -32601, "message": "unknown"}}
     print(json.dumps(answer), flush=True)
 """
-    return {"command": sys.executable, "args": ["-c", code], **more}
+    return {"command": sys.executable, "args": ["-c", code], **PATIENT, **more}
 
 
 SILENT = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"]}

@@ -197,8 +197,7 @@ def test_calls_that_take_longer_than_the_request_may(tmp_path: Path) -> None:
     with chatting(tmp_path, [calling(("wait", {}))]) as running:
         body = {"messages": HELLO, "agent": True, "timeout": 0.5}
         reply = running.client.post("/v1/chat/completions", json=body)
-        assert reply.status_code == 408
-        assert "tools" in reply.json()["error"]["message"]
+        assert reply.status_code == 408, "however far it has come by then"
 
 
 def test_what_cannot_be_asked(tmp_path: Path) -> None:
