@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from typing_extensions import override
 
-from blazr.core.errors import CheckpointError, ConfigError
+from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.open import ModelFiles, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.pipelines.jobs import JobQueue
@@ -51,31 +52,32 @@ class Pipeline(ABC):
 
     Args:
         info: About it.
-        network: Its network.
-        directory: Where its other files lie.
 
     Attributes:
-        auto: The library's class that knows its networks.
+        library: What runs it, and has written its files.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
         jobs: The thread it works on.
     """
 
-    auto: ClassVar[str]
+    library: ClassVar[str]
     extra: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
 
-    def __init__(self, info: PipelineInfo, network: torch.nn.Module, directory: Path) -> None:
+    def __init__(self, info: PipelineInfo) -> None:
         self.info = info
-        self.network: Any = network
-        self.device = next(network.parameters()).device
-        self.dtype = next(network.parameters()).dtype
-        self.prepare(directory)
         self.jobs = JobQueue(info.name, on_idle=release_threads)
 
+    @classmethod
     @abstractmethod
-    def prepare(self, directory: Path) -> None:
-        """Read what else it needs."""
+    def read(
+        cls, files: ModelFiles, capabilities: tuple[str, ...], *, device: Device, dtype: str
+    ) -> Self:
+        """Read a model, as `load` says, which calls this once the packages are there.
+
+        Raises:
+            Exception: What the library raises where it cannot.
+        """
 
     @classmethod
     def load(
@@ -100,31 +102,67 @@ class Pipeline(ABC):
                 found=f"{' and '.join(missing)} not installed",
                 hint=f"pip install 'blazr[{cls.extra}]'",
             )
-        checkpoint = open_checkpoint(files.path)
-        if dtype == "auto" and device.kind == "cpu":
-            dtype = "float32"
-        network: Any
         try:
-            network, problems = network_from(checkpoint, cls.auto, dtype=dtype)
-            if problems:
-                raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")  # noqa: TRY301
-            weights = list(network.parameters())
-            info = PipelineInfo(
-                name=files.name,
-                family=network.config.model_type,
-                capabilities=capabilities,
-                num_parameters=sum(each.numel() for each in weights),
-                size_bytes=sum(each.nbytes for each in weights),
-                device=str(device),
-            )
-            return cls(info, network.to(device.torch_device), checkpoint.directory)
+            return cls.read(files, capabilities, device=device, dtype=dtype)
+        except BlazrError:
+            raise
         except Exception as error:
             raise CheckpointError(
                 f"{files.name} cannot be loaded.",
                 found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                expected="a folder with the files of transformers' save_pretrained",
+                expected=f"a folder with the files of {cls.library}' save_pretrained",
             ) from error
 
     def close(self) -> None:
         """End what it does. Idempotent."""
         self.jobs.close()
+
+
+class TransformersPipeline(Pipeline):
+    """A network of transformers in memory.
+
+    Args:
+        info: About it.
+        network: Its network.
+        directory: Where its other files lie.
+
+    Attributes:
+        auto: The library's class that knows its networks.
+    """
+
+    library: ClassVar[str] = "transformers"
+    auto: ClassVar[str]
+
+    def __init__(self, info: PipelineInfo, network: torch.nn.Module, directory: Path) -> None:
+        self.network: Any = network
+        self.device = next(network.parameters()).device
+        self.dtype = next(network.parameters()).dtype
+        self.prepare(directory)
+        super().__init__(info)
+
+    @abstractmethod
+    def prepare(self, directory: Path) -> None:
+        """Read what else it needs."""
+
+    @classmethod
+    @override
+    def read(
+        cls, files: ModelFiles, capabilities: tuple[str, ...], *, device: Device, dtype: str
+    ) -> Self:
+        checkpoint = open_checkpoint(files.path)
+        if dtype == "auto" and device.kind == "cpu":
+            dtype = "float32"
+        network: Any
+        network, problems = network_from(checkpoint, cls.auto, dtype=dtype)
+        if problems:
+            raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")
+        weights = list(network.parameters())
+        info = PipelineInfo(
+            name=files.name,
+            family=network.config.model_type,
+            capabilities=capabilities,
+            num_parameters=sum(each.numel() for each in weights),
+            size_bytes=sum(each.nbytes for each in weights),
+            device=str(device),
+        )
+        return cls(info, network.to(device.torch_device), checkpoint.directory)

@@ -15,7 +15,7 @@ import torch
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.jobs import Outlet
-from blazr.pipelines.pipeline import Pipeline
+from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Sentence:
     speed: float
 
 
-class Speaker(Pipeline):
+class Speaker(TransformersPipeline):
     """A model that says a text."""
 
     extra: ClassVar[str] = "audio"

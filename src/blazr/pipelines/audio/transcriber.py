@@ -21,7 +21,7 @@ from blazr.pipelines.audio.transcript import (
 from blazr.pipelines.audio.voice_activity import FRAME, RATE, VoiceActivity, speech_marks
 from blazr.pipelines.audio.windows import windows
 from blazr.pipelines.jobs import Outlet
-from blazr.pipelines.pipeline import Pipeline
+from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class Window:
     check: Callable[[], None]
 
 
-class Transcriber(Pipeline):
+class Transcriber(TransformersPipeline):
     """A model that writes down what is said.
 
     Attributes:
