@@ -17,6 +17,7 @@ COMMANDS: Table[Callable[..., None]] = Table(
         "transcribe": "blazr.cli.transcribe:transcribe",
         "speak": "blazr.cli.speak:speak",
         "mcp": "blazr.cli.mcp:mcp",
+        "image": "blazr.cli.image:image",
         "launch": "blazr.cli.launch:launch",
         "batch": "blazr.cli.batch:batch",
         "info": "blazr.cli.info:info",

@@ -16,7 +16,7 @@ from typer.core import TyperOption
 from blazr.cli import options
 from blazr.cli.options import ServeFlags
 from blazr.core.errors import ConfigError
-from blazr.pipelines.kinds import COMPLETION, kind_of
+from blazr.pipelines.kinds import COMPLETION, IMAGE, kind_of
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
@@ -73,7 +73,10 @@ class ModelPlan:
         if self.flags.quantize is not None:
             return 0
         place = Path(self.path).expanduser()
-        files = [place] if place.is_file() else [f for end in _WEIGHTS for f in place.glob(end)]
+        kind = kind_of(place)
+        parts = kind is not None and IMAGE in kind.capabilities  # each in a folder of its own
+        ends = ("*/*.safetensors",) if parts else _WEIGHTS
+        files = [place] if place.is_file() else [f for end in ends for f in place.glob(end)]
         return sum(file.stat().st_size for file in files)
 
 

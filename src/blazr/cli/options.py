@@ -386,7 +386,7 @@ def read_stdin() -> str:
 
 @contextmanager
 def progress_bar(
-    title: str, *, unit: Literal["bytes", "requests"] = "bytes"
+    title: str, *, unit: Literal["bytes", "requests", "steps"] = "bytes"
 ) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on stderr, told how much is done and of how much; None where that is no terminal."""
     if not sys.stderr.isatty():

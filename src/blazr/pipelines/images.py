@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from blazr.core.errors import RequestError
 from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES
@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 MAX_PIXELS = 40_000_000  # 120 MB as bytes of three colours
 
 
-def open_image(data: bytes, *, param: str = "messages") -> Pixels:
+def open_image(
+    data: bytes, *, param: str = "messages", mode: Literal["RGB", "RGBA"] = "RGB"
+) -> Pixels:
     """Decode an image, turned as its camera was held, in red, green and blue.
 
     Nothing is decoded before the header says that it is small enough.
+
+    Args:
+        data: A file.
+        param: The field it came in.
+        mode: ``RGBA`` keeps what is transparent.
 
     Raises:
         RequestError: It is none, damaged, animated, too large, or in another format.
@@ -36,7 +43,7 @@ def open_image(data: bytes, *, param: str = "messages") -> Pixels:
             width, height = image.size
             num_frames = getattr(image, "n_frames", 1)
             if width * height <= MAX_PIXELS and num_frames == 1:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                return ImageOps.exif_transpose(image).convert(mode)
     except Exception as error:  # decoders of damaged files raise whatever comes to pass
         raise RequestError(
             "an image cannot be read.",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COMPLETION = "completion"  # what a language model can do
 TRANSCRIPTION = "transcription"
 SPEECH = "speech"
+IMAGE = "image"
+_OF_DIFFUSERS = "diffusers"
 _MAX_CONFIG_BYTES = 2**20
 
 
@@ -52,11 +54,12 @@ class PipelineKind:
         return kind.load(files, self.capabilities, device=device, dtype=dtype)
 
 
-# By `model_type` in config.json.
+# By `model_type` in config.json; what has a `model_index.json` is of diffusers.
 PIPELINES: Table[PipelineKind] = Table(
     "pipeline",
     {
         "whisper": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.whisper:Whisper"),
+        _OF_DIFFUSERS: PipelineKind((IMAGE,), "blazr.pipelines.diffusion.generator:ImageGenerator"),
         "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.speaker:Vits"),
     },
 )
@@ -64,6 +67,8 @@ PIPELINES: Table[PipelineKind] = Table(
 
 def kind_of(place: Path) -> PipelineKind | None:
     """The kind of a model in a directory; None where it is a language model, or nothing is."""
+    if (place / "model_index.json").is_file():
+        return PIPELINES[_OF_DIFFUSERS]
     config = place / "config.json"
     try:
         if config.stat().st_size > _MAX_CONFIG_BYTES:

@@ -92,6 +92,7 @@ class Call(Generic[Body_co]):
         host: How the client has reached this server: a name and perhaps a port.
         request_id: Its ``X-Request-Id``.
         id: A fresh id, which the id of its answer ends with.
+        base_url: Of the server, as the client has asked for it; it ends with a slash.
         facts: What the access log and the trace say of it besides.
         headers: Headers of its answer; the handler adds to them.
         is_large: Whether its body has more than `LARGE_BODY_BYTES`.
@@ -107,6 +108,7 @@ class Call(Generic[Body_co]):
     host: str = ""
     request_id: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    base_url: str = "/"
     facts: dict[str, str | int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     is_large: bool = False
@@ -334,6 +336,7 @@ class Endpoint:
             host=HTTPConnection(scope).headers.get("host", ""),
             request_id=scope.get("request_id", ""),
             id=id_of(self._models.state.config.replica, uuid.uuid4().hex),
+            base_url=str(HTTPConnection(scope).base_url),
             facts=scope.setdefault("facts", {}),
             is_large=is_large,
         )

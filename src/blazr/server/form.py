@@ -15,6 +15,7 @@ from blazr.server.errors import HttpError, clean
 
 _CHUNK_BYTES = 2**16
 _MAX_FIELDS = 100
+_MAX_FILES = 16
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -39,7 +40,11 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
         raise HttpError(400, "the body is no form: send multipart/form-data.", code="invalid_form")
     _check_encoding(media_type)
     parser = MultiPartParser(
-        headers, _chunks(raw), max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(raw) + 1
+        headers,
+        _chunks(raw),
+        max_files=_MAX_FILES,
+        max_fields=_MAX_FIELDS,
+        max_part_size=len(raw) + 1,
     )
     try:
         form = await parser.parse()

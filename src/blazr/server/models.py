@@ -39,7 +39,7 @@ from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
-from blazr.pipelines.kinds import COMPLETION, SPEECH, TRANSCRIPTION
+from blazr.pipelines.kinds import COMPLETION, IMAGE, SPEECH, TRANSCRIPTION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.kv_peers import Peers
@@ -55,7 +55,13 @@ _log = logging.getLogger(__name__)
 _MAX_NAMES = 5  # in a message
 MAX_REMEMBERED = 100
 _GIVE_BACK_S = 1.0  # after the last long body
-_PURPOSES = {COMPLETION: "text", TRANSCRIPTION: "sound", SPEECH: "sound"}  # in messages
+# In messages.
+_PURPOSES = {
+    COMPLETION: "text",
+    TRANSCRIPTION: "sound",
+    SPEECH: "sound",
+    IMAGE: "making images",
+}
 
 ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
 
@@ -69,6 +75,19 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int  # of the prompt's, those not computed again
     reason: str  # why no more of them
     state: str | None = None  # why the recurrent state had been kept from which it went on
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image that was made, to be fetched.
+
+    Args:
+        data: The file.
+        media_type: What it is.
+    """
+
+    data: bytes
+    media_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +178,7 @@ class ServerState:
         self.kept: Store[object] = Store()
         self.peers = Peers(config)
         self.batches: BatchJobs | None = None
+        self.images: Store[KeptImage] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 
     def check_not_draining(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from blazr.core.table import Table
-from blazr.pipelines.kinds import SPEECH, TRANSCRIPTION
+from blazr.pipelines.kinds import IMAGE, SPEECH, TRANSCRIPTION
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
@@ -42,6 +42,7 @@ from blazr.server.openai import (
     completions,
     decisions,
     embeddings,
+    images,
     model_list,
     scoring,
     speech,
@@ -57,6 +58,7 @@ _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
 _Events = partial(Route, framing=NAMED, needs_operator=True)
+_Drawing = partial(Route, capability=IMAGE)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
 _Ollama = partial(Route, error=ollama_error, framing=LINES)
 _Responses = partial(Route, framing=NAMED)
@@ -137,7 +139,10 @@ _ROWS = (
     _Hearing("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     _Hearing("POST", "/v1/audio/translations", transcriptions.translate),
     Route("POST", "/v1/audio/speech", speech.speak, capability=SPEECH),
-    *(Route("POST", path, unsupported.refuse_images) for path in unsupported.IMAGE_PATHS),
+    _Drawing("POST", "/v1/images/generations", images.generate),
+    _Drawing("POST", "/v1/images/edits", images.edit, is_form=True),
+    Route("POST", "/v1/images/variations", unsupported.refuse_variations),
+    Route("GET", "/v1/images/files/{id}", images.show_file, is_open=True),
     Route("POST", "/v1/responses/compact", unsupported.refuse_compact),
     _Anthropic("POST", "/v1/messages", messages.answer),
     _Anthropic("POST", "/v1/messages/count_tokens", messages.count_tokens),

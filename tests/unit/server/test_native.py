@@ -7,7 +7,6 @@ import json
 import pytest
 
 import blazr
-from blazr.server.openai import unsupported
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, wait_until
 
@@ -198,11 +197,17 @@ def test_a_schema_may_come_with_json_object(loopback: Loopback) -> None:
         assert loopback.client.post(path, json=body).status_code == 400
 
 
+def test_without_a_model_for_images_none_are_made(loopback: Loopback) -> None:
+    reply = loopback.client.post("/v1/images/generations", json={"prompt": "a"})
+    assert reply.status_code == 501
+    assert "images" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "what"),
     [
         *((path, "sound") for path in FORM_PATHS),
-        *((path, "images") for path in unsupported.IMAGE_PATHS),
+        ("/v1/images/variations", "images"),
         ("/v1/responses/compact", "conversation"),
     ],
 )

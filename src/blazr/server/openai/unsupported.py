@@ -1,4 +1,4 @@
-"""Images, summaries: the routes clients try, answered so that they know."""
+"""Variations of images, summaries: the routes clients try, answered so that they know."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import NoReturn
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 
-IMAGE_PATHS = ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")
 
-
-async def refuse_images(call: Call[None]) -> NoReturn:  # noqa: ARG001
-    """Say that this server has no models that make images."""
-    _refuse("this server has no models that make images.")
+async def refuse_variations(call: Call[None]) -> NoReturn:  # noqa: ARG001
+    """Say that images are not varied without a text."""
+    _refuse(
+        "this server makes no variations of images without a text. Try: /v1/images/edits with a "
+        "prompt."
+    )
 
 
 async def refuse_compact(call: Call[None]) -> NoReturn:  # noqa: ARG001

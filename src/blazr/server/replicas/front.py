@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_WITH_IDS = ("/v1/responses/{id}", "/v1/images/files/{id}")  # what one replica alone knows
+
 _ASK_S = 10.0
 # Headers of one connection, and those that the process in front sets or has checked itself.
 _NOT_SENT = frozenset(
@@ -243,7 +245,7 @@ class Front:
 
     def _look(self, scope: Scope, body: bytes) -> tuple[list[bytes], int | None]:
         """The names of a prompt's blocks, and the replica that alone knows what it goes on from."""
-        if self._route.path.startswith("/v1/responses/{id}"):
+        if self._route.path.startswith(_WITH_IDS):
             return [], number_in(scope["path_params"]["id"])
         if self._route.body is None or self._route.is_form or not body:
             return [], None

@@ -1,0 +1,1 @@
+"""Models that make images, as diffusers runs them."""
