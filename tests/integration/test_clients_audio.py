@@ -127,7 +127,7 @@ def test_the_model_shows_what_it_can_do(server: Loopback, sound: bytes) -> None:
     assert cards["ears"]["capabilities"] == ["transcription"]
     assert cards["ears"]["status"]["value"] == "loaded"
     assert cards["ears"]["owned_by"] == "whisper"
-    assert cards["text"]["capabilities"] == ["completion"]
+    assert cards["text"]["capabilities"] == ["completion", "embedding", "reranking"]
     assert server.client.get("/health").json()["models"]["ears"] == "loaded"
     assert server.client.get("/server_info").status_code == 200
     assert server.client.get("/api/ps").status_code == 200

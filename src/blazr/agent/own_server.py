@@ -21,7 +21,7 @@ from msgspec import Meta
 
 import blazr
 from blazr.core.errors import BlazrError, EngineError, RequestError
-from blazr.pipelines.kinds import COMPLETION, TRANSCRIPTION
+from blazr.pipelines.kinds import COMPLETION, EMBEDDING, LANGUAGE_MODEL, TRANSCRIPTION
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -166,7 +166,7 @@ TOOLS = {
     "embed": OwnTool(
         EmbedArguments,
         "/v1/embeddings",
-        COMPLETION,
+        EMBEDDING,
         _embed,
         lambda answer: json.dumps([each["embedding"] for each in answer["data"]]),
     ),
@@ -225,7 +225,7 @@ class _Asking:
         from mcp_types import ListToolsResult, Tool
 
         models = await self._ask("GET", "/v1/models", _keys(context))
-        able = {x for each in models["data"] for x in each.get("capabilities") or (COMPLETION,)}
+        able = {x for each in models["data"] for x in each.get("capabilities") or LANGUAGE_MODEL}
         found = [
             Tool(name=name, description=_summary(each.arguments), input_schema=each.schema)
             for name, each in self._tools.items()

@@ -16,7 +16,7 @@ from typer.core import TyperOption
 from blazr.cli import options
 from blazr.cli.options import ServeFlags
 from blazr.core.errors import ConfigError
-from blazr.pipelines.kinds import COMPLETION, IMAGE, kind_of
+from blazr.pipelines.kinds import IMAGE, LANGUAGE_MODEL, kind_of
 
 if TYPE_CHECKING:
     from blazr.llm.async_llm import AsyncLLM
@@ -58,7 +58,7 @@ class ModelPlan:
         if not place.exists() and self.path != options.BUILT_IN:
             return None  # of the Hub
         kind = kind_of(place)
-        return (COMPLETION,) if kind is None else kind.capabilities
+        return LANGUAGE_MODEL if kind is None else kind.capabilities
 
     @property
     def adapters(self) -> Mapping[str, Path]:

@@ -12,6 +12,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt
 from blazr.llm.results import Completion, Embedding, Score
+from blazr.pipelines.encoders.request import unit
 
 ONLY_READ = SamplingParams(max_tokens=0)
 
@@ -37,9 +38,7 @@ def unit_vectors(
             found=str(dimensions)[:20],
             expected=f"1 to {size}",
         )
-    vectors = vectors[:, :dimensions]
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return unit(vectors[:, :dimensions])
 
 
 def embedding_requests(prompts: Sequence[Prompt]) -> list[GenerationRequest]:

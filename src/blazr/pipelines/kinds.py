@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from blazr.nn.device import Device
     from blazr.pipelines.pipeline import Pipeline
 
-COMPLETION = "completion"  # what a language model can do
+COMPLETION = "completion"
+EMBEDDING = "embedding"
+RERANKING = "reranking"
+CLASSIFICATION = "classification"
 TRANSCRIPTION = "transcription"
 SPEECH = "speech"
 IMAGE = "image"
+LANGUAGE_MODEL = (COMPLETION, EMBEDDING, RERANKING)  # what a language model can do
 _OF_DIFFUSERS = "diffusers"
 _MAX_CONFIG_BYTES = 2**20
 
@@ -54,19 +58,35 @@ class PipelineKind:
         return kind.load(files, self.capabilities, device=device, dtype=dtype)
 
 
-# By `model_type` in config.json; what has a `model_index.json` is of diffusers.
+_ENCODER = PipelineKind((EMBEDDING, RERANKING), "blazr.pipelines.encoders.embedder:Embedder")
+_CLASSIFIER = "blazr.pipelines.encoders.classifier:Classifier"
+_FOR_LABELS = "ForSequenceClassification"
+_ONE_LABEL = f"{_FOR_LABELS}-1"
+_BY_MODULES = "modules.json"
+_BY_FILES = frozenset({_OF_DIFFUSERS, _FOR_LABELS, _ONE_LABEL, _BY_MODULES})
+_ENCODERS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
+
+# By `model_type` in config.json; `kind_of` says which rows other files decide.
 PIPELINES: Table[PipelineKind] = Table(
     "pipeline",
     {
         "whisper": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.whisper:Whisper"),
-        _OF_DIFFUSERS: PipelineKind((IMAGE,), "blazr.pipelines.diffusion.generator:ImageGenerator"),
         "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.speaker:Vits"),
+        _OF_DIFFUSERS: PipelineKind((IMAGE,), "blazr.pipelines.diffusion.generator:ImageGenerator"),
+        _FOR_LABELS: PipelineKind((CLASSIFICATION,), _CLASSIFIER),
+        _ONE_LABEL: PipelineKind((RERANKING, CLASSIFICATION), _CLASSIFIER),
+        **dict.fromkeys((_BY_MODULES, *_ENCODERS), _ENCODER),
     },
 )
 
 
 def kind_of(place: Path) -> PipelineKind | None:
-    """The kind of a model in a directory; None where it is a language model, or nothing is."""
+    """The kind of a model in a directory; None where it is a language model, or nothing is.
+
+    A `model_index.json` is of diffusers. One for labels says so in its architecture, and where
+    there is one label, that is how well two texts fit. A `modules.json` of sentence-transformers
+    makes vectors of any network's states.
+    """
     if (place / "model_index.json").is_file():
         return PIPELINES[_OF_DIFFUSERS]
     config = place / "config.json"
@@ -74,7 +94,13 @@ def kind_of(place: Path) -> PipelineKind | None:
         if config.stat().st_size > _MAX_CONFIG_BYTES:
             return None
         found = json.loads(config.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        name = found.get("model_type")
+        architectures = found.get("architectures") or [""]
+        if str(architectures[0]).endswith(_FOR_LABELS):
+            num_labels = len(found.get("id2label") or ("", ""))  # as transformers counts
+            return PIPELINES[_ONE_LABEL if num_labels == 1 else _FOR_LABELS]
+    except (AttributeError, LookupError, OSError, TypeError, ValueError, RecursionError):
         return None
-    name = found.get("model_type") if isinstance(found, dict) else None
-    return PIPELINES[name] if isinstance(name, str) and name in PIPELINES else None
+    if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
+        return PIPELINES[name]
+    return PIPELINES[_BY_MODULES] if (place / _BY_MODULES).is_file() else None

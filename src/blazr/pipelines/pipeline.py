@@ -128,10 +128,12 @@ class TransformersPipeline(Pipeline):
 
     Attributes:
         auto: The library's class that knows its networks.
+        unused: What the names of tensors begin with that may be missing.
     """
 
     library: ClassVar[str] = "transformers"
     auto: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, info: PipelineInfo, network: torch.nn.Module, directory: Path) -> None:
         self.network: Any = network
@@ -153,7 +155,8 @@ class TransformersPipeline(Pipeline):
         if dtype == "auto" and device.kind == "cpu":
             dtype = "float32"
         network: Any
-        network, problems = network_from(checkpoint, cls.auto, dtype=dtype)
+        network, missing = network_from(checkpoint, cls.auto, dtype=dtype)
+        problems = [name for name in missing if not name.startswith(cls.unused)]
         if problems:
             raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")
         weights = list(network.parameters())

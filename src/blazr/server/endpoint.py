@@ -120,6 +120,12 @@ class Call(Generic[Body_co]):
         return cast("Service", self.used)  # `Models.using` chose it by what the row needs
 
     @property
+    def name(self) -> str:
+        """What clients call the model it is for."""
+        assert self.used is not None, "this endpoint's row does not say that it needs a model"
+        return self.used.name
+
+    @property
     def hosted(self) -> PipelineService:
         """The model it is for, where another library runs it."""
         assert self.used is not None, "this endpoint's row does not say that it needs a model"

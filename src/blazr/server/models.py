@@ -39,7 +39,16 @@ from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
-from blazr.pipelines.kinds import COMPLETION, IMAGE, SPEECH, TRANSCRIPTION
+from blazr.pipelines.kinds import (
+    CLASSIFICATION,
+    COMPLETION,
+    EMBEDDING,
+    IMAGE,
+    LANGUAGE_MODEL,
+    RERANKING,
+    SPEECH,
+    TRANSCRIPTION,
+)
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
 from blazr.server.kv_peers import Peers
@@ -58,6 +67,9 @@ _GIVE_BACK_S = 1.0  # after the last long body
 # In messages.
 _PURPOSES = {
     COMPLETION: "text",
+    EMBEDDING: "vectors",
+    RERANKING: "how well texts fit",
+    CLASSIFICATION: "labels",
     TRANSCRIPTION: "sound",
     SPEECH: "sound",
     IMAGE: "making images",
@@ -372,7 +384,7 @@ class Service(Hosted):
     @property
     @override
     def capabilities(self) -> tuple[str, ...]:
-        return (COMPLETION,)
+        return LANGUAGE_MODEL
 
     @property
     @override
@@ -467,7 +479,7 @@ class ModelSource:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     num_bytes: int = 0
     stays: bool = False
-    capabilities: tuple[str, ...] | None = (COMPLETION,)
+    capabilities: tuple[str, ...] | None = LANGUAGE_MODEL
 
 
 @dataclass(slots=True, eq=False)
@@ -693,7 +705,7 @@ class Models:
                 headers={"X-Should-Retry": "false"},
             )
         # one of which it is not known yet is taken to write text, as most do
-        is_sure = [x for x in able if x.capabilities or capability == COMPLETION]
+        is_sure = [x for x in able if x.capabilities or capability in LANGUAGE_MODEL]
         first = (is_sure or able)[0]
         if not name or name == "default":
             return first

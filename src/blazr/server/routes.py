@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from functools import partial
 
 from blazr.core.table import Table
-from blazr.pipelines.kinds import IMAGE, SPEECH, TRANSCRIPTION
+from blazr.pipelines.kinds import (
+    CLASSIFICATION,
+    EMBEDDING,
+    IMAGE,
+    RERANKING,
+    SPEECH,
+    TRANSCRIPTION,
+)
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
@@ -39,6 +46,7 @@ from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openai import (
     batches,
     chat,
+    classify,
     completions,
     decisions,
     embeddings,
@@ -58,6 +66,7 @@ _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
 _Events = partial(Route, framing=NAMED, needs_operator=True)
+_Comparing = partial(Route, capability=RERANKING)
 _Drawing = partial(Route, capability=IMAGE)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
 _Ollama = partial(Route, error=ollama_error, framing=LINES)
@@ -127,15 +136,17 @@ _ROWS = (
     _Batches("GET", "/v1/batches", batches.list_batches),
     _Batches("GET", "/v1/batches/{id}", batches.show_batch),
     _Batches("POST", "/v1/batches/{id}/cancel", batches.cancel),
-    Route("POST", "/v1/embeddings", embeddings.embed),
+    Route("POST", "/v1/embeddings", embeddings.embed, capability=EMBEDDING),
     Route("POST", "/v1/decisions", decisions.decide),
-    Route("POST", "/v1/score", scoring.score),
-    Route("POST", "/score", scoring.score),  # vLLM
-    Route("POST", "/v1/rerank", scoring.rerank),
-    Route("POST", "/v2/rerank", scoring.rerank),  # Cohere
-    Route("POST", "/rerank", scoring.rerank),  # vLLM, Jina
-    Route("POST", "/reranking", scoring.rerank),  # llama.cpp
-    Route("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
+    _Comparing("POST", "/v1/score", scoring.score),
+    _Comparing("POST", "/score", scoring.score),  # vLLM
+    _Comparing("POST", "/v1/rerank", scoring.rerank),
+    _Comparing("POST", "/v2/rerank", scoring.rerank),  # Cohere
+    _Comparing("POST", "/rerank", scoring.rerank),  # vLLM, Jina
+    _Comparing("POST", "/reranking", scoring.rerank),  # llama.cpp
+    _Comparing("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
+    Route("POST", "/classify", classify.classify, capability=CLASSIFICATION),  # vLLM
+    Route("POST", "/v1/classify", classify.classify, capability=CLASSIFICATION),
     _Hearing("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     _Hearing("POST", "/v1/audio/translations", transcriptions.translate),
     Route("POST", "/v1/audio/speech", speech.speak, capability=SPEECH),
@@ -165,8 +176,8 @@ _ROWS = (
     _Ollama("POST", "/api/pull", catalog.pull, needs_model=False),
     _Ollama("POST", "/api/generate", ollama_generate.generate),
     _Ollama("POST", "/api/chat", ollama_generate.chat),
-    _Ollama("POST", "/api/embed", ollama_embed.embed),
-    _Ollama("POST", "/api/embeddings", ollama_embed.embed_one),
+    _Ollama("POST", "/api/embed", ollama_embed.embed, capability=EMBEDDING),
+    _Ollama("POST", "/api/embeddings", ollama_embed.embed_one, capability=EMBEDDING),
 )
 
 ROUTES: Table[Route] = Table("route", {f"{row.method} {row.path}": row for row in _ROWS})

@@ -1,31 +1,132 @@
-"""Prompts as vectors: what the endpoints that embed and compare have in common."""
+"""Texts as vectors: what the endpoints that embed and compare have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
-from blazr.llm.results import Completion, Usage
-from blazr.llm.vectors import ONLY_READ
+from blazr.llm.results import Usage
+from blazr.llm.vectors import ONLY_READ, unit_vectors
+from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.server.endpoint import Call
+from blazr.server.models import PipelineService
+from blazr.server.pipeline_run import PipelineRun
 from blazr.server.run import Run
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from blazr.pipelines.encoders.embedder import Embedder
+    from blazr.pipelines.encoders.encoder import Encoder
+
 MAX_INPUTS = 2048
+_OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
 
 
 async def embed_inputs(
     call: Call[object],
     inputs: Sequence[Prompt],
     *,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     truncation: Truncation | None = None,
-) -> tuple[list[Completion], Usage]:
-    """One vector for each input, and what they cost.
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    role: Literal["query", "document"] | None = None,
+) -> tuple[NDArray[np.float32], Usage]:
+    """One vector for each input, (B, C), and what they cost.
+
+    Those of a language model have length 1; those of an encoder the length that it gives them.
+
+    Args:
+        call: Who asks.
+        inputs: B texts, or a language model's tokens.
+        pooling: How a language model makes a vector; None is the mean.
+        truncation: What becomes of inputs that are too long; None refuses them.
+        dimensions: Keep this many numbers of each; None keeps all C.
+        prompt_name: Which of an encoder's prompts stands before each.
+        role: What an input is in a search, where an encoder has a prompt for that.
 
     Raises:
         RequestError: There are none or too many, or one asks for something impossible.
+    """
+    _check_inputs(inputs)
+    if isinstance(call.used, PipelineService):
+        if pooling is not None:
+            raise RequestError("this model has a pooling of its own.", param="pooling")
+        texts = [each for each in inputs if isinstance(each, str)]
+        if len(texts) < len(inputs):
+            raise RequestError("this model reads text alone.", param="input", hint=_OWN_IDS)
+        embedder = cast("Embedder", call.used.pipeline)
+        request = ReadRequest(
+            texts=texts, prompt_name=prompt_name, role=role, cut=_cut_of(truncation)
+        )
+        vectors, usage = await _read_by(call, embedder, request)
+        return embedder.shorten(vectors, dimensions), usage
+    if prompt_name is not None:
+        raise RequestError("this model has no prompts.", param="prompt_name")
+    common = call.scheduling()
+    requests = [
+        GenerationRequest(
+            prompt=each,
+            params=ONLY_READ,
+            pooling=pooling or "mean",
+            truncation=truncation,
+            **common,
+        )
+        for each in inputs
+    ]
+    try:
+        run = await Run.start(call, requests)
+        completions, usage = await run.result()
+    except RequestError as error:
+        if any(not isinstance(each, str) for each in inputs):
+            error.hint = error.hint or _OWN_IDS
+        raise
+    return unit_vectors(completions, dimensions), usage
+
+
+async def read_texts(
+    call: Call[object],
+    encoder: Encoder,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    truncation: Truncation | None,
+) -> tuple[NDArray[np.float32], Usage]:
+    """What an encoder says of texts or pairs of them, (B, C), and what that cost.
+
+    Raises:
+        RequestError: There are none or too many, or one is too long.
+    """
+    _check_inputs(texts)
+    return await _read_by(call, encoder, ReadRequest(texts=texts, cut=_cut_of(truncation)))
+
+
+async def _read_by(
+    call: Call[object], encoder: Encoder, request: ReadRequest
+) -> tuple[NDArray[np.float32], Usage]:
+    """What an encoder says of the texts of a request, (B, C), and what that cost."""
+    from blazr.pipelines.encoders.encoder import Gathered
+
+    run: PipelineRun[TextsRead] = PipelineRun(
+        call, lambda outlet: encoder.read_texts(request, outlet)
+    )
+    found = Gathered(len(request.texts))
+    try:
+        async for item in run.items():
+            found.emit(item)
+    finally:
+        run.close()
+    return found.values, Usage(prompt_tokens=found.num_tokens)
+
+
+def _check_inputs(inputs: Sequence[object]) -> None:
+    """Refuse none, and too many.
+
+    Raises:
+        RequestError: There are.
     """
     if not 0 < len(inputs) <= MAX_INPUTS:
         raise RequestError(
@@ -34,12 +135,9 @@ async def embed_inputs(
             found=str(len(inputs)),
             expected=f"1 to {MAX_INPUTS}",
         )
-    common = call.scheduling()
-    requests = [
-        GenerationRequest(
-            prompt=each, params=ONLY_READ, pooling=pooling, truncation=truncation, **common
-        )
-        for each in inputs
-    ]
-    run = await Run.start(call, requests)
-    return await run.result()
+
+
+def _cut_of(truncation: Truncation | None) -> Cut | None:
+    if truncation is None:
+        return None
+    return Cut(truncation.most, "left" if truncation.drops == "left" else "right")

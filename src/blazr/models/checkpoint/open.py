@@ -45,10 +45,18 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_WANTED = ["*.safetensors", "*.safetensors.index.json", "*config.json", *TEXT_FILES]
-# A star stands for slashes too: of what lies in folders only templates are wanted.
+_WANTED = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    *TEXT_FILES,
+]
+# A star stands for slashes too: of what lies in folders only templates are wanted, and the modules
+# of sentence-transformers, which are numbered.
 _UNWANTED = [
-    *(f"*/{each}" for each in _WANTED if each != "*.jinja"),
+    *(f"[!0-9]*/{each}" for each in _WANTED if each != "*.jinja"),
     "tokenizer*/*",
     "consolidated*",
     "adapter_*",

@@ -215,7 +215,7 @@ def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
     Raises:
         RequestError: It is no duration.
     """
-    slot = next(each for each in call.models.slots if each.service is call.service)
+    slot = next(each for each in call.models.slots if each.service is call.used)
     seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
     if not call.is_operator:
         return

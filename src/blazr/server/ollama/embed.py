@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from blazr.llm.generation import Truncation
-from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.ollama.catalog import KeepAlive, set_keep_alive, with_tag
 from blazr.server.schema import Example, schema_hint
@@ -54,10 +53,12 @@ async def embed(call: Call[EmbedBody]) -> Vectors:
     set_keep_alive(call, body.keep_alive)
     texts = [body.input] if isinstance(body.input, str) else body.input
     truncation = None if body.truncate is False else Truncation(drops="right")
-    completions, usage = await embed_inputs(call, texts, truncation=truncation)
+    vectors, usage = await embed_inputs(
+        call, texts, truncation=truncation, dimensions=body.dimensions
+    )
     return Vectors(
-        model=body.model or with_tag(call.service.name),
-        embeddings=unit_vectors(completions, body.dimensions).tolist(),
+        model=body.model or with_tag(call.name),
+        embeddings=vectors.tolist(),
         prompt_eval_count=usage.prompt_tokens,
     )
 
@@ -65,5 +66,5 @@ async def embed(call: Call[EmbedBody]) -> Vectors:
 async def embed_one(call: Call[OldEmbedBody]) -> Vector:
     """A text as a vector."""
     set_keep_alive(call, call.body.keep_alive)
-    completions, _ = await embed_inputs(call, [call.body.prompt])
-    return Vector(unit_vectors(completions)[0].tolist())
+    vectors, _ = await embed_inputs(call, [call.body.prompt])
+    return Vector(vectors[0].tolist())

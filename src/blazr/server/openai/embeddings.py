@@ -7,15 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from blazr.core.errors import RequestError
-from blazr.llm.vectors import unit_vectors
 from blazr.server.endpoint import Call
 from blazr.server.openai.shared import EmbeddingUsage
 from blazr.server.params import Prompts, TruncatingBody, prompt_truncation, to_prompts
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs
-
-_OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
 
 
 class EmbeddingBody(TruncatingBody, kw_only=True):
@@ -26,6 +22,7 @@ class EmbeddingBody(TruncatingBody, kw_only=True):
     dimensions: Annotated[int, schema_hint(minimum=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] | None = None
+    prompt_name: str | None = None
     example: ClassVar[Example] = {"input": "Once upon a time"}
 
 
@@ -47,28 +44,25 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
-    """Texts as vectors: the mean of a text's hidden states, or the last one."""
+    """Texts as vectors: by an embedding model, or as a language model's hidden states."""
     body = call.body
     inputs = await call.translate(lambda: to_prompts(body.input, param="input", most=MAX_INPUTS))
-    try:
-        completions, usage = await embed_inputs(
-            call,
-            inputs,
-            pooling=body.pooling or "mean",
-            truncation=prompt_truncation(body),
-        )
-    except RequestError as error:
-        if any(not isinstance(each, str) for each in inputs):
-            error.hint = error.hint or _OWN_IDS
-        raise
+    vectors, usage = await embed_inputs(
+        call,
+        inputs,
+        pooling=body.pooling,
+        truncation=prompt_truncation(body),
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
+    )
     rows = []
-    for index, vector in enumerate(unit_vectors(completions, body.dimensions)):
+    for index, vector in enumerate(vectors):
         # little-endian float32, as the official client unpacks it
         packed = b64encode(vector.astype("<f4")).decode()
         is_packed = body.encoding_format == "base64"
         rows.append(EmbeddingRow(index=index, embedding=packed if is_packed else vector.tolist()))
     return EmbeddingList(
-        model=call.service.name,
+        model=call.name,
         data=rows,
         usage=EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
     )

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError
+from blazr.llm.generation import Truncation
 from blazr.llm.results import Usage
-from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit_vectors
+from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit
+from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
+from blazr.server.models import PipelineService
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
 from blazr.server.params import TruncatingBody, prompt_truncation, unix_time
 from blazr.server.schema import Example, schema_hint
-from blazr.server.vectors import MAX_INPUTS, embed_inputs
+from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
 from blazr.text.messages import Message
+
+if TYPE_CHECKING:
+    from blazr.pipelines.encoders.classifier import Classifier
 
 _INSTRUCTION = "Given a query, retrieve passages that answer it."
 _JUDGE = (
@@ -108,46 +114,65 @@ class RerankReply(msgspec.Struct):
 
 
 async def score(call: Call[ScoreBody]) -> ScoreList:
-    """How well pairs of texts fit: cosine of their vectors, or the probability of a yes."""
+    """How well pairs of texts fit: by a cross-encoder, the cosine of vectors, or a yes."""
     body = call.body
     pairs = pairs_of(body.text_1, body.text_2)
-    scores, usage = await _compare(call, pairs, body.method or "embedding")
+    scores, usage = await _compare(call, pairs, body.method, default="embedding")
     return ScoreList(
         id=f"score-{call.id}",
         created=unix_time(),
-        model=call.service.name,
+        model=call.name,
         data=[ScoreRow(index=index, score=each) for index, each in enumerate(scores)],
         usage=usage,
     )
 
 
 async def rerank(call: Call[RerankBody]) -> RerankReply:
-    """Documents in order of relevance: the probability of a yes, or cosine of their vectors."""
+    """Documents in order of relevance: by a cross-encoder, the cosine of vectors, or a yes."""
     body = call.body
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     if not texts or (body.top_n is not None and body.top_n < 1):
         raise RequestError("there is nothing to put in order.", param="documents")
     pairs = [(body.query, text) for text in texts]
-    scores, usage = await _compare(call, pairs, body.method or "labels")
+    scores, usage = await _compare(call, pairs, body.method, default="labels")
     rows = [RerankRow(index, each) for index, each in enumerate(scores)]
     rows = sorted(rows, key=lambda row: -row.relevance_score)[: body.top_n]
     if body.return_documents is not False:
         for row in rows:
             row.document = RankedDocument(texts[row.index])
-    return RerankReply(f"rerank-{call.id}", call.service.name, rows, usage)
+    return RerankReply(f"rerank-{call.id}", call.name, rows, usage)
 
 
 async def _compare(
-    call: Call[ScoreBody] | Call[RerankBody], pairs: Sequence[tuple[str, str]], method: Method
+    call: Call[ScoreBody] | Call[RerankBody],
+    pairs: Sequence[tuple[str, str]],
+    method: Method | None,
+    *,
+    default: Method,
 ) -> tuple[list[float], ComparisonUsage]:
-    """A score for each pair, and what they cost."""
+    """A score for each pair, and what they cost.
+
+    Args:
+        call: Who asks.
+        pairs: Texts.
+        method: How, as the client wants it.
+        default: How a language model does it where the client says nothing.
+    """
     truncation = prompt_truncation(call.body)
-    if method == "embedding":
-        texts = distinct(pairs)
-        if len(texts) > MAX_INPUTS:
-            raise RequestError("there are too many texts.", expected=f"at most {MAX_INPUTS}")
-        completions, usage = await embed_inputs(call, texts, truncation=truncation)
-        found = [each.score for each in score_pairs(pairs, unit_vectors(completions))]
+    if isinstance(call.used, PipelineService):
+        if method == "labels" or call.body.instruction is not None:
+            raise RequestError(
+                "this model answers no questions.",
+                param="method" if method == "labels" else "instruction",
+            )
+        if CLASSIFICATION in call.used.capabilities:
+            classifier = cast("Classifier", call.used.pipeline)
+            logits, usage = await read_texts(call, classifier, pairs, truncation)
+            return classifier.scores(logits), _usage(usage)
+        method = "embedding"
+    if (method or default) == "embedding":
+        is_search = isinstance(call.body, RerankBody)
+        found, usage = await _cosines(call, pairs, truncation, is_search=is_search)
         return found, _usage(usage)
     if truncation is not None:
         raise RequestError(
@@ -171,6 +196,28 @@ async def _compare(
     ]
     probabilities, usage = await label_probabilities(call, questions)
     return [yes for yes, _ in probabilities], _usage(usage)
+
+
+async def _cosines(
+    call: Call[ScoreBody] | Call[RerankBody],
+    pairs: Sequence[tuple[str, str]],
+    truncation: Truncation | None,
+    *,
+    is_search: bool,
+) -> tuple[list[float], Usage]:
+    """The cosine of each pair's vectors; in a search the first text is a query."""
+    texts = distinct(pairs)
+    if len(texts) > MAX_INPUTS:
+        raise RequestError("there are too many texts.", expected=f"at most {MAX_INPUTS}")
+    if not is_search or not isinstance(call.used, PipelineService):
+        vectors, usage = await embed_inputs(call, texts, truncation=truncation)
+        return [each.score for each in score_pairs(pairs, unit(vectors))], usage
+    queries, documents = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    asked, usage = await embed_inputs(call, queries, truncation=truncation, role="query")
+    found, more = await embed_inputs(call, documents, truncation=truncation, role="document")
+    products = unit(asked) @ unit(found).T
+    scores = [float(products[queries.index(a), documents.index(b)]) for a, b in pairs]
+    return scores, Usage(prompt_tokens=usage.prompt_tokens + more.prompt_tokens)
 
 
 def _usage(usage: Usage) -> ComparisonUsage:

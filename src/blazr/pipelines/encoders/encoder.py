@@ -1,0 +1,194 @@
+"""`Encoder`: a network of transformers that reads whole texts, many at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from blazr.core.errors import RequestError
+from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
+from blazr.pipelines.jobs import Outlet
+from blazr.pipelines.pipeline import TransformersPipeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+_MAX_BATCH_TOKENS = 8192  # with padding
+# Types whose first positions are for padding [Liu et al., 2019, RoBERTa, as fairseq has it].
+_SHIFTED = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+
+
+class Encoder(TransformersPipeline):
+    """A model that reads texts.
+
+    Attributes:
+        output: Of what the network returns, what the values of texts are made of.
+    """
+
+    output: ClassVar[str]
+    extra: ClassVar[str] = "embed"
+    packages: ClassVar[tuple[str, ...]] = ("transformers",)
+
+    def prepare(self, directory: Path) -> None:
+        """Read the tokenizer."""
+        import transformers
+
+        auto: Any = transformers.AutoTokenizer
+        self.tokenizer = auto.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+        config = self.network.config
+        config.use_cache = False
+        if getattr(config, "pad_token_id", None) is None:  # where a text ends is told by it
+            config.pad_token_id = self.tokenizer.pad_token_id
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is not None and config.model_type in _SHIFTED:
+            positions -= (config.pad_token_id or 0) + 1
+        self.max_tokens = min(positions or 2**30, self.tokenizer.model_max_length)
+
+    @abstractmethod
+    def finish(self, out: Tensor, mask: Tensor, num_hidden: int) -> Tensor:
+        """The values of some texts, (B, C).
+
+        Args:
+            out: The network's `output`, one row for each text.
+            mask: Which of its positions hold tokens, (B, T).
+            num_hidden: Tokens at the beginning of each text that are those of a prompt.
+        """
+
+    def prompt_of(self, request: ReadRequest) -> str:
+        """What stands before each text of a request.
+
+        Raises:
+            RequestError: The model has no such prompt.
+        """
+        if request.prompt_name is not None:
+            raise RequestError("this model has no prompts.", param="prompt_name")
+        return ""
+
+    def clean(self, text: str) -> str:
+        """A text as the model wants it."""
+        return text
+
+    @torch.inference_mode()
+    def read_texts(self, request: ReadRequest, outlet: Outlet[TextsRead]) -> None:
+        """Read texts, those of about the same length at once.
+
+        Args:
+            request: Which.
+            outlet: Gets what came of them, in no order; it may end the work between two batches.
+
+        Raises:
+            RequestError: One is too long, or there is no such prompt.
+        """
+        prompt = self.prompt_of(request)
+        rows = []
+        for text in request.texts:
+            outlet.check()
+            rows.append(self._tokenize(text, prompt, request.cut))
+        num_hidden = self._num_tokens_of(prompt)
+        for places in batches([len(row["input_ids"]) for row in rows]):
+            outlet.check()
+            inputs = self._pad([rows[place] for place in places])
+            out = self.network(return_dict=True, **inputs)
+            values = self.finish(getattr(out, self.output), inputs["attention_mask"], num_hidden)
+            num_tokens = sum(len(rows[place]["input_ids"]) for place in places)
+            outlet.emit(TextsRead(places, values.float().cpu().numpy(), num_tokens))
+
+    def _tokenize(
+        self, text: str | tuple[str, str], prompt: str, cut: Cut | None
+    ) -> Mapping[str, list[int]]:
+        first, *second = (text,) if isinstance(text, str) else text
+        given = [self.clean(each) for each in (prompt + first, *second)]
+        most = self.max_tokens
+        kwargs: dict[str, Any] = {"return_attention_mask": False}
+        if cut is not None:
+            most = min(most, cut.most or most)
+            kwargs |= {"truncation": True, "max_length": most}
+            self.tokenizer.truncation_side = cut.drops  # one thread alone uses it
+        try:
+            row: dict[str, list[int]] = self.tokenizer(*given, **kwargs)
+        except Exception as error:  # as Rust panics where special tokens alone have no room
+            raise RequestError(
+                "a text cannot be cut so short.", found=f"{type(error).__name__}"
+            ) from error
+        if not 0 < len(row["input_ids"]) <= most:
+            raise RequestError(
+                "a text is empty, or too long for the model.",
+                param="input",
+                found=f"{len(row['input_ids'])} tokens",
+                expected=f"1 to {most}",
+                hint="truncate_prompt_tokens=-1 keeps what fits" if row["input_ids"] else "",
+            )
+        return row
+
+    def _num_tokens_of(self, prompt: str) -> int:
+        """How many tokens stand before a text that follows a prompt."""
+        if not prompt:
+            return 0
+        ids = self.tokenizer(prompt)["input_ids"]
+        ends = {self.tokenizer.sep_token_id, self.tokenizer.eos_token_id}
+        return len(ids) - (ids[-1] in ends)
+
+    def _pad(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
+        """The inputs of a batch, (B, T) each; what is shorter ends with padding."""
+        length = max(len(row["input_ids"]) for row in rows)
+        fillers = {
+            "input_ids": self.tokenizer.pad_token_id or 0,
+            "token_type_ids": self.tokenizer.pad_token_type_id,
+        }
+        inputs = {
+            name: torch.tensor(
+                [row[name] + [filler] * (length - len(row[name])) for row in rows],
+                device=self.device,
+            )
+            for name, filler in fillers.items()
+            if name in rows[0]
+        }
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows], device=self.device)
+        mask = torch.arange(length, device=self.device) < lengths[:, None]
+        return {**inputs, "attention_mask": mask.long()}
+
+
+class Gathered:
+    """An outlet that puts what came of texts in their order.
+
+    Args:
+        num_texts: How many there are.
+    """
+
+    def __init__(self, num_texts: int) -> None:
+        self._rows: list[NDArray[np.float32] | None] = [None] * num_texts
+        self.num_tokens = 0
+
+    def emit(self, item: TextsRead) -> None:
+        """Take what came of some texts."""
+        for place, row in zip(item.places, item.values, strict=True):
+            self._rows[place] = row
+        self.num_tokens += item.num_tokens
+
+    def check(self) -> None:
+        """Never end."""
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """What came of all texts, (N, C)."""
+        return np.stack([row for row in self._rows if row is not None])
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Places of texts, in batches of similar lengths that take no more than so many tokens."""
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda each: lengths[each]):
+        if batch and lengths[place] * (len(batch) + 1) > _MAX_BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

@@ -1,0 +1,62 @@
+"""What texts are to be read, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What becomes of a text that is too long.
+
+    Args:
+        most: Tokens it may have; None is what the model reads.
+        drops: Where tokens go.
+    """
+
+    most: int | None = None
+    drops: Literal["left", "right"] = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """Texts to read.
+
+    Args:
+        texts: The texts, or pairs of them, all of one kind.
+        prompt_name: Of the model's prompts, the one before each text; None is the model's default.
+        role: What a text is in a search, where the model has a prompt for that.
+        cut: What becomes of those that are too long; None refuses them.
+    """
+
+    texts: Sequence[str] | Sequence[tuple[str, str]]
+    prompt_name: str | None = None
+    role: Literal["query", "document"] | None = None
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextsRead:
+    """What came of some texts.
+
+    Args:
+        places: Which of the request's, B of them.
+        values: Their vectors, or a number for each label, (B, C) float32.
+        num_tokens: How many tokens they have together.
+    """
+
+    places: Sequence[int]
+    values: NDArray[np.float32]
+    num_tokens: int
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same vectors with length 1, (B, C)."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    found: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return found

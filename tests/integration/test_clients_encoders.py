@@ -1,0 +1,156 @@
+"""Vectors, scores and labels by encoders, on the routes that language models have too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from blazr.cli.model_plans import plan_models
+from blazr.cli.options import ServeFlags
+from blazr.cli.serve import open_models
+from blazr.server.config import ServerConfig
+from tests.support import encoding
+from tests.support.loopback import Loopback, serving_models
+
+pytestmark = encoding.NEEDS_TRANSFORMERS
+TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
+PROMPTS = {"query": "find: ", "document": "text: "}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    path = tmp_path_factory.mktemp("models")
+    encoding.save_encoder(path / "vectors", "bert", pooling="mean_tokens", prompts=PROMPTS)
+    encoding.save_classifier(path / "ranks", "bert", num_labels=1)
+    encoding.save_classifier(path / "labels", "bert", num_labels=3)
+    flags = ServeFlags(device="cpu", memory="16MiB")
+    names = [f"{name}={path / name}" for name in ("vectors", "ranks", "labels")]
+    plans = plan_models(["text=nano", *names], None, flags, default="nano")
+    models = open_models(plans, ServerConfig(host="127.0.0.1", port=0))
+    with serving_models(models) as running:
+        yield running
+
+
+def post(server: Loopback, path: str, **body: object) -> httpx2.Response:
+    return server.client.post(path, json=body, timeout=60)
+
+
+def vectors(server: Loopback, *texts: str, **more: object) -> np.ndarray:
+    reply = post(server, "/v1/embeddings", model="vectors", input=list(texts), **more)
+    assert reply.status_code == 200, reply.text
+    return np.array([row["embedding"] for row in reply.json()["data"]])
+
+
+def test_the_models_show_what_they_can_do(server: Loopback) -> None:
+    cards = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
+    assert {name: card["capabilities"] for name, card in cards.items()} == {
+        "text": ["completion", "embedding", "reranking"],
+        "vectors": ["embedding", "reranking"],
+        "ranks": ["reranking", "classification"],
+        "labels": ["classification"],
+    }
+
+
+def test_openai_s_client_gets_vectors(server: Loopback) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        found = client.embeddings.create(model="vectors", input=TEXTS)  # as base64
+        rows = np.array([each.embedding for each in found.data])
+        assert found.usage.prompt_tokens == sum(len(each) + 2 for each in TEXTS)
+        short = client.embeddings.create(model="vectors", input=TEXTS, dimensions=4)
+    assert rows.shape == (3, 12)
+    np.testing.assert_allclose(rows, vectors(server, *TEXTS), atol=1e-6)
+    np.testing.assert_allclose(rows[1], vectors(server, TEXTS[1])[0], atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    parts = rows[:, :4] / np.linalg.norm(rows[:, :4], axis=1, keepdims=True)
+    np.testing.assert_allclose([each.embedding for each in short.data], parts, atol=1e-5)
+
+
+def test_prompts_and_other_dialects(server: Loopback) -> None:
+    asked = vectors(server, "a cat", prompt_name="query")
+    np.testing.assert_allclose(asked, vectors(server, "find: a cat"), atol=1e-6)
+    reply = post(server, "/api/embed", model="vectors", input=["a cat", "a" * 100]).json()
+    np.testing.assert_allclose(reply["embeddings"][0], vectors(server, "a cat")[0], atol=1e-6)
+    np.testing.assert_allclose(reply["embeddings"][1], vectors(server, "a" * 46)[0], atol=1e-6)
+    old = post(server, "/api/embeddings", model="vectors", prompt="a cat").json()
+    np.testing.assert_allclose(old["embedding"], vectors(server, "a cat")[0], atol=1e-6)
+
+
+def test_language_models_go_on_as_before(server: Loopback) -> None:
+    for model in ({"model": "text"}, {}):
+        reply = post(server, "/v1/embeddings", input=["a", [1, 2]], **model).json()
+        assert reply["model"] == "text"
+        rows = np.array([row["embedding"] for row in reply["data"]])
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    said = post(server, "/v1/rerank", query="a", documents=["b"], method="embedding")
+    assert said.json()["model"] == "text"
+    assert post(server, "/v1/completions", prompt="a", max_tokens=1).status_code == 200
+
+
+def test_documents_are_put_in_order_by_their_vectors(server: Loopback) -> None:
+    reply = post(server, "/v1/rerank", model="vectors", query="a cat", documents=TEXTS).json()
+    scores = {row["index"]: row["relevance_score"] for row in reply["results"]}
+    asked = vectors(server, "a cat", prompt_name="query")[0]
+    expected = vectors(server, *TEXTS, prompt_name="document") @ asked
+    np.testing.assert_allclose([scores[x] for x in range(3)], expected, atol=1e-5)
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    found = post(server, "/v1/score", model="vectors", text_1="a cat", text_2=TEXTS).json()
+    plain = vectors(server, *TEXTS) @ vectors(server, "a cat")[0]
+    np.testing.assert_allclose([row["score"] for row in found["data"]], plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_cross_encoder_puts_documents_in_order(server: Loopback, path: str) -> None:
+    reply = post(server, path, model="ranks", query="a cat", documents=TEXTS, top_n=2).json()
+    scores = [row["relevance_score"] for row in reply["results"]]
+    assert len(scores) == 2
+    assert 0 < scores[1] <= scores[0] < 1
+    alone = [
+        post(server, "/score", model="ranks", text_1="a cat", text_2=text).json() for text in TEXTS
+    ]
+    expected = sorted((each["data"][0]["score"] for each in alone), reverse=True)[:2]
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert reply["usage"]["prompt_tokens"] == sum(len(text) + len("a cat") + 3 for text in TEXTS)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_texts_are_labelled(server: Loopback, path: str) -> None:
+    reply = post(server, path, input=TEXTS, model="labels").json()
+    assert [row["index"] for row in reply["data"]] == [0, 1, 2]
+    for row in reply["data"]:
+        assert row["num_classes"] == len(row["probs"]) == 3
+        assert sum(row["probs"]) == pytest.approx(1, abs=1e-5)
+        assert row["label"] == f"label {np.argmax(row['probs'])}"
+    one = post(server, path, input=TEXTS[1], model="labels").json()
+    np.testing.assert_allclose(one["data"][0]["probs"], reply["data"][1]["probs"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": [[1, 2]]}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a" * 100}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 13}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "pooling": "last"}, "pooling"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "x"}, "prompt_name"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "x", "model": "text"}, "prompt_name"),
+        ("/v1/embeddings", {"input": "a", "model": "ranks"}, "model"),
+        ("/v1/completions", {"prompt": "a"}, "model"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "model"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "method": "labels"}, "method"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "model": "labels"}, "model"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "instruction": "c"}, "instruction"),
+        ("/classify", {"input": "a"}, "model"),
+        ("/classify", {"input": [], "model": "labels"}, "input"),
+    ],
+)
+def test_what_a_model_cannot_do_gets_a_400(
+    server: Loopback, path: str, body: dict[str, object], param: str
+) -> None:
+    refused = post(server, path, **{"model": "vectors", **body})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == param
