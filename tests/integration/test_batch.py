@@ -40,7 +40,9 @@ def texts_of(path: Path) -> dict[str, str]:
     return {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in answers}
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [150, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def test_killed_and_started_again(tmp_path: Path, count: int) -> None:
     rng = random.Random(run_seed(1))
     write_requests(tmp_path / "in.jsonl", count)
