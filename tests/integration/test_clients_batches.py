@@ -216,13 +216,18 @@ def test_without_its_key_a_batch_fails(tmp_path: Path) -> None:
         server.engine.go.clear()
         batch = begin(client, line_of("a"))
         wait_until(lambda: server.engine.submitted)
+        server.server.handle_exit(15, None)  # as SIGTERM does
+        wait_until(lambda: not server.service.num_working)
         server.engine.go.set()
-        server.server.handle_exit(15, None)
     with keeping(tmp_path, api_keys=("two",)) as server:
-        found = server.models.state.batches
+        found = server.service.batches
         assert found is not None
-        wait_until(lambda: not found._jobs[batch.id].batch.is_unfinished)
-        assert found._jobs[batch.id].batch.status in {"failed", "completed"}
+        (tenant,) = {job.tenant for job in found._jobs.values()}
+        wait_until(lambda: not found.find(tenant, batch.id).is_unfinished)
+        failed = found.find(tenant, batch.id)
+        assert failed.status == "failed"
+        assert failed.errors is not None
+        assert "API key" in failed.errors.data[0].message
 
 
 def test_what_is_late_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
