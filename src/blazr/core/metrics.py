@@ -206,7 +206,9 @@ class Metrics:
 
     def render(self) -> bytes:
         """All of them, in Prometheus' text format."""
-        return generate_latest(self._registry) + generate_latest(_VllmNames(self._registry))
+        return generate_latest(self._registry) + generate_latest(
+            _VllmNames(self._registry, self._engines)
+        )
 
 
 class _EngineFigures:
@@ -238,10 +240,12 @@ def _figures_of(
 class _VllmNames:
     """What vLLM measures too, under its names, for routers and dashboards that ask for these."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, engines: Mapping[str, Figures]) -> None:
         self._registry = registry
+        self._engines = engines
 
     def collect(self) -> Iterator[Family]:
+        yield self._sizes()
         for family in self._registry.collect():
             row = METRICS.get(family.name)
             if row is None or not row.vllm:
@@ -252,3 +256,18 @@ class _VllmNames:
                 name = renamed.name + sample.name.removeprefix(family.name)
                 renamed.add_sample(name, labels, sample.value)
             yield renamed
+
+    def _sizes(self) -> Family:
+        """The sizes of the memory for prefixes, which vLLM has in labels."""
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "tokens of a block, and how many blocks there are",
+            labels=("model_name", "block_size", "num_gpu_blocks"),
+        )
+        for model, ask in self._engines.items():
+            figures = ask()
+            if "block_tokens" in figures:
+                num_blocks = figures["pages_used"] + figures["pages_free"]
+                sizes = [f"{figures['block_tokens']:.0f}", f"{num_blocks:.0f}"]
+                family.add_metric([model, *sizes], 1)
+        return family

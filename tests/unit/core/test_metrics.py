@@ -23,7 +23,9 @@ def test_counts_durations_and_figures_are_rendered() -> None:
 
 def test_what_vllm_measures_too_has_its_names() -> None:
     metrics = Metrics()
-    metrics.watch("a", lambda: {"num_running": 3, "usage": 0.25, "finished_stop": 2, "steps": 1})
+    sizes = {"block_tokens": 64, "pages_used": 3, "pages_free": 7}
+    figures = {"num_running": 3, "usage": 0.25, "finished_stop": 2, "steps": 1, **sizes}
+    metrics.watch("a", lambda: figures)
     metrics.observer("blazr_time_to_first_token_seconds", model="a")(0.004)
     metrics.count("blazr_prompt_tokens", 9, model="a")
     lines = metrics.render().decode().splitlines()
@@ -35,6 +37,7 @@ def test_what_vllm_measures_too_has_its_names() -> None:
         'vllm:time_to_first_token_seconds_count{model_name="a"} 1.0',
         'vllm:prompt_tokens_total{model_name="a"} 9.0',
         "# TYPE vllm:prompt_tokens_total counter",
+        'vllm:cache_config_info{block_size="64",model_name="a",num_gpu_blocks="10"} 1.0',
     } <= set(lines)
     names = [row.vllm for row in METRICS.values() if row.vllm]
     assert len(names) == len(set(names))
