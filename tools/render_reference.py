@@ -41,8 +41,8 @@ from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.routes import ROUTES
 
-# Its modules cannot be imported without Triton, which is an extra; they define no table.
-NEEDS_TRITON = "blazr.nn.kernels.triton."
+# They cannot be imported without packages that are extras; they define no table.
+NEEDS_EXTRAS = ("blazr.nn.kernels.triton.", "blazr.ray")
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE, GOLDEN = ROOT / "docs" / "reference", ROOT / "tests" / "golden"
 HEADERS = (
@@ -236,7 +236,7 @@ def _readable(hint: object) -> str:
 def find_tables() -> Iterator[tuple[str, Table[object]]]:
     """Every table of the package with the place of its definition, ``module:NAME``."""
     for name in module_names():
-        if name.startswith(NEEDS_TRITON):
+        if name.startswith(NEEDS_EXTRAS):
             continue
         module = import_module(name)
         for variable in inspect.get_annotations(module):
