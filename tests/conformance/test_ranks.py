@@ -24,7 +24,7 @@ from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import GgufWeight, stored_weights
 from tests.support import tiny
-from tests.support.closeness import error
+from tests.support.closeness import error, sensitivity
 from tests.support.examples import FEED_FORWARD_EXAMPLES, MIXER_EXAMPLES
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, quantize_directory
@@ -79,6 +79,16 @@ def exact_ranks():
         yield processes
 
 
+def assert_close(found, expected, whole, ids, tolerance):
+    """As close as the tolerance says, or as float32 loses in this network anyway."""
+    missed = error(found, expected)
+    if missed > tolerance * float(expected.abs().max()):
+        assert tolerance, "not the same to the bit"
+        inputs = torch.tensor([ids])
+        with torch.inference_mode():
+            assert missed <= sensitivity(whole, lambda model: model.forward_sequences(inputs)[0])
+
+
 def compare(ranks, whole, part, *, tolerance=TOLERANCE):
     """Logits at every position however computed, and greedy replies in company.
 
@@ -87,12 +97,9 @@ def compare(ranks, whole, part, *, tolerance=TOLERANCE):
     small = {"max_running": 4, "tokens": 1024, "replay": False}
     alone, together = Lab(whole, **small), Lab(part, processes=ranks, **small)
     ids = torch.randint(min(VOCAB, whole.config.vocab_size), (150,)).tolist()
-    with torch.inference_mode():
-        expected = alone.runner.logits(ids)
-        allowed = tolerance * float(expected.abs().max())
-        for cuts in ((), (1, 63, 64, 65, 70, 71, 72, 128)):
-            found = together.runner.logits(ids, cuts)
-            assert error(found, expected) <= allowed, cuts
+    expected = alone.runner.logits(ids)
+    for cuts in ((), (1, 63, 64, 65, 70, 71, 72, 128)):
+        assert_close(together.runner.logits(ids, cuts), expected, whole, ids, tolerance)
     replies = []
     for lab in (alone, together):
         asked = [lab.ask(ids[:size], max_tokens=8, n=n) for size, n in ((3, 1), (70, 2), (130, 1))]
@@ -100,7 +107,7 @@ def compare(ranks, whole, part, *, tolerance=TOLERANCE):
         replies.append([lab.answer(each) for each in asked])
     for (tokens, logits), (others, other_logits) in zip(*replies, strict=True):
         assert tokens == others
-        assert error(logits, other_logits) <= allowed
+        assert_close(other_logits, logits, whole, ids, tolerance)
     together.runner.storage.close()
 
 
@@ -112,7 +119,7 @@ def compare_random(ranks, config, seed=0):
     compare(ranks, whole, part_of(whole, ranks.ranks))
 
 
-def compare_loaded(ranks, path, **how):
+def compare_loaded(ranks, path, *, tolerance=TOLERANCE, **how):
     """The same of a model that both ranks load.
 
     Returns:
@@ -122,7 +129,7 @@ def compare_loaded(ranks, path, **how):
     whole = load(str(path), device=CPU, **{**how, "in_stages": False}).module
     ranks.tell(Load(str(path), {**how, "free_bytes": CPU.free_bytes()}))
     part = load(str(path), device=CPU, ranks=ranks.ranks, **how).module
-    compare(ranks, whole, part, tolerance=0 if how.get("in_stages") else TOLERANCE)
+    compare(ranks, whole, part, tolerance=tolerance)
     return (sum(w.nbytes for w in stored_weights(each)) for each in (part, whole))
 
 
@@ -158,7 +165,7 @@ def test_more_ranks(mixer, count):
     with torch.inference_mode():
         expected = whole.forward_sequences(ids)
     for found in logits_in_threads(whole, ids, count):
-        assert error(found, expected) < TOLERANCE * float(expected.abs().max())
+        assert_close(found[0], expected[0], whole, ids[0].tolist(), TOLERANCE)
 
 
 def test_experts_on_latent_channels(ranks):
@@ -211,7 +218,7 @@ def test_layers_in_stages(ranks, mix):
 @pytest.mark.parametrize("case", ["hybrid_nano", "hybrid_bf16"])
 def test_a_recorded_checkpoint_in_stages(ranks, case):
     """Each rank loads its layers."""
-    compare_loaded(ranks, GOLDEN / "oxidizr" / case, in_stages=True)
+    compare_loaded(ranks, GOLDEN / "oxidizr" / case, tolerance=0, in_stages=True)
 
 
 def test_layers_that_share_are_not_cut_in_stages():
