@@ -21,7 +21,11 @@ MAX_AT_ONCE = 16  # of all requests
 _SCHEMES = frozenset({"http", "https"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ANY_KIND = frozenset({"application/octet-stream", "binary/octet-stream"})  # as stores of files say
-_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "blazr"}
+_HEADERS: dict[bytes | str, bytes | str] = {
+    "Accept": "image/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": "blazr",
+}
 
 
 class NamesMedia(msgspec.Struct):

@@ -59,13 +59,13 @@ class SeeingAhead(NamedTuple):
     """Tokens of one sequence that attend to each other in both directions, those of an image.
 
     Args:
-        index: Which sequence of the step.
+        number: Which sequence of the step.
         first: The first of them, counted from the sequence's beginning; it may have been computed
             in an earlier step, from where a prefix is reused.
         last: The token behind them; all before it are in memory after this step.
     """
 
-    index: int
+    number: int
     first: int
     last: int
 

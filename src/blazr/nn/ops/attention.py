@@ -218,15 +218,15 @@ def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None
         pages: Keys and values of all tokens up to these, and how they are attended to.
         table: The step.
     """
-    for index, first, last in table.seeing_ahead:
-        span = table.spans[index]
+    for number, first, last in table.seeing_ahead:
+        span = table.spans[number]
         rows = slice(span.first + max(first - span.start, 0), span.first + last - span.start)
         count = rows.stop - rows.start
         queries = q.new_zeros(last - first, *q.shape[1:])
         queries[-count:] = q[rows]
         places = torch.arange(last, device=q.device)
         queries = scale_queries(queries, pages.temperature, places[first:])
-        owned = table.block_tables[index, : -(-last // pages.keys.shape[1])]
+        owned = table.block_tables[number, : -(-last // pages.keys.shape[1])]
         keys, values = (
             read_pages(part, owned[None], q.dtype)[0, :last] for part in (pages.keys, pages.values)
         )
