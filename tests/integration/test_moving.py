@@ -269,6 +269,20 @@ def test_nothing_is_fetched_from_a_server_that_only_a_client_names(pair: Pair) -
     assert not asked
 
 
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("llm.example:81", ("llm.example", 81)), ("[::1]", ("::1", 80)), ("a:b", (None, None))],
+)
+def test_a_server_tells_the_address_at_which_it_was_reached(
+    pair: Pair, host: str, told: tuple[str | None, int | None]
+) -> None:
+    body = {"prompt": [1] * 70, "max_tokens": 1, "kv_transfer_params": PREFILL}
+    reply = pair.prefill.client.post("/v1/completions", json=body, headers={"Host": host})
+    assert reply.is_success, reply.text
+    params = reply.json()["kv_transfer_params"]
+    assert (params.get("remote_host"), params.get("remote_port")) == told
+
+
 def test_requests_that_cannot_be_moved_are_refused(pair: Pair) -> None:
     body = {"prompt": [1, 2, 3], "kv_transfer_params": PREFILL}
     for running, more, word in (

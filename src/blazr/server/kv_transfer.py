@@ -81,14 +81,23 @@ class KvTransfer:
         files = self._engine.files
         assert files is not None, "the request was refused"
         await asyncio.to_thread(self._engine.keep_prompts, self._requests)
-        reached = urlsplit(f"//{self._call.host}")
+        host, port = self._reached()
         return KvTransferParams(
             do_remote_decode=False,
             do_remote_prefill=True,
             remote_engine_id=files.fingerprint.hex(),
-            remote_host=reached.hostname,
-            remote_port=reached.port or PORTS["http"],
+            remote_host=host,
+            remote_port=port,
         )
+
+    def _reached(self) -> tuple[str | None, int | None]:
+        """Under which name and port the client has reached this server; None where it says none."""
+        scheme = "http" if self._call.service.config.tls_cert is None else "https"
+        try:
+            address = urlsplit(f"//{self._call.host}")
+            return address.hostname, address.port or PORTS[scheme]
+        except ValueError:  # a client may write anything there
+            return None, None
 
     async def _fetch(self, peer: SplitResult, request: Request) -> None:
         files = self._engine.files
