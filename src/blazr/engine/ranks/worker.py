@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NoReturn
 
 import torch
 
@@ -53,11 +54,11 @@ def _receive(orders: SimpleQueue[Order], folder: Path) -> None:
         while True:
             orders.put(pickle.load(sys.stdin.buffer))
     except EOFError:
-        shutil.rmtree(folder, ignore_errors=True)  # the first may have had no time to
+        pass
     except Exception as error:  # noqa: BLE001  (whatever it is, nobody else would notice)
         _say(error)
     finally:
-        os._exit(1)  # whatever the other thread waits for will not come
+        _end(folder)  # whatever the other thread waits for will not come
 
 
 def _say(error: Exception) -> None:
@@ -65,9 +66,15 @@ def _say(error: Exception) -> None:
     log.write_line(f"rank {sys.argv[1]}: {type(error).__name__}: {what}")
 
 
+def _end(folder: Path) -> NoReturn:
+    """End at once, with all threads; the first rank may have had no time to remove the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except Exception as error:  # noqa: BLE001  (the first rank has a message of its own)
         _say(error)
-        os._exit(1)
+        _end(Path(sys.argv[-1]))
