@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 from blazr.core.errors import RequestError
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Usage
-from blazr.llm.vectors import distinct, pairs_of, score_pairs, unit
+from blazr.llm.vectors import distinct, pairs_of, score_pairs
+from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
 from blazr.server.models import PipelineService
