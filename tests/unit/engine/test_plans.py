@@ -202,7 +202,7 @@ class FullSteps(Steps):
         if len(short) <= 1:
             assert sum(read) + beside >= min(most, sum(each.remaining for each in reading))
         if room - half >= SHORT_SHARE * len(short):
-            assert all(sizes[each] >= min(SHORT_SHARE, each.remaining) for each in short)
+            assert all(sizes.get(each, 0) >= min(SHORT_SHARE, each.remaining) for each in short)
         # long prompts are read one after the other
         unfinished = [done < wanted for done, wanted in zip(read, unread, strict=True)]
         assert not any(unfinished) or not any(read[unfinished.index(True) + 1 :])
@@ -532,6 +532,39 @@ def test_a_failed_step_gives_back_what_was_for_others() -> None:
         3,
     ]
     assert steps.memory.arena.used(ItemClass.PAGE) == steps.memory.trie.num_nodes
+
+
+def test_only_replies_to_a_prompt_begin_where_it_ends() -> None:
+    """None of those that wait, and none that had begun before."""
+    steps = Steps(budget=64)
+    first = steps.ask(prompt_of(40), max_tokens=9, replies=3)
+    steps.scheduler.admit_until = first
+    other = steps.ask(prompt_of(50, 7))
+    for _ in range(3):
+        steps.step()
+    assert [len(plan.forks) for plan in steps.plans] == [2, 0, 0]
+    for sequence in list(steps.scheduler.running):
+        steps.scheduler.preempt(sequence)
+    steps.step()
+    assert not steps.plans[-1].forks
+    while not steps.scheduler.is_drained:
+        steps.step()
+    assert other not in steps.started()
+    texts = {index: [] for index in range(3)}
+    for each in steps.outputs:
+        texts[each.index] += each.token_ids
+    assert len({tuple(text) for text in texts.values()}) == 1
+    assert {len(text) for text in texts.values()} == {9}
+
+
+def test_short_prompts_share_what_is_theirs_of_a_step() -> None:
+    """Eight tokens for each that comes later; the first of them gets the rest."""
+    steps = FullSteps(budget=100, kinds="attention")
+    for place in range(4):
+        steps.ask(prompt_of(60 if place else 300, 200 + place))
+    steps.step()
+    sizes = [row.num_tokens for row in steps.plans[0].rows]
+    assert sorted(sizes) == [8, 8, 34, 50]
 
 
 def test_models_that_read_a_prompt_at_once() -> None:
