@@ -350,7 +350,7 @@ def test_where_a_model_can_go_back_to(copies, length) -> None:
     memory = CacheManager(shape_of(copies=copies))
     sequence = sequence_of(numbers(9))
     memory.start(sequence)
-    compute(memory, sequence, 6)
+    compute(memory, sequence, 6, chunk=5)
     assert sequence.working_length == 4
     memory.commit(sequence, 1, num_drafts=1)
     assert sequence.working_length == length
