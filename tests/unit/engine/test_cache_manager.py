@@ -554,3 +554,12 @@ def test_only_uses_make_a_state_worth_more() -> None:
         answer(memory, text)
         (end,) = [node for node in memory.trie.nodes() if node.depth == 10]
         assert end.state_uses == times
+
+
+def test_the_pages_of_what_is_reused_are_where_kernels_look() -> None:
+    memory = CacheManager(KINDS["hybrid"])
+    answer(memory, numbers(41))
+    sequence = sequence_of(numbers(41))
+    memory.start(sequence)
+    assert len(sequence.pages) == 10
+    assert memory.block_tables.rows[sequence.run_slot][:10].tolist() == sequence.pages

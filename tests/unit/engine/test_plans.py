@@ -876,3 +876,17 @@ def test_a_reply_does_not_wait_for_one_that_has_begun() -> None:
         (2, 0), (2, 1),
     ]  # fmt: skip
     steps.run()
+
+
+def test_one_more_may_run_for_each_that_ends() -> None:
+    """After memory had run out, up to as many as there are slots."""
+    steps = Steps(max_running=4)
+    for place in range(4):
+        steps.ask(prompt_of(20, 200 + place), max_tokens=9)
+    steps.step()
+    steps.scheduler._limit = 1
+    limits = []
+    for sequence in steps.scheduler.running.copy():
+        steps.scheduler.finish(sequence)
+        limits.append(steps.scheduler._limit)
+    assert limits == [2, 3, 4, 4]
