@@ -29,6 +29,22 @@ struct RowsOf {
   const T* operator[](int64_t i) const { return first + i * stride; }
 };
 
+// Rows [m, m + rows), columns [n0, n0 + n) of y from their sums, `ld` apart.
+template <class T>
+void finish_linear(const Linear& call, int64_t m, int64_t rows, int64_t n0, int64_t n, float* sums,
+                   float* ups, int64_t ld) {
+  for (int64_t row = m; row < m + rows; row++, sums += ld, ups += ld) {
+    add_lora<T>(call.lora, row, call.n, n0, n, sums);
+    add_lora<T>(call.lora2, row, call.n, n0, n, ups);
+    const auto write = [&](auto* y) {
+      const auto* residual = (decltype(y))call.residual;
+      finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums, ups, y + row * call.ldy,
+             residual ? residual + row * call.ldy : nullptr, call.scale);
+    };
+    call.wide ? write((float*)call.y) : write((T*)call.y);
+  }
+}
+
 template <class Isa, class T>
 struct Matmul {
   using D = Dot<Isa, T>;
@@ -212,7 +228,7 @@ struct Matmul {
       } else {
         multiply(x);
       }
-      finish_rows(call, m, rows, n0, n, sums[0], sums[1]);
+      finish_linear<T>(call, m, rows, n0, n, sums[0], sums[1], n);
     }
   }
 
@@ -239,24 +255,8 @@ struct Matmul {
         widen({(const T*)call.x + m * call.ldx, call.ldx}, rows, call.k, x, stride);
         for (int i = 0; i < (call.w2 ? 2 : 1); i++)
           Wide::strip({w[i], stride}, columns, RowsOf<float>{x, stride}, rows, stride, sums[i], true);
-        finish_rows(call, m, rows, n, columns, sums[0], sums[1]);
+        finish_linear<T>(call, m, rows, n, columns, sums[0], sums[1], columns);
       }
-    }
-  }
-
-  // Rows [m, m + rows), columns [n0, n0 + n) of y from their sums.
-  static void finish_rows(const Linear& call, int64_t m, int64_t rows, int64_t n0, int64_t n,
-                          float* sums, float* ups) {
-    for (int64_t row = 0; row < rows; row++) {
-      const int64_t at = (m + row) * call.ldy;
-      add_lora<T>(call.lora, m + row, call.n, n0, n, sums + row * n);
-      add_lora<T>(call.lora2, m + row, call.n, n0, n, ups + row * n);
-      const auto write = [&](auto* y) {
-        const auto* residual = (decltype(y))call.residual;
-        finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums + row * n, ups + row * n, y + at,
-               residual ? residual + at : nullptr, call.scale);
-      };
-      call.wide ? write((float*)call.y) : write((T*)call.y);
     }
   }
 };
