@@ -116,7 +116,7 @@ ENV: Table[Variable] = Table(
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
             Variable(
                 "BLAZR_KERNELS",
-                "reference, or kernels for avx512_bf16, avx512, avx_vnni, avx2, neon or portable",
+                "reference, or kernels for amx, avx512_bf16, avx512, avx_vnni, avx2, neon or portable",
             ),
             Variable(
                 "BLAZR_KEEP_PACKED",

@@ -23,6 +23,7 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _Flags = dict[str, tuple[str, ...]]  # by source file
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 _X86: _Flags = {
+    "kernels_amx.cpp": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "kernels_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
     "kernels_avx512.cpp": _AVX512,
     "kernels_avx_vnni.cpp": (*_AVX2, "-mavxvnni"),

@@ -20,7 +20,7 @@ from blazr.nn.operands.kv_dtype import kv_dtype_of
 # As kernels.hpp numbers them.
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 # As library.cpp numbers them, best first.
-ISAS = ("avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable")
+ISAS = ("amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable")
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 

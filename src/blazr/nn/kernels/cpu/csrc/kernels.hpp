@@ -553,6 +553,7 @@ inline constexpr int64_t kPeakOperands = 64 * 12;
 // The kernels of an instruction set for one dtype; most compute a part of a call.
 struct TypedKernels {
   int64_t (*peak)(const void* operands, int64_t operations, int64_t* result);  // see peak.hpp
+  int64_t many_rows;  // of a part of a product with many
   // Rows [m0, m1) and columns [n0, n1).
   void (*linear)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
   // Rows [m0, m1); row m.
@@ -605,6 +606,7 @@ struct Kernels {
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512, kernels_avx512_bf16;
+Kernels with_amx(Kernels avx512_bf16);  // what AMX does otherwise put in its place
 #elif defined(__aarch64__)
 extern const Kernels kernels_neon;
 #endif

@@ -3,6 +3,10 @@
 #include <string.h>
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__linux__) && defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "layouts.hpp"
@@ -49,7 +53,7 @@ Cut cut_of(const Linear& call, int threads) {
   const bool few = call.m <= kStillFew;
   const int64_t columns = clamp(few ? call.n / (4 * threads) : kPanelBytes / (bytes + 1), 16,
                                 few ? kFewColumns : kManyColumns);
-  return {call.m, call.n, few ? kStillFew : kManyRows, (columns + 3) / 4 * 4};
+  return {call.m, call.n, few ? kStillFew : typed(call.dtype).many_rows, (columns + 3) / 4 * 4};
 }
 
 Cut cut_of(const PackedLinear& call, int threads) {
@@ -156,8 +160,24 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   });
 }
 
-const char* const kNames[] = {"avx512_bf16", "avx512", "avx_vnni", "avx2", "neon", "portable"};
+const char* const kNames[] = {"amx",  "avx512_bf16", "avx512",  "avx_vnni",
+                              "avx2", "neon",        "portable"};
 constexpr int kNumNames = sizeof kNames / sizeof *kNames;
+
+#if defined(__x86_64__)
+// Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
+bool may_use_amx() {
+#if defined(__linux__)
+  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22;  // of leaf 7, in edx
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of Linux's asm/prctl.h
+  unsigned a, b, c, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (kTiles | kBf16)) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 const Kernels* find(int isa) {
 #if defined(__x86_64__)
@@ -166,17 +186,22 @@ const Kernels* find(int isa) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (isa == 0 && avx512 && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
-  if (isa == 1 && avx512) return &kernels_avx512;
-  if (isa == 2 && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
-  if (isa == 3 && avx2) return &kernels_avx2;
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (isa == 0 && avx512_bf16 && may_use_amx()) {
+    static const Kernels kernels_amx = with_amx(kernels_avx512_bf16);
+    return &kernels_amx;
+  }
+  if (isa == 1 && avx512_bf16) return &kernels_avx512_bf16;
+  if (isa == 2 && avx512) return &kernels_avx512;
+  if (isa == 3 && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
+  if (isa == 4 && avx2) return &kernels_avx2;
 #elif defined(__aarch64__) && defined(__linux__)
   // NEON is always there, its dot-product instructions are not
-  if (isa == 4 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
+  if (isa == 5 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
 #elif defined(__aarch64__)
-  if (isa == 4) return &kernels_neon;  // Apple has them
+  if (isa == 5) return &kernels_neon;  // Apple has them
 #endif
-  return isa == 5 ? &kernels_portable : nullptr;
+  return isa == 6 ? &kernels_portable : nullptr;
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ template <class Isa, class T>
 constexpr TypedKernels typed_kernels() {
   return {
       .peak = Peak<Isa>::template numbers<T>,
+      .many_rows = kManyRows,
       .linear = Matmul<Isa, T>::part,
       .lora_shrink = LoraOf<Matmul<Isa, T>, T>::shrink,
       .lora_expand = LoraOf<Matmul<Isa, T>, T>::expand,
