@@ -312,8 +312,8 @@ class Vision:
         if vectors.shape[1:] != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
         runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
-        runs = [replace(each, grid=grid, sees_ahead=eye.sees_ahead) for each in runs]
-        return SeenImage(tuple(token_ids), tuple(runs))
+        whole = (replace(each, grid=grid, sees_ahead=eye.sees_ahead) for each in runs)
+        return SeenImage(tuple(token_ids), tuple(whole))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
