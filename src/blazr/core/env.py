@@ -116,7 +116,7 @@ ENV: Table[Variable] = Table(
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
             Variable(
                 "BLAZR_KERNELS",
-                "reference, or kernels for amx, avx512_bf16, avx512, avx_vnni, avx2, neon or portable",
+                "reference, or the kernels of an instruction set, as amx, avx512 or avx2",
             ),
             Variable(
                 "BLAZR_KEEP_PACKED",
