@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from blazr.core import files
 from blazr.engine.async_engine import AsyncEngine
-from blazr.engine.cache import disk
 from blazr.engine.cache.arena import ItemClass, OutOfMemoryError
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.manager import CacheManager, CacheShape
@@ -263,7 +263,7 @@ DISK = {
     "what is there": (Path, "stat"),
     "reading": (Path, "open"),
     "making a directory": (Path, "mkdir"),
-    "a temporary file": (disk, "mkstemp"),
+    "a temporary file": (files, "mkstemp"),
     "renaming": (Path, "replace"),
     "deleting": (Path, "unlink"),
     "looking through": (Path, "lstat"),

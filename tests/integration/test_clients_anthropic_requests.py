@@ -134,10 +134,9 @@ def test_models_are_listed_to_their_end_and_looked_up(plain: anthropic.Anthropic
         lambda c: c.messages.batches.create(requests=[]),
         lambda c: c.messages.batches.list(),
         lambda c: c.messages.batches.retrieve("batch_1"),
-        lambda c: c.beta.files.list(),
         lambda c: c.beta.skills.list(),
     ],
-    ids=["create", "list", "retrieve", "files", "skills"],
+    ids=["create", "list", "retrieve", "skills"],
 )
 def test_what_is_not_here_is_not_found(plain: anthropic.Anthropic, call) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:

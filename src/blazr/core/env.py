@@ -60,6 +60,7 @@ SERVE_FLAGS = (
     "CACHE_DISK",
     "KV_PEER",
     "FILES_DIR",
+    "ALLOW_MEDIA_URLS",
     "FILES_DISK",
     "TOKEN_BUDGET",
     "DRAIN_SECONDS",

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, RequestError
 from blazr.engine.adapters import Adapter
-from blazr.engine.async_engine import AsyncEngine
 from blazr.llm.bundle import ModelBundle
+
+if TYPE_CHECKING:
+    from blazr.engine.async_engine import AsyncEngine
 
 _LISTED = 5  # names in a message
 

@@ -6,15 +6,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from blazr.core.errors import CapacityError
-from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.outputs import FinishReason, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.llm.text_engine import PreparedRequest
 from blazr.text.events import Event, Finished, PromptDone, TokenText
 from blazr.text.stream import TextStream
 from blazr.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from blazr.engine.async_engine import AsyncEngine
 
 
 class Reply:

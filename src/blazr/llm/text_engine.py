@@ -13,7 +13,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
-from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import PromptEmbeddings, Request
 from blazr.llm.adapters import Adapters
@@ -31,6 +30,7 @@ from blazr.text.tool_calls.custom import as_function
 from blazr.text.tool_calls.format import tool_specs
 
 if TYPE_CHECKING:
+    from blazr.engine.async_engine import AsyncEngine
     from blazr.pipelines.vision import SeenImage
 
 # Of one request.

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(not has_kernels(), reason="the kernels are not c
 
 @pytest.mark.parametrize("kind", ARITHMETIC)
 def test_every_thread_does_as_many_as_were_asked_for(kind: str) -> None:
-    done = multiply_in_registers(kind, 10**6)
-    assert 10**6 * torch.get_num_threads() <= done < 1.01 * 10**6 * torch.get_num_threads()
+    done = multiply_in_registers(kind, 10**7)
+    assert 10**7 * torch.get_num_threads() <= done < 1.01 * 10**7 * torch.get_num_threads()
 
 
 @pytest.mark.parametrize("kind", ARITHMETIC)

@@ -12,12 +12,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import EngineError, RequestError
-from blazr.engine.async_engine import AsyncEngine
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.models import ProfileRecording
 
 if TYPE_CHECKING:
+    from blazr.engine.async_engine import AsyncEngine
     from blazr.engine.profile import Profile
 
 _LONGEST_S = 300.0  # one that nobody ends would fill the memory
