@@ -283,7 +283,6 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     assert b"missing.gguf" in ended.stderr
 
 
-@pytest.mark.slow
 def test_one_killed_under_load_fails_only_what_it_was_doing(tmp_path: Path) -> None:
     with serving(tmp_path / "log") as server, Crowd(server) as crowd:
         right = server.say()
@@ -314,6 +313,7 @@ def test_one_killed_under_load_fails_only_what_it_was_doing(tmp_path: Path) -> N
         assert len(crowd.failures) == num_failures
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     with serving(tmp_path / "log") as server, Crowd(server) as crowd:
         stored = [server.openai.responses.create(input="Hi", max_output_tokens=4) for _ in range(4)]

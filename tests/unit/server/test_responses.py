@@ -242,10 +242,12 @@ def test_only_the_background_can_be_followed(loopback: Loopback) -> None:
 
 def test_in_the_background_until_cancelled() -> None:
     with serving(scripted_core(text=LONG)) as running:
+        running.engine.go.clear()  # or it may have ended before anybody looks
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
         refused = post(running, previous_response_id=where.rpartition("/")[2])
         assert refused.status_code == 400
         wait_until(lambda: running.engine.num_running == 1)
+        running.engine.go.set()
         assert running.client.post(f"{where}/cancel").json()["status"] == "cancelled"
         wait_until(lambda: running.engine.num_running == 0)
         assert running.service.num_working == 0
