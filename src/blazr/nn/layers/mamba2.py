@@ -14,7 +14,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, StateSpaceRuns, mean_square
 from blazr.nn.operands.recurrent import GatedNorm, Mamba2Memory, Mamba2Weights
 from blazr.nn.ops.mamba2 import mamba2
 from blazr.nn.ops.norm import scale_rms
@@ -93,17 +93,13 @@ class Mamba2Config(MixerConfig):
 
     def part(self, rank: Rank) -> tuple[Mamba2Config, Parts]:
         """Cut by heads; ranks share B and C where these have fewer groups."""
-        own = rank.equal_run(self.num_heads, "heads")
-        groups = rank.shared_run(self.num_groups, self.num_heads, "groups")
-        inner = scaled(own, self.head_dim)
-        maps = [
-            scaled(groups, self.state_size, self.inner_size + before * self.map_size)
-            for before in (0, 1)
-        ]
-        # x, B and C; behind z, and before the step sizes
-        conv = (inner, *maps)
-        behind = tuple(scaled(each, 1, self.inner_size) for each in conv)
-        dt = scaled(own, 1, 2 * self.inner_size + 2 * self.map_size)
+        own = StateSpaceRuns.of(
+            rank,
+            heads=self.num_heads,
+            groups=self.num_groups,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+        )
         is_norm_cut = self.norm != "none" and self.norm_groups % rank.count > 0
         if is_norm_cut and (self.norm == "norm_first" or rank.count % self.norm_groups):
             raise ConfigError(
@@ -111,20 +107,20 @@ class Mamba2Config(MixerConfig):
                 found=f"{self.norm_groups} groups of its channels",
                 expected=f"a multiple of {rank.count}",
             )
-        heads = Rows((own,))
+        heads = Rows((own.heads,))
         parts: dict[str, Held] = {
-            "in_proj": Rows((inner, *behind, dt)),
-            "conv1d": Rows(conv),
+            "in_proj": Rows(own.projected),
+            "conv1d": Rows(own.conv),
             "dt_bias": heads,
             "a_log": heads,
             "d": heads,
-            "norm": Rows((inner,)),
-            "out_proj": Columns((inner,)),
+            "norm": Rows((own.inner,)),
+            "out_proj": Columns((own.inner,)),
         }
         part = replace(
             self,
-            num_heads=len(own),
-            num_groups=len(groups),
+            num_heads=len(own.heads),
+            num_groups=len(own.groups),
             norm_groups=self.norm_groups // (1 if is_norm_cut else rank.count) or 1,
             is_norm_cut=is_norm_cut,
         )

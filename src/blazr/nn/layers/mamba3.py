@@ -12,7 +12,16 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
+from blazr.nn.layers.ranks import (
+    Columns,
+    Held,
+    Parts,
+    Rank,
+    Rows,
+    StateSpaceRuns,
+    mean_square,
+    scaled,
+)
 from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
@@ -96,27 +105,25 @@ class Mamba3Config(MixerConfig):
 
     def part(self, rank: Rank) -> tuple[Mamba3Config, Parts]:
         """Cut by heads; ranks share B and C where these have fewer groups."""
-        own = rank.equal_run(self.num_heads, "heads")
-        groups = rank.shared_run(self.num_groups, self.num_heads, "groups")
-        inner = scaled(own, self.head_dim)
-        maps = [
-            scaled(groups, self.state_size, self.inner_size + before * self.map_size)
-            for before in (0, 1)
-        ]
-        # x, B and C; behind z, and before the step sizes
-        conv = (inner, *maps)
-        behind = tuple(scaled(each, 1, self.inner_size) for each in conv)
-        dt = scaled(own, 1, 2 * self.inner_size + 2 * self.map_size)
+        own = StateSpaceRuns.of(
+            rank,
+            heads=self.num_heads,
+            groups=self.num_groups,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+        )
         names = ("lambda_proj", "b_bias", "c_bias", "dt_bias", "a_log", "d")
-        parts: dict[str, Held] = dict.fromkeys(names, Rows((own,)))
+        parts: dict[str, Held] = dict.fromkeys(names, Rows((own.heads,)))
         parts |= {
-            "in_proj": Rows((inner, *behind, dt)),
-            "conv1d": Rows(conv),
-            "theta_proj": Rows((scaled(own, self.state_size // 2),)),
-            "norm": Rows((inner,)),
-            "out_proj": Columns((inner,)),
+            "in_proj": Rows(own.projected),
+            "conv1d": Rows(own.conv),
+            "theta_proj": Rows((scaled(own.heads, self.state_size // 2),)),
+            "norm": Rows((own.inner,)),
+            "out_proj": Columns((own.inner,)),
         }
-        return replace(self, num_heads=len(own), num_groups=len(groups), is_norm_cut=True), parts
+        return replace(
+            self, num_heads=len(own.heads), num_groups=len(own.groups), is_norm_cut=True
+        ), parts
 
     def build(self) -> Mamba3:
         """The module, with uninitialised parameters."""
