@@ -25,8 +25,7 @@ def mcp(
         typer.Option(
             "--model",
             "-m",
-            help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
-            "for several models, each loaded when first used.  [default: built-in nano]",
+            help=options.MODELS_HELP,
             show_default=False,
         ),
     ] = None,

@@ -163,6 +163,10 @@ def _verbose(wanted: bool) -> bool:
     return wanted
 
 
+MODELS_HELP = (
+    "Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
+    "for several models, each loaded when first used.  [default: built-in nano]"
+)
 ModelArgument = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),

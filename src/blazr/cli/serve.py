@@ -45,8 +45,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         typer.Option(
             "--model",
             "-m",
-            help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
-            "for several models, each loaded when first used.  [default: built-in nano]",
+            help=options.MODELS_HELP,
             show_default=False,
             callback=_models_of_flag,
         ),
