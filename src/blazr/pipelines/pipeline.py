@@ -54,13 +54,13 @@ class Pipeline(ABC):
         info: About it.
 
     Attributes:
-        library: What runs it, and has written its files.
+        backend: The library that runs it, and has written its files.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
         jobs: The thread it works on.
     """
 
-    library: ClassVar[str]
+    backend: ClassVar[str]
     extra: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
 
@@ -110,7 +110,7 @@ class Pipeline(ABC):
             raise CheckpointError(
                 f"{files.name} cannot be loaded.",
                 found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                expected=f"a folder with the files of {cls.library}' save_pretrained",
+                expected=f"a folder that save_pretrained of {cls.backend} has written",
             ) from error
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class TransformersPipeline(Pipeline):
         unused: What the names of tensors begin with that may be missing.
     """
 
-    library: ClassVar[str] = "transformers"
+    backend: ClassVar[str] = "transformers"
     auto: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
 

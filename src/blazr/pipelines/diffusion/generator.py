@@ -47,7 +47,7 @@ class ImageGenerator(Pipeline):
         pipe: The library's pipeline.
     """
 
-    library: ClassVar[str] = "diffusers"
+    backend: ClassVar[str] = "diffusers"
     extra: ClassVar[str] = "image"
     packages: ClassVar[tuple[str, ...]] = ("diffusers", "transformers", "PIL")
 
