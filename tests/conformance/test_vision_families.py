@@ -72,6 +72,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"model_type": "mistral", "head_dim": 6, "sliding_window": None},
         {**_IDEFICS, "model_type": "pixtral", "head_dim": 8},
     ),
+    "paligemma": ({"model_type": "gemma", "head_dim": 6}, _SIGLIP),
     "qwen2_vl": (_M_ROPE, {"depth": 1, "embed_dim": 16, "hidden_size": 24, "num_heads": 2}),
     "qwen2_5_vl": (_M_ROPE, _QWEN),
     "qwen3_vl": ({**_M_ROPE, "head_dim": 6}, _QWEN3),
@@ -92,6 +93,8 @@ def save(name: str, directory: Path, **changes: object) -> nn.Module:
         part, auto = "audio_config", transformers.AutoModelForSeq2SeqLM
     config = transformers.CONFIG_MAPPING[name](text_config=sizes, **{part: tower})
     model = auto.from_config(config).eval().float()
+    if name == "paligemma":
+        model.set_attn_implementation("eager")  # another has text see ahead
     for parameter, values in model.named_parameters():
         is_wide = "embed" in parameter or parameter.endswith("norm.weight")
         nn.init.normal_(values, 0.0, 1.0 if is_wide else 0.3)

@@ -51,6 +51,8 @@ class Pair:
         if isinstance(self.things[0], Sound):
             return self._heard(text, images)
         pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in images]
+        if self.theirs.config.model_type == "paligemma":
+            return self._read_ahead(text, pixels)
         found = self.processor(
             text=[text],
             images=[pixels] if pixels else None,
@@ -59,6 +61,16 @@ class Pair:
             return_mm_token_type_ids=False,
         )
         return dict(found)
+
+    def _read_ahead(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """The same of a chat with images wherever it has them: PaliGemma's begin with all."""
+        mark, processor = self.processor.image_token, self.processor.image_processor
+        text = text.replace(mark, mark * processor.image_seq_length)
+        ids = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        batch = {"input_ids": torch.tensor([ids])}
+        if images:
+            batch["pixel_values"] = processor(images, return_tensors="pt")["pixel_values"]
+        return batch
 
     def _heard(self, text: str, sounds: Sequence[bytes]) -> dict[str, Tensor]:
         """The same of sounds, each by itself: not every processor takes several for a text."""
@@ -88,6 +100,9 @@ class Pair:
             batch["mm_token_type_ids"] = is_image
         if config.model_type == "gemma3":
             batch["token_type_ids"] = is_image
+        if config.model_type == "paligemma" and images:
+            num_prompt = len(self.ids) - len(reply)
+            batch["token_type_ids"] = (torch.arange(len(self.ids)) >= num_prompt).int()[None]
         found = []
         for model in (self.theirs, self.exact):
             dtype = next(model.parameters()).dtype

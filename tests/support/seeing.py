@@ -110,6 +110,17 @@ _GLM_ROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
 _GLM_TOWER = {**_QWEN_TOWER, "image_size": 28, "patch_size": 7}
 
 
+_PALIGEMMA_VOCAB = 1472  # its processor adds 1,152 tokens for places
+_PALIGEMMA = {"projection_dim": SIZES["hidden_size"], "hidden_size": SIZES["hidden_size"]}
+
+
+def _paligemma_processor(library: Any, tokenizer: Any) -> Any:
+    size = {"height": 28, "width": 28}
+    return library.PaliGemmaProcessor(
+        library.SiglipImageProcessorPil(size=size, image_seq_length=16), tokenizer
+    )
+
+
 def _grid_processor(name: str, images: str, videos: str) -> Callable[[Any, Any], Any]:
     """One that cuts images into rows and columns of patches.
 
@@ -282,6 +293,22 @@ CASES: dict[str, Seeing] = {
         written="\n<start_of_image>\n",
         merges=True,
     ),
+    "paligemma": Seeing(
+        marks=("<image>",),
+        text={"model_type": "gemma", "head_dim": 6, "vocab_size": _PALIGEMMA_VOCAB},
+        tower={**_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
+        whole=_PALIGEMMA,
+        processor=_paligemma_processor,
+    ),
+    "paligemma 2": Seeing(
+        kind="paligemma",
+        marks=("<image>",),
+        text={"model_type": "gemma2", "head_dim": 6, "query_pre_attn_scalar": 6}
+        | {"sliding_window": 24, "vocab_size": _PALIGEMMA_VOCAB},
+        tower={**_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
+        whole=_PALIGEMMA,
+        processor=_paligemma_processor,
+    ),
     "llava_onevision": Seeing(
         marks=("<image>", "<video>"),
         text={"model_type": "qwen2"},
@@ -433,6 +460,8 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
         is_wide = "embed" in parameter or parameter.endswith("norm.weight")
         nn.init.normal_(values, 0.0, 1.0 if is_wide else case.spread)
     model.save_pretrained(directory)
+    if case.kind == "paligemma" or name == "paligemma":
+        model.set_attn_implementation("eager")  # another caps no scores, and has text see ahead
     if "experts" in repr(model):
         model.set_experts_implementation("eager")  # the others have no float64
     processor = case.processor(transformers, tokenizer)

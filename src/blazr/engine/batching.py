@@ -118,7 +118,8 @@ def _seeing_ahead(rows: Iterable[PlannedSequence]) -> tuple[SeeingAhead, ...]:
         for first, last in sequence.uncut:
             if start < last and first < start + length:
                 assert last <= start + length, "what sees ahead is computed in one step"
-                found.append(SeeingAhead(index, first, last))
+                has_window = not sequence.request.sees_ahead
+                found.append(SeeingAhead(index, first, last, has_window))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from itertools import takewhile
 from math import inf
 from time import perf_counter
@@ -141,10 +142,14 @@ class Engine:
         return min(most, self._max_tokens)
 
     def _salt(self, request: Request) -> str:
-        """What a request shares prefixes by: its salt, and its length where that matters."""
+        """What a request shares prefixes by: its salt, and what else decides what they hold."""
+        salt = request.cache_salt
+        if request.sees_ahead:  # of each token, every other one of the prompt
+            told = (request.prompt_ids, [(each.start, each.digest) for each in request.embeddings])
+            salt += f"\0{sha256(repr(told).encode()).hexdigest()}"
         length = max(len(request.prompt_ids), self._max_length(request) - 1)
         length_class = self._length_class(length)
-        return f"{request.cache_salt}\0{length_class}" if length_class else request.cache_salt
+        return f"{salt}\0{length_class}" if length_class else salt
 
     def check(self, request: Request) -> None:
         """Refuse what can never run. Pure, so that any thread may ask first.

@@ -52,6 +52,8 @@ class Request:
         prompt_ids: The prompt, at least one token, every id below the model's vocabulary size.
         embeddings: What stands for some of its tokens, such as those of an image; in ascending
             order, without overlap.
+        sees_ahead: Whether each token of the prompt attends to all of it, whatever the window; it
+            is then computed in one step, and only the same prompt shares its prefixes.
         params: How to sample.
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
         priority: Lower runs first; equal ones in order of arrival.
@@ -71,6 +73,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     embeddings: tuple[PromptEmbeddings, ...] = ()
+    sees_ahead: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0

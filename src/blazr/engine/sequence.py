@@ -135,6 +135,8 @@ class Sequence:
         self.max_computed = max(self.num_prompt, self.max_length - 1)
         self.embeddings_end = request.embeddings[-1].end if request.embeddings else 0
         self.uncut = tuple((each.start, each.end) for each in request.embeddings if each.sees_ahead)
+        if request.sees_ahead:
+            self.uncut = ((0, self.num_prompt),)
         self.has_grids = any(each.grid for each in request.embeddings)
         self.position_shift = shift_behind(request.embeddings)
 

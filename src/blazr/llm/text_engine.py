@@ -156,6 +156,11 @@ class TextEngine:
         """Whether messages may have sounds."""
         return self.takes == "audio"
 
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether each token of a prompt with images attends to all of it."""
+        return self.bundle is not None and bool(self.bundle.sense and self.bundle.sense.reads_ahead)
+
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Translate a request to token ids, and compile its grammar.
 
@@ -203,6 +208,7 @@ class TextEngine:
         prepared = Request(
             prompt_ids=tuple(ids),
             embeddings=embeddings,
+            sees_ahead=bool(embeddings) and self._reads_ahead,
             params=params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,

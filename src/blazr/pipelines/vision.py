@@ -25,7 +25,7 @@ from blazr.core.errors import CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.families.hf.vision import IMAGE_PREFIXES
+from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD
 from blazr.pipelines.images import open_image
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class Vision:
         auto: The library's class that knows its networks.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
+        reads_ahead: Whether each token of a prompt with images attends to all of it.
     """
 
     medium: ClassVar = "image"
@@ -121,6 +122,7 @@ class Vision:
     packages: ClassVar[Mapping[str, str]] = {"transformers": "transformers", "PIL": "pillow"}
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
+        self.reads_ahead = family in READING_AHEAD
         self._path = path
         self._family = family
         self._dtype = language_model.dtype
@@ -256,13 +258,17 @@ class Vision:
             copies: The same image as often as is wanted, as `_open` gives it.
             digest: Says which image it is, and whose vectors come of it.
         """
-        batch = eye.processor(
-            images=[copies],
-            text=[eye.processor.image_token * len(copies)],
-            add_special_tokens=False,
-            return_mm_token_type_ids=False,
-            return_tensors="pt",
-        )
+        if self.reads_ahead:  # the whole processor also writes what stands behind the last image
+            batch = eye.processor.image_processor(images=list(copies), return_tensors="pt")
+            batch["input_ids"] = torch.full((1, eye.processor.image_seq_length), eye.token_id)
+        else:
+            batch = eye.processor(
+                images=[copies],
+                text=[eye.processor.image_token * len(copies)],
+                add_special_tokens=False,
+                return_mm_token_type_ids=False,
+                return_tensors="pt",
+            )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         del token_ids[len(token_ids) // len(copies) :]
         features = eye.tower.model.get_image_features

@@ -13,6 +13,9 @@ from blazr.text.templates import CHAT_TEMPLATES, mistral
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import tekken
 
+# Of families whose models bring none.
+_FORMS = {"oxidizr": "oxidizr", "paligemma": "paligemma"}
+
 
 def choose_template(
     *,
@@ -95,8 +98,8 @@ def choose_template(
 
 def _default_form(directory: Path | None, family: str) -> str:
     """The built-in form for a model that brings none."""
-    if family == "oxidizr":
-        return "oxidizr"
+    if family in _FORMS:
+        return _FORMS[family]
     version = tekken.version_of(directory / tekken.NAME) if directory is not None else None
     known = [each for each in mistral.VERSIONS if version is not None and each <= version]
     return f"mistral-v{known[-1]}" if known else "generic"

@@ -100,3 +100,32 @@ def test_whatever_runs_beside_it(budget: int) -> None:
         for first, last in sequence.uncut:
             assert not (start < last and first < end < last)
     assert any(first < start < last for start, _, s in house.parts for first, last in s.uncut)
+
+
+@pytest.mark.parametrize("budget", [8, 24, 64])
+def test_whole_prompts_that_see_ahead(budget: int) -> None:
+    """None is cut, and a prefix is shared with the same prompt and the same images alone."""
+    image = _image(5, 37)
+    whole = replace(_request(100, image), sees_ahead=True)
+    requests = [
+        whole,
+        replace(whole, prompt_ids=(*whole.prompt_ids[:90], 2, 3)),
+        replace(whole, embeddings=(replace(image, digest=b"other"),)),
+        _request(70),
+        whole,
+    ]
+    house = _House(budget)
+    for number, request in enumerate(requests):
+        house.engine.add(request, request_id=number + 1, now=0.0, seed=0)
+        house.run()
+    ends = {sequence: end for _, end, sequence in reversed(house.parts)}
+    starts = {sequence: start for start, _, sequence in reversed(house.parts)}
+    readers = [each for each in ends if each.request.sees_ahead]
+    assert all(ends[each] >= each.num_prompt for each in readers)
+    readers.sort(key=lambda each: each.request_id)
+    assert [starts[each] for each in readers] == [
+        0,
+        0,
+        0,
+        99 // house.memory.shape.grid * house.memory.shape.grid,
+    ]

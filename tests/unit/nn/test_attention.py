@@ -63,7 +63,8 @@ def test_many_queries_are_taken_some_at_a_time() -> None:
 
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_tokens_that_see_ahead(window, softcap) -> None:
+@pytest.mark.parametrize("has_window", [True, False])
+def test_tokens_that_see_ahead(window, softcap, has_window) -> None:
     """They attend to all before the last of them, and the same numbers come of any beginning."""
     chance = torch.Generator().manual_seed(3)
     keys, values = torch.randn(2, 6, GRID, 2, 8, generator=chance)
@@ -75,7 +76,7 @@ def test_tokens_that_see_ahead(window, softcap) -> None:
     def step(start: int) -> torch.Tensor:
         """A sequence of 7 tokens beside one from a place to its 110th."""
         spans = Span(0, 7, 0, 0), Span(7, 110 - start, start, 0)
-        table = StepTable(spans, tables, seeing_ahead=(SeeingAhead(1, first, last),))
+        table = StepTable(spans, tables, seeing_ahead=(SeeingAhead(1, first, last, has_window),))
         q = torch.cat((queries[:7], queries[start:]))
         out = torch.full_like(q, 7.0)
         attend_ahead(out, q, pages, table)
@@ -84,7 +85,7 @@ def test_tokens_that_see_ahead(window, softcap) -> None:
     found = step(60)
     k, v = (each[[4, 1]].flatten(0, 1)[:last] for each in (keys, values))
     for place in range(first, last):
-        low = 0 if window is None else max(0, place - window + 1)
+        low = max(0, place - window + 1) if window and has_window else 0
         # one query at the end of what it sees is causal attention
         seen = by_hand(
             queries[place][None],

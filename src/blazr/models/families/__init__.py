@@ -71,6 +71,7 @@ FAMILIES: Table[Family] = Table(
         "llava_next": "blazr.models.families.hf.vision:LLAVA_NEXT",
         "llava_onevision": "blazr.models.families.hf.vision:LLAVA_ONEVISION",
         "mistral3": "blazr.models.families.hf.vision:MISTRAL3",
+        "paligemma": "blazr.models.families.hf.vision:PALIGEMMA",
         "qwen2_audio": "blazr.models.families.hf.vision:QWEN2_AUDIO",
         "qwen2_vl": "blazr.models.families.hf.vision:QWEN2_VL",
         "qwen2_5_vl": "blazr.models.families.hf.vision:QWEN2_5_VL",

@@ -56,18 +56,20 @@ class Span(NamedTuple):
 
 
 class SeeingAhead(NamedTuple):
-    """Tokens of one sequence that attend to each other in both directions, those of an image.
+    """Tokens of one sequence that attend to each other in both directions, as those of an image.
 
     Args:
         number: Which sequence of the step.
         first: The first of them, counted from the sequence's beginning; it may have been computed
             in an earlier step, from where a prefix is reused.
         last: The token behind them; all before it are in memory after this step.
+        has_window: Whether a layer's window bounds what they see before them.
     """
 
     number: int
     first: int
     last: int
+    has_window: bool = True
 
 
 class SequenceGroup:

@@ -209,8 +209,8 @@ def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions
 def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None:
     """Attend again where tokens see others behind them, as those of an image may.
 
-    They see all that is before the last of them, within the window. Whichever of them were computed
-    before, the same shapes are computed, so that the numbers are the same.
+    They see all that is before the last of them, within the window if that counts. Whichever of
+    them were computed before, the same shapes are computed, so that the numbers are the same.
 
     Args:
         out: What `paged_attention` gives, (T, H, E); rows of these tokens are replaced.
@@ -218,7 +218,7 @@ def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None
         pages: Keys and values of all tokens up to these, and how they are attended to.
         table: The step.
     """
-    for number, first, last in table.seeing_ahead:
+    for number, first, last, has_window in table.seeing_ahead:
         span = table.spans[number]
         rows = slice(span.first + max(first - span.start, 0), span.first + last - span.start)
         count = rows.stop - rows.start
@@ -231,7 +231,7 @@ def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None
             read_pages(part, owned[None], q.dtype)[0, :last] for part in (pages.keys, pages.values)
         )
         visible = None
-        if pages.window is not None:
+        if pages.window is not None and has_window:
             visible = places > places[first:, None] - pages.window
         found = _attend(
             queries,

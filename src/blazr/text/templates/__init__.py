@@ -64,6 +64,27 @@ CHAT_TEMPLATES: Table[BuiltInTemplate] = Table(
                 BuiltInTemplate(name=f"mistral-v{version}", source=mistral.source(version))
                 for version in mistral.VERSIONS
             ),
+            # PaliGemma's: all images, then the beginning of the text, and a line feed at its end.
+            BuiltInTemplate(
+                name="paligemma",
+                source=(
+                    "{% set said = namespace(images='', text='') %}"
+                    "{% for message in messages %}"
+                    "{% if message.content is string %}"
+                    "{% set said.text = said.text + message.content %}"
+                    "{% else %}"
+                    "{% for part in message.content or [] %}"
+                    "{% if part.type == 'text' %}"
+                    "{% set said.text = said.text + part.text %}"
+                    "{% else %}"
+                    "{% set said.images = said.images + '<image>' %}"
+                    "{% endif %}"
+                    "{% endfor %}"
+                    "{% endif %}"
+                    "{% endfor %}"
+                    "{{ said.images + bos_token + said.text + '\n' }}"
+                ),
+            ),
             # Plain text, for a model of which nothing is known.
             BuiltInTemplate(
                 name="generic",

@@ -46,6 +46,7 @@ WITH_IMAGES = frozenset(
         "llava_next",
         "llava_onevision",
         "mistral3",
+        "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",
         "qwen3_5",
@@ -61,6 +62,8 @@ WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio"})
 _WITH_GRIDS = frozenset(
     name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
 )
+# Of those with images, those that read a prompt which has some in both directions, to its end.
+READING_AHEAD = frozenset({"paligemma"})
 # Types that differ from another only where there are images.
 _SAME: Mapping[str, str] = {
     "qwen2_vl": "qwen2",
@@ -85,6 +88,8 @@ _SILENT: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "intermediate_size": 14_336, "num_key_value_heads": 8},
     "qwen2": {**_LLAMA, "intermediate_size": 22_016},
+    "gemma": {"max_position_embeddings": 8192},
+    "gemma2": {"max_position_embeddings": 8192},
     "gemma3_text": {
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -118,6 +123,8 @@ def seeing_family(name: str, text_type: str) -> Family:
                 hint="take it from the config.json of the model that this one was made from",
             )
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
+        if name in READING_AHEAD:  # as the engine has it for prompts with images
+            config.pop("use_bidirectional_attention", None)
         found = family.derive(replace(checkpoint, config=config))
         unused = (*found.unused, *IMAGE_PREFIXES)
         if name in WITH_IMAGES | WITH_SOUNDS:
@@ -162,6 +169,7 @@ LLAVA = seeing_family("llava", "llama")
 LLAVA_NEXT = seeing_family("llava_next", "llama")
 LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2")
 MISTRAL3 = seeing_family("mistral3", "mistral")
+PALIGEMMA = seeing_family("paligemma", "gemma")
 QWEN2_AUDIO = seeing_family("qwen2_audio", "qwen2")
 QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text")
 QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text")
