@@ -24,7 +24,8 @@ from tests.support.seeds import run_seed
 VOCAB = 352
 TEMPLATE = """{%- for message in messages -%}
 <|turn|>{{ message['role'] }}:{% for part in message['content'] -%}
-{% if part['type'] != 'text' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}
+{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'video' %}VIDEO{% else -%}
+MARK{% endif %}{% endfor %}
 {% endfor %}{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 _HEADS = {"num_attention_heads": 2, "intermediate_size": 20}
 _TOWER = {**_HEADS, "hidden_size": 16, "num_hidden_layers": 2}
@@ -48,6 +49,7 @@ class Seeing:
         named: Names of marks in the library's tokenizer.
         spread: Of its random weights.
         written: What its chat template writes for an image, where that is not the first mark.
+        film: The same for a video, where that is not the mark that is named so.
         merges: Whether its tokenizer makes one token of several line feeds.
         hears: Whether it takes sounds, and no images.
     """
@@ -62,6 +64,7 @@ class Seeing:
     named: dict[str, str] = field(default_factory=dict)
     spread: float = 0.3
     written: str = ""
+    film: str = ""
     merges: bool = False
     hears: bool = False
 
@@ -136,10 +139,26 @@ def _grid_processor(name: str, images: str, videos: str) -> Callable[[Any, Any],
             tokenizer,
         ]
         if find_spec("torchvision") is not None:
-            return whole(*parts, getattr(library, f"{videos}VideoProcessor")())
+            size = {"shortest_edge": 28 * 28, "longest_edge": 6 * 56 * 56}
+            kind = getattr(library, f"{videos}VideoProcessor")
+            return whole(*parts, kind(size=size, patch_size=7))
         return _without_videos(whole)(*parts)
 
     return _make
+
+
+def _onevision_processor(library: Any, tokenizer: Any) -> Any:
+    size = {"height": 28, "width": 28}
+    parts = [
+        library.LlavaOnevisionImageProcessorPil(size=size, image_grid_pinpoints=_PINPOINTS),
+        tokenizer,
+    ]
+    whole = library.LlavaOnevisionProcessor
+    if find_spec("torchvision") is not None:
+        parts.append(library.LlavaOnevisionVideoProcessor(size=size))
+    else:
+        whole = _without_videos(whole)
+    return whole(*parts, num_image_tokens=16, vision_feature_select_strategy="full")
 
 
 def _without_videos(processor: Any) -> Any:
@@ -232,6 +251,7 @@ CASES: dict[str, Seeing] = {
         text={"hidden_size": 48, "head_dim": 12, **_GLM_ROPE},
         tower={**_GLM_TOWER, "out_hidden_size": 48},
         processor=_grid_processor("Glm4v", "Glm4v", "Glm4v"),
+        film="<|begin_of_video|><|video|><|end_of_video|>",
     ),
     "glm4v_moe": Seeing(
         marks=_GLM_MARKS,
@@ -239,6 +259,7 @@ CASES: dict[str, Seeing] = {
         | _GLM_ROPE,
         tower=_GLM_TOWER,
         processor=_grid_processor("Glm4v", "Glm4v", "Glm4v"),
+        film="<|begin_of_video|><|video|><|end_of_video|>",
     ),
     "qwen2_vl": Seeing(
         marks=_QWEN_MARKS,
@@ -249,7 +270,8 @@ CASES: dict[str, Seeing] = {
     "qwen2_5_vl": Seeing(
         marks=_QWEN_MARKS,
         text=_M_ROPE,
-        tower={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1], "patch_size": 7},
+        tower={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1], "patch_size": 7}
+        | {"tokens_per_second": 2},
         processor=_grid_processor("Qwen2_5_VL", "Qwen2VL", "Qwen2VL"),
     ),
     "qwen3_vl": Seeing(
@@ -314,14 +336,7 @@ CASES: dict[str, Seeing] = {
         text={"model_type": "qwen2"},
         tower={**_SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
         whole={"image_grid_pinpoints": _PINPOINTS},
-        processor=lambda library, tokenizer: _without_videos(library.LlavaOnevisionProcessor)(
-            library.LlavaOnevisionImageProcessorPil(
-                size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS
-            ),
-            tokenizer,
-            num_image_tokens=16,
-            vision_feature_select_strategy="full",
-        ),
+        processor=_onevision_processor,
     ),
     "qwen2_audio": Seeing(
         marks=("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
@@ -438,6 +453,7 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
             pytest.skip(f"the processor needs {package}")
     raw = tokenizer_of(case.marks, merges=case.merges)
     mark = raw.token_to_id(case.marks[0])
+    video = next((each for each in case.marks if "video" in each), case.marks[0])
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw,
         pad_token="<pad>",
@@ -450,6 +466,7 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
         text_config={**SIZES, "vocab_size": VOCAB, **case.text},
         **{"audio_config" if case.hears else "vision_config": case.tower},
         **{f"{case.medium}_token_id": mark, f"{case.medium}_token_index": mark},
+        **{name: raw.token_to_id(video) for name in ("video_token_id", "video_token_index")},
         **case.whole,
     )
     auto = transformers.AutoModelForImageTextToText
@@ -467,7 +484,7 @@ def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str,
     processor = case.processor(transformers, tokenizer)
     processor.save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(
-        TEMPLATE.replace("MARK", case.written or case.marks[0])
+        TEMPLATE.replace("MARK", case.written or case.marks[0]).replace("VIDEO", case.film or video)
     )
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": False}))

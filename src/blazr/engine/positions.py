@@ -12,8 +12,11 @@ from blazr.engine.request import PromptEmbeddings
 
 def shift_behind(embeddings: Sequence[PromptEmbeddings]) -> int:
     """How far tokens behind all of these stand from their places in the sequence."""
-    grids = [each.grid for each in embeddings if each.grid is not None]
-    return sum(max(grid) - grid[0] * grid[1] for grid in grids)
+    return sum(
+        max(*each.grid, each.times[-1] + 1) - len(each.times) * each.grid[0] * each.grid[1]
+        for each in embeddings
+        if each.grid is not None
+    )
 
 
 def grid_positions(
@@ -22,7 +25,8 @@ def grid_positions(
     """The positions of some tokens of a prompt, in time, height and width.
 
     Text has the same on all axes. A token in row r and column c of an image that begins at position
-    p has (p, p + r, p + c), and what follows the image goes on behind the largest of these.
+    p has (p, p + r, p + c), one of a video's image at time t has (p + t, p + r, p + c), and what
+    follows goes on behind the largest of these.
 
     Args:
         embeddings: What stands for tokens of the prompt; those with a grid are images.
@@ -45,8 +49,10 @@ def grid_positions(
         first, last = max(each.start, start), min(each.end, end)
         if first < last:
             numbers = np.arange(first, last) - each.start
+            images, numbers = np.divmod(numbers, each.grid[0] * each.grid[1])
             rows, columns = np.divmod(numbers, each.grid[1])
             found[:, first - start : last - start] = position
+            found[0, first - start : last - start] += np.array(each.times)[images]
             found[1, first - start : last - start] += rows
             found[2, first - start : last - start] += columns
         behind = max(each.end - start, 0)

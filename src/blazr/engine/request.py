@@ -27,6 +27,7 @@ class PromptEmbeddings:
         digest: 32 bytes that other vectors do not have: a prefix is shared only where it is equal.
         grid: Rows and columns of an image whose tokens have positions of their own for rotary
             embeddings: see `blazr.engine.positions`.
+        times: Where each image of that grid stands in time: one for an image, several for a video.
         sees_ahead: Whether each of the tokens attends to all of them, those behind it too; they are
             then computed in one step.
     """
@@ -36,6 +37,7 @@ class PromptEmbeddings:
     digest: bytes
     added: Tensor | None = field(default=None, compare=False)
     grid: tuple[int, int] | None = None
+    times: tuple[int, ...] = (0,)
     sees_ahead: bool = False
 
     @property

@@ -13,10 +13,12 @@ from blazr.engine.sampling_params import DefaultInt, SamplingParams
 from blazr.text.images import (
     Image,
     Sound,
+    Video,
     decode_base64,
     join_parts,
     read_data_url,
     read_image,
+    read_video_url,
 )
 from blazr.text.messages import Message
 from blazr.text.tool_calls.custom import is_custom
@@ -168,7 +170,9 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
     The content is text, or a list of parts: ``{"type": "text", "text": "..."}``,
     ``{"type": "image", "image": ...}`` or ``{"type": "audio", "audio": ...}`` with the path or the
     bytes of a file, ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``,
-    and ``{"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}`` in base64.
+    ``{"type": "video", "video": [...]}`` with the paths or the bytes of frames, one a second,
+    ``{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,...,..."}}``, and
+    ``{"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}`` in base64.
 
     Raises:
         RequestError: There is no role, or the content is neither text nor such parts.
@@ -198,21 +202,27 @@ def _read_part(part: object) -> str | bytes:
     value = given.get(str(kind))
     if kind == "text" and isinstance(value, str):
         return value
-    if kind == "image_url":
+    if kind in {"image_url", "video_url"}:
         url = value.get("url") if isinstance(value, Mapping) else value
         if isinstance(url, str):
-            return read_data_url(url)
+            return read_data_url(url) if kind == "image_url" else read_video_url(url)
+    if kind == "video" and isinstance(value, list | tuple):
+        return Video.of([_file(each) for each in value])
     if kind == "input_audio" and isinstance(value, Mapping):
         return Sound(decode_base64(str(value.get("data")), noun="a sound"))
     if kind in {"image", "audio"} and isinstance(value, bytes | str | PathLike):
-        data = value if isinstance(value, bytes) else read_image(value)
-        return Sound(data) if kind == "audio" else data
+        return Sound(_file(value)) if kind == "audio" else _file(value)
     raise RequestError(
         "a part of a message cannot be read.",
         param="messages",
         found=repr(part)[:100],
         expected='{"type": "text", "text": "..."} or {"type": "image", "image": "file.png"}',
     )
+
+
+def _file(given: bytes | str | PathLike[str]) -> bytes:
+    """A file's bytes, given as they are or as its path."""
+    return given if isinstance(given, bytes) else read_image(given)
 
 
 def prompt_requests(

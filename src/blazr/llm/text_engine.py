@@ -21,6 +21,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
+from blazr.text.images import NOUNS
 from blazr.text.messages import SYSTEM_ROLES, Message
 from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
@@ -141,20 +142,20 @@ class TextEngine:
         )
 
     @property
-    def takes(self) -> str:
-        """What messages may have besides text: ``image``, ``audio`` or nothing."""
+    def takes(self) -> frozenset[str]:
+        """What messages may have besides text: kinds of `blazr.text.images.Image`."""
         sense = None if self.bundle is None else self.bundle.sense
-        return "" if sense is None else sense.medium
+        return frozenset() if sense is None else sense.kinds
 
     @property
     def reads_images(self) -> bool:
         """Whether messages may have images."""
-        return self.takes == "image"
+        return "image" in self.takes
 
     @property
     def hears(self) -> bool:
         """Whether messages may have sounds."""
-        return self.takes == "audio"
+        return "audio" in self.takes
 
     @property
     def _reads_ahead(self) -> bool:
@@ -290,10 +291,10 @@ class TextEngine:
         return prompt.followed_by(messages[-1].content or "") if continues else prompt
 
     def _check_images(self, messages: Sequence[Message]) -> None:
-        kinds = {image.kind for each in messages for image in each.images} - {self.takes}
+        kinds = {image.kind for each in messages for image in each.images} - self.takes
         if kinds:
-            only = f"text and {self.takes} files" if self.takes else "text"
-            found = "an image" if "image" in kinds else "a sound"
+            only = " and ".join(["text", *(f"{each} files" for each in sorted(self.takes))])
+            found = NOUNS[min(kinds)]
             raise RequestError(f"this model reads only {only}.", param="messages", found=found)
 
     def _encode_fitting(self, request: GenerationRequest) -> tuple[ChatPrompt, list[int], int]:

@@ -11,7 +11,10 @@ from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
+    from blazr.text.images import Video
+
 MAX_PIXELS = 40_000_000  # 120 MB as bytes of three colours
+MAX_VIDEO_PIXELS = 3 * MAX_PIXELS  # of all frames of a video
 
 
 def open_image(
@@ -62,3 +65,31 @@ def open_image(
         expected=f"at most {MAX_PIXELS:,}",
         hint="scale it down: the model sees it smaller in any case",
     )
+
+
+def open_frames(video: Video, *, param: str = "messages") -> list[Pixels]:
+    """Decode the frames of a video, which have one size.
+
+    Raises:
+        RequestError: One of them is no image that `open_image` takes, or they are too large.
+    """
+    found: list[Pixels] = []
+    for data in video.frames:
+        found.append(open_image(data, param=param))
+        first, last = found[0], found[-1]
+        if last.size != first.size:
+            raise RequestError(
+                "the frames of a video have several sizes.",
+                param=param,
+                found=f"{first.width} by {first.height} and {last.width} by {last.height}",
+                expected="one size",
+            )
+        if len(found) * first.width * first.height > MAX_VIDEO_PIXELS:
+            raise RequestError(
+                "a video has too many pixels.",
+                param=param,
+                found=f"{len(video.frames)} frames of {first.width} by {first.height}",
+                expected=f"at most {MAX_VIDEO_PIXELS:,} together",
+                hint="scale it down, or leave out frames: the model sees it smaller in any case",
+            )
+    return found

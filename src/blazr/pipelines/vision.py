@@ -25,8 +25,9 @@ from blazr.core.errors import CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD
-from blazr.pipelines.images import open_image
+from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD, WITH_VIDEOS
+from blazr.pipelines.images import open_frames, open_image
+from blazr.text.images import Video
 
 if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
@@ -48,10 +49,12 @@ class SeenImage:
     Args:
         token_ids: Its tokens.
         embeddings: Vectors for some of them, counted from the first.
+        marker: Id that a chat template writes for it.
     """
 
     token_ids: tuple[int, ...]
     embeddings: tuple[PromptEmbeddings, ...]
+    marker: int
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +115,7 @@ class Vision:
         auto: The library's class that knows its networks.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
+        kinds: Kinds of it that messages may have, as `blazr.text.images.Image.kind` has them.
         reads_ahead: Whether each token of a prompt with images attends to all of it.
     """
 
@@ -122,6 +126,7 @@ class Vision:
     packages: ClassVar[Mapping[str, str]] = {"transformers": "transformers", "PIL": "pillow"}
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
+        self.kinds = frozenset({self.medium, *(["video"] if family in WITH_VIDEOS else [])})
         self.reads_ahead = family in READING_AHEAD
         self._path = path
         self._family = family
@@ -145,9 +150,13 @@ class Vision:
             RequestError: One is no image that can be read, or a package is not installed.
             CheckpointError: The part that sees cannot be loaded.
         """
-        self._check_packages()
+        self._check_packages(self.packages, self.noun, f"pip install 'blazr[{self.extra}]'")
+        if any(isinstance(each, Video) for each in images):
+            hint = "install the torchvision that is built for the installed torch"
+            self._check_packages({"torchvision": "torchvision"}, "a video", hint)
         # some see an image otherwise if it has company
-        has_company = len(images) > 1 and self._family in _SEEING_ONE_CLOSER
+        num_images = sum(not isinstance(each, Video) for each in images)
+        has_company = num_images > 1 and self._family in _SEEING_ONE_CLOSER
         digests = [sha256(data).digest() for data in images]
         if has_company:
             digests = [sha256(digest + b"in company").digest() for digest in digests]
@@ -183,8 +192,9 @@ class Vision:
         if not images:
             return list(token_ids), (), []
         eye = self._load()
-        places = [place for place, each in enumerate(token_ids) if each == eye.marker]
-        if len(places) != len(images):
+        markers = {eye.marker, *(each.marker for each in images)}
+        places = [place for place, each in enumerate(token_ids) if each in markers]
+        if [token_ids[place] for place in places] != [each.marker for each in images]:
             raise RequestError(
                 "the chat template does not write a mark for each image.",
                 param="messages",
@@ -213,20 +223,22 @@ class Vision:
             log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._eye
 
-    def _check_packages(self) -> None:
-        missing = [package for name, package in self.packages.items() if find_spec(name) is None]
+    def _check_packages(self, packages: Mapping[str, str], noun: str, hint: str) -> None:
+        missing = [package for name, package in packages.items() if find_spec(name) is None]
         if missing:
             raise RequestError(
-                f"this server cannot read {self.noun}.",
+                f"this server cannot read {noun}.",
                 param="messages",
                 found=f"{' and '.join(missing)} not installed",
-                hint=f"pip install 'blazr[{self.extra}]'",
+                hint=hint,
             )
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
         eye = self._load()
         try:
+            if isinstance(data, Video):
+                return self._watch(eye, opened, eye.seed + digest)
             return self._run(eye, [opened] * copies, eye.seed + digest)
         except (torch.OutOfMemoryError, RequestError):
             raise
@@ -246,6 +258,10 @@ class Vision:
         Raises:
             RequestError: It cannot be read.
         """
+        if isinstance(data, Video):
+            frames = open_frames(data)
+            size = f"{len(frames)} frames of {frames[0].width} by {frames[0].height} pixels"
+            return frames, size
         pixels = open_image(data)
         return pixels, f"{pixels.width} by {pixels.height} pixels"
 
@@ -271,21 +287,54 @@ class Vision:
             )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         del token_ids[len(token_ids) // len(copies) :]
-        features = eye.tower.model.get_image_features
+        pooled, *added = self._features(eye, batch, "image")
+        layers = [_joined(pooled[: len(pooled) // len(copies)]) * eye.scale, *map(_joined, added)]
+        size = _grid(eye, batch.get("image_grid_thw"))
+        return self._seen(eye, token_ids, torch.stack(layers), digest, size=size)
+
+    @torch.inference_mode()
+    def _watch(self, eye: Eye, frames: Sequence[Any], digest: bytes) -> SeenImage:
+        """See a video.
+
+        Args:
+            eye: What sees.
+            frames: Its images, one a second.
+            digest: Says which video it is, and whose vectors come of it.
+        """
+        count = len(frames)
+        second = {"total_num_frames": count, "fps": 1.0, "duration": float(count)}
+        batch = eye.processor(
+            videos=[list(frames)],
+            text=[eye.processor.video_token],
+            video_metadata=[{**second, "frames_indices": [*range(count)]}],
+            do_sample_frames=False,
+            add_special_tokens=False,
+            return_mm_token_type_ids=False,
+            return_tensors="pt",
+        )
+        token_ids: list[int] = batch["input_ids"][0].tolist()
+        pooled, *added = self._features(eye, batch, "video")
+        layers = [_joined(pooled) * eye.scale, *map(_joined, added)]
+        per_second = getattr(eye.tower.config.vision_config, "tokens_per_second", None)
+        marker = eye.processor.tokenizer.convert_tokens_to_ids(eye.processor.video_token)
+        return self._seen(
+            replace(eye, token_id=marker if marker in token_ids else eye.token_id, marker=marker),
+            token_ids,
+            torch.stack(layers),
+            digest,
+            size=_grid(eye, batch.get("video_grid_thw")),
+            interval=float(batch["second_per_grid_ts"][0]) * per_second if per_second else 1.0,
+        )
+
+    def _features(self, eye: Eye, batch: Mapping[str, Any], medium: str) -> list[Sequence[Tensor]]:
+        """What the tower makes of pixels, in parts: for embeddings, then for layers."""
+        features = getattr(eye.tower.model, f"get_{medium}_features")
         wanted = signature(features).parameters
         inputs = self._placed(
             {name: value for name, value in batch.items() if name in wanted and value is not None}
         )
         found = features(**inputs, return_dict=True)
-        pooled = found.pooler_output
-        layers = [_joined(pooled[: len(pooled) // len(copies)]) * eye.scale]
-        layers += map(_joined, getattr(found, "deepstack_features", None) or ())
-        grid = None
-        if "image_grid_thw" in batch:  # of patches; some of them side by side make a token
-            side = eye.tower.config.vision_config.spatial_merge_size
-            _, height, width = batch["image_grid_thw"][0].tolist()
-            grid = height // side, width // side
-        return self._seen(eye, token_ids, torch.stack(layers), digest, grid=grid)
+        return [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the network where it is, in its dtype."""
@@ -298,7 +347,8 @@ class Vision:
         vectors: Tensor,
         digest: bytes,
         *,
-        grid: tuple[int, int] | None = None,
+        size: tuple[int, int, int] | None = None,
+        interval: float = 1.0,
     ) -> SeenImage:
         """What stands for something, of its tokens and the vectors for some of them.
 
@@ -308,7 +358,9 @@ class Vision:
             vectors: (1 + L, N, C), in the place of embeddings, and behind each of the first L
                 layers.
             digest: Of it.
-            grid: Its rows and columns.
+            size: How many images it has, and their rows and columns; where text stands between
+                them, it says when they are.
+            interval: From an image to the next in time, in positions, where none does.
 
         Raises:
             ValueError: There are not as many vectors as tokens that want one.
@@ -318,8 +370,28 @@ class Vision:
         if vectors.shape[1:] != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
         runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
-        whole = (replace(each, grid=grid, sees_ahead=eye.sees_ahead) for each in runs)
-        return SeenImage(tuple(token_ids), tuple(whole))
+        grid: tuple[int, int] | None = None
+        times: tuple[int, ...] = (0,)
+        if size is not None:
+            grid = size[1:]
+            if len(runs) < size[0]:
+                times = tuple(int(number * interval) for number in range(size[0]))
+        whole = (replace(each, grid=grid, times=times, sees_ahead=eye.sees_ahead) for each in runs)
+        return SeenImage(tuple(token_ids), tuple(whole), eye.marker)
+
+
+def _grid(eye: Eye, patches: Tensor | None) -> tuple[int, int, int] | None:
+    """How many images there are, their rows and their columns of tokens.
+
+    Args:
+        eye: What sees.
+        patches: The same in patches, (1, 3), some of which, side by side, make a token.
+    """
+    if patches is None:
+        return None
+    side = eye.tower.config.vision_config.spatial_merge_size
+    length, height, width = patches[0].tolist()
+    return length, height // side, width // side
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,14 @@ from blazr.engine.sampling_params import (
 from blazr.llm.generation import Prompt, Truncation
 from blazr.server.media import NamesMedia
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
-from blazr.text.images import Image, Sound, decode_base64, join_parts, read_data_url
+from blazr.text.images import (
+    Image,
+    Sound,
+    decode_base64,
+    join_parts,
+    read_data_url,
+    read_video_url,
+)
 from blazr.text.messages import Message
 
 MAX_REPLIES = 256
@@ -531,6 +538,12 @@ class ImageUrl(NamesMedia):
     detail: str | None = None  # each model has one size
 
 
+class VideoUrl(msgspec.Struct):
+    """Frames of a video, one a second, in a URL: ``data:video/jpeg;base64,<frame>,<frame>``."""
+
+    url: DataUrl
+
+
 class InputAudio(msgspec.Struct):
     """A sound file in base64."""
 
@@ -542,9 +555,10 @@ class ContentPart(NamesMedia):
     """One part of a message's content."""
 
     media_fields: ClassVar = ("image_url",)
-    type: Annotated[str, schema_hint(enum=["text", "image_url", "input_audio"])]
+    type: Annotated[str, schema_hint(enum=["text", "image_url", "video_url", "input_audio"])]
     text: str | None = None
     image_url: ImageUrl | DataUrl | None = None
+    video_url: VideoUrl | None = None
     input_audio: InputAudio | None = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
@@ -555,6 +569,13 @@ class ContentPart(NamesMedia):
                     "image_url": {"type": ["string", "object"]},
                 },
                 "required": ["type", "image_url"],
+            },
+            {
+                "properties": {
+                    "type": {"const": "video_url"},
+                    "video_url": {"type": "object"},
+                },
+                "required": ["type", "video_url"],
             },
             {
                 "properties": {
@@ -662,10 +683,14 @@ def _read_part(part: ContentPart) -> str | bytes:
     if part.type == "image_url" and part.image_url is not None:
         given = part.image_url
         return read_data_url(given if isinstance(given, str) else given.url)
+    if part.type == "video_url" and part.video_url is not None:
+        return read_video_url(part.video_url.url)
     if part.type == "input_audio" and part.input_audio is not None:
         return Sound(decode_base64(part.input_audio.data, noun="a sound"))
     raise not_text(
-        "a part of a message", part.type, expected="'text', 'image_url' or 'input_audio'"
+        "a part of a message",
+        part.type,
+        expected="'text', 'image_url', 'video_url' or 'input_audio'",
     )
 
 
@@ -674,7 +699,7 @@ def not_text(
 ) -> RequestError:
     """The error for a part of a message that is of another kind, or has nothing in it."""
     return RequestError(
-        f"{what} is neither text nor an image or sound that can be read.",
+        f"{what} is neither text nor an image, video or sound that can be read.",
         param=param,
         found=repr(kind[:50]),
         expected=expected,

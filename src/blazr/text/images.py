@@ -1,4 +1,4 @@
-"""Images and sounds in messages, as bytes: their places in the text, and their forms in JSON."""
+"""Images, videos and sounds in messages, as bytes: places in the text, and forms in JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 from blazr.core.errors import RequestError
 
 MAX_IMAGE_BYTES = 20 * 2**20
+MAX_FRAMES = 256  # of a video
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 EXPECTED = "a PNG, JPEG, WebP or GIF of one frame"
 
@@ -24,21 +25,65 @@ class Sound(bytes):
     __slots__ = ()
 
 
+class Video(bytes):
+    """Images that follow each other, one a second, where others are an image's bytes.
+
+    Each stands behind its length, 8 bytes.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, frames: Sequence[bytes], *, param: str = "messages") -> Video:
+        """A video of the bytes of images.
+
+        Raises:
+            RequestError: There are none, too many, or they are too large together.
+        """
+        _check_frames(len(frames), param)
+        num_bytes = sum(map(len, frames))
+        if num_bytes > MAX_IMAGE_BYTES:
+            raise RequestError(
+                "a video is too large.",
+                param=param,
+                found=f"{num_bytes:,} bytes",
+                expected=f"at most {MAX_IMAGE_BYTES:,}",
+            )
+        return cls(b"".join(len(each).to_bytes(8, "little") + each for each in frames))
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The images' bytes."""
+        found = []
+        start = 0
+        while start < len(self):
+            first = start + 8
+            start = first + int.from_bytes(self[start:first], "little")
+            found.append(self[first:start])
+        return found
+
+
+Kind = Literal["image", "video", "audio"]
+NOUNS: dict[Kind, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image in a message, or a sound.
+    """An image in a message, or a video or a sound.
 
     Args:
         place: How many characters of the message's text stand before it.
-        data: The file's bytes, in one of `FORMATS`, or a `Sound`.
+        data: The file's bytes, in one of `FORMATS`, or a `Video` or a `Sound`.
     """
 
     place: int
     data: bytes
 
     @property
-    def kind(self) -> Literal["image", "audio"]:
+    def kind(self) -> Kind:
         """What it is, as chat templates call it."""
+        if isinstance(self.data, Video):
+            return "video"
         return "audio" if isinstance(self.data, Sound) else "image"
 
 
@@ -111,6 +156,37 @@ def read_data_url(url: str, *, param: str = "messages") -> bytes:
             "an image is not base64.", param=param, found=repr(header[:50]), expected="...;base64,"
         )
     return decode_base64(unquote_to_bytes(body).decode("latin-1"), param=param)
+
+
+def read_video_url(url: str, *, param: str = "messages") -> Video:
+    """The frames in a URL ``data:video/jpeg;base64,...,...``: each an image in base64.
+
+    Raises:
+        RequestError: It is a URL of another kind, or what it holds are no frames.
+    """
+    header, _, body = url.partition(",")
+    if header.lower() != "data:video/jpeg;base64":
+        raise RequestError(
+            "a video is not in its request as frames.",
+            param=param,
+            found=repr(header[:50]),
+            expected="data:video/jpeg;base64,<frame>,<frame>,... with a JPEG in base64 for each",
+            hint="decode the video, take one frame a second, and send these",
+        )
+    _check_frames(body.count(",") + 1, param)
+    frames = [decode_base64(each, param=param, noun="a frame") for each in body.split(",")]
+    return Video.of(frames, param=param)
+
+
+def _check_frames(count: int, param: str) -> None:
+    if not 0 < count <= MAX_FRAMES:
+        raise RequestError(
+            "a video has the wrong number of frames.",
+            param=param,
+            found=str(count),
+            expected=f"1 to {MAX_FRAMES}",
+            hint="leave out some: one a second is enough",
+        )
 
 
 def read_image(path: str | PathLike[str], *, param: str = "messages") -> bytes:

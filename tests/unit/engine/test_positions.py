@@ -32,6 +32,16 @@ def test_an_image_has_rows_and_columns() -> None:
     assert shift_behind(PROMPT) == 13 - 16
 
 
+def test_a_video_has_times() -> None:
+    """Two images of 1 by 2, three positions from each other in time, and text behind both."""
+    vectors = torch.zeros(4, 1)
+    video = PromptEmbeddings(start=1, vectors=vectors, digest=b"", grid=(1, 2), times=(0, 3))
+    wanted = [[0, 1, 1, 4, 4, 5, 6], [0, 1, 1, 1, 1, 5, 6], [0, 1, 2, 1, 2, 5, 6]]
+    assert grid_positions([video], 0, 7).tolist() == wanted
+    assert grid_positions([video], 3, 7).tolist() == [axis[3:] for axis in wanted]
+    assert shift_behind([video]) == 0
+
+
 @pytest.mark.parametrize("cut", range(1, 17))
 def test_a_cut_changes_nothing(cut: int) -> None:
     parts = [grid_positions(PROMPT, 0, cut), grid_positions(PROMPT, cut, 17)]

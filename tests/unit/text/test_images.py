@@ -11,12 +11,15 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import as_message
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.images import (
+    MAX_FRAMES,
     MAX_IMAGE_BYTES,
     Image,
+    Video,
     decode_base64,
     join_parts,
     read_data_url,
     read_image,
+    read_video_url,
     template_parts,
 )
 from blazr.text.messages import Message
@@ -124,3 +127,48 @@ def test_messages_of_python() -> None:
 def test_other_parts_are_refused(part: object) -> None:
     with pytest.raises(RequestError, match="a part of a message"):
         as_message({"role": "user", "content": [part]})
+
+
+def _video_url(*frames: bytes) -> str:
+    return "data:video/jpeg;base64," + ",".join(base64.b64encode(each).decode() for each in frames)
+
+
+def test_frames_of_a_video(tmp_path: Path) -> None:
+    frames = [b"one", b"2" * 300, b"three"]
+    video = read_video_url(_video_url(*frames))
+    assert video.frames == frames
+    assert Image(0, video).kind == "video"
+    path = tmp_path / "frame.jpg"
+    path.write_bytes(frames[1])
+    parts = [
+        {"type": "video", "video": [frames[0], path, frames[2]]},
+        {"type": "video_url", "video_url": {"url": _video_url(*frames)}},
+    ]
+    message = as_message({"role": "user", "content": parts})
+    assert [each.data for each in message.images] == [video, video]
+    assert template_parts("", message.images) == [{"type": "video"}, {"type": "video"}]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("data:video/mp4;base64,AAAA", "as frames"),
+        ("data:video/jpeg,AAAA", "as frames"),
+        ("https://example.com/film.mp4", "as frames"),
+        ("data:video/jpeg;base64,", "is empty"),
+        ("data:video/jpeg;base64,AAAA,", "is empty"),
+        ("data:video/jpeg;base64,AAAA,%", "not base64"),
+        ("data:video/jpeg;base64," + "AAAA," * MAX_FRAMES + "AAAA", "number of frames"),
+        ("data:video/jpeg;base64," + "," * 100_000, "number of frames"),
+    ],
+)
+def test_other_videos_are_refused(url: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_video_url(url)
+
+
+def test_a_video_has_frames_and_is_not_too_large() -> None:
+    with pytest.raises(RequestError, match="number of frames"):
+        Video.of([])
+    with pytest.raises(RequestError, match="too large"):
+        Video.of([bytes(MAX_IMAGE_BYTES), b"1"])

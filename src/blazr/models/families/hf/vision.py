@@ -62,6 +62,20 @@ WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio"})
 _WITH_GRIDS = frozenset(
     name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
 )
+# Of those with images, those that take several as a video.
+WITH_VIDEOS = frozenset(
+    {
+        "glm4v",
+        "glm4v_moe",
+        "llava_onevision",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    }
+)
 # Of those with images, those that read a prompt which has some in both directions, to its end.
 READING_AHEAD = frozenset({"paligemma"})
 # Types that differ from another only where there are images.

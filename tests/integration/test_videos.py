@@ -1,0 +1,137 @@
+"""Videos in chats, as frames: the scores of transformers, whatever runs beside them."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import RequestError
+from blazr.llm.generation import as_message
+from tests.support import seeing
+
+CASES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "llava_onevision")
+PICTURE = seeing.picture(31, 17, 1)
+FRAMES = [seeing.picture(88, 40, seed) for seed in range(3)]
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "memory": "64MiB",
+    "max_seq_len": 640,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
+
+needs_torchvision = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="the processors of videos need torchvision"
+)
+
+
+def chat(frames: Sequence[bytes], *, picture: bytes | None = None) -> list[dict[str, object]]:
+    parts: list[dict[str, object]] = [{"type": "video", "video": frames}]
+    parts.append({"type": "text", "text": "What then? "})
+    if picture is not None:
+        parts.append({"type": "image", "image": picture})
+    return [{"role": "user", "content": parts}]
+
+
+@needs_torchvision
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of GLM's processor
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_gives_the_same_scores(name: str, tmp_path: Path) -> None:
+    """Of 3 frames, which the library makes 4 where it takes them in pairs, and an image."""
+    theirs, processor = seeing.save(name, tmp_path)
+    library: Any = processor
+    picture = None if name == "glm4v" else PICTURE  # its network takes one or the other
+    messages = chat(FRAMES, picture=picture)
+    stranger = [{"role": "user", "content": "x" * 40}]
+    with LLM(str(tmp_path), token_budget=19, **OPTIONS) as llm:
+        found = llm.chat(messages, GREEDY)
+        other = llm.chat(chat(FRAMES[::-1], picture=picture), REUSING)
+        llm.core.engine.forget_prefixes()
+        company = llm.chat([messages, stranger], REUSING)[0]
+        again = llm.chat([messages, stranger], REUSING)[0]
+        assert llm.core.template is not None
+        text = llm.core.template.render([as_message(each) for each in messages])
+    assert found.token_ids == company.token_ids == again.token_ids
+    assert found.logprobs == company.logprobs == again.logprobs
+    assert other.logprobs != found.logprobs
+    frames = [Image.open(io.BytesIO(data)).convert("RGB") for data in FRAMES]
+    batch = library(
+        text=[text],
+        images=[[Image.open(io.BytesIO(picture)).convert("RGB")]] if picture else None,
+        videos=[frames],
+        video_metadata=[{"total_num_frames": 3, "fps": 1.0, "frames_indices": [0, 1, 2]}],
+        do_sample_frames=False,
+        add_special_tokens=False,
+        return_tensors="pt",
+    )
+    ids = [*batch.pop("input_ids")[0].tolist(), *found.token_ids]
+    batch.pop("attention_mask")
+    kinds = batch.pop("mm_token_type_ids", None)
+    if name != "llava_onevision":
+        behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
+        batch["mm_token_type_ids"] = torch.cat((kinds, behind), 1)
+    scores = []
+    for model in (theirs, copy.deepcopy(theirs).double()):
+        dtype = next(model.parameters()).dtype
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids]), **inputs).logits[0]
+        scores.append(logits.double().log_softmax(-1))
+    loss = (scores[0] - scores[1]).abs().max().item()
+    known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
+    assert [each.token_id for each in known] == ids
+    for place, each in enumerate(known):
+        if place:
+            expected = scores[1][place - 1, ids[place]].item()
+            assert each.logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+
+
+def _jpeg(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+@needs_torchvision
+def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
+    seeing.save("qwen2_vl", tmp_path)
+    bad = {
+        "cannot be read": [FRAMES[0], b"hello"],
+        "several sizes": [FRAMES[0], PICTURE],
+        "too many pixels": [_jpeg(6000, 6000)] * 4,
+    }
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        for message, frames in bad.items():
+            with pytest.raises(RequestError, match=message):
+                llm.chat(chat(frames), REUSING)
+        assert llm.chat(chat(FRAMES[:1]), REUSING).finish_reason == "length"
+
+
+def test_a_model_that_takes_images_alone(tmp_path: Path) -> None:
+    seeing.save("llava", tmp_path)
+    with (
+        LLM(str(tmp_path), **OPTIONS) as llm,
+        pytest.raises(RequestError, match="reads only text and image files"),
+    ):
+        llm.chat(chat(FRAMES), REUSING)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_what_has_to_be_installed_is_said(tmp_path: Path) -> None:
+    seeing.save("qwen2_vl", tmp_path)
+    with (
+        LLM(str(tmp_path), **OPTIONS) as llm,
+        pytest.raises(RequestError, match="cannot read a video") as refused,
+    ):
+        llm.chat(chat(FRAMES), REUSING)
+    assert refused.value.found == "torchvision not installed"
