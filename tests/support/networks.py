@@ -30,6 +30,7 @@ from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.step import GRID
+from blazr.nn.ops.graphs import GraphDevice
 from tests.support.drafts import EagerSpeculator
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 from tests.support.seeds import run_seed
@@ -105,6 +106,7 @@ class Lab:
         speculator: Drafts what may follow, if anything does.
         drafts_itself: Whether the network's own module does, as often as it can.
         processes: The other ranks, where the network is the first one's part.
+        graphs: Captures decode steps as graphs; the engine is then a step ahead where it can be.
 
     Attributes:
         sample: Draws from a step's logits, as `Draws.draw` does; tests put others in its place.
@@ -125,6 +127,7 @@ class Lab:
         speculator: Speculator | None = None,
         drafts_itself: bool = False,
         processes: RankProcesses | None = None,
+        graphs: GraphDevice | None = None,
     ) -> None:
         layout = plan_layout(
             [
@@ -145,7 +148,9 @@ class Lab:
             max_blocks=CONTEXT // GRID,
             working_copies=layout.working_copies,
         )
-        self.runner = ModelRunner(model, layout, shape, replay=replay, processes=processes)
+        self.runner = ModelRunner(
+            model, layout, shape, replay=replay, processes=processes, graphs=graphs
+        )
         disk = open_disk_cache(
             self.runner, EngineConfig(cache_dir=None if cache_dir is None else str(cache_dir))
         )
@@ -157,6 +162,7 @@ class Lab:
         self.engine = Engine(
             self.scheduler,
             self.execute,
+            launch=lambda plan: self.runner.launch(plan, self.memory),
             vocab_size=VOCAB,
             max_seq_len=CONTEXT,
             length_class=model.config.length_class,

@@ -502,7 +502,7 @@ class AsyncEngine:
             scheduler = engine.scheduler
             before = engine.counts.computed_tokens
             drafts_before = scheduler.counts.drafts
-            decodes = sum(s.remaining == 1 for s in scheduler.running)
+            decodes = sum(s.remaining <= 1 for s in scheduler.running)
             prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
             budget = self._pacing.prefill_budget(decodes, prompts)
             most = scheduler.token_budget if not decodes else decodes + budget
@@ -512,7 +512,8 @@ class AsyncEngine:
             computed = engine.counts.computed_tokens - before
             took_s = time.monotonic() - started
             self._note_step(outputs, computed, took_s)
-            if scheduler.counts.drafts == drafts_before:
+            # a step that was only launched says nothing
+            if scheduler.counts.drafts == drafts_before and (outputs or not decodes):
                 self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
             if logger.isEnabledFor(TRACE):
                 names = ("num_running", "num_waiting", "pages_free", "states_free")

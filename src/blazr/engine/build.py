@@ -79,6 +79,7 @@ def build_engine(
         return Engine(
             Scheduler(memory, token_budget=config.token_budget, speculator=speculator),
             lambda plan: runner.execute(plan, memory),
+            launch=lambda plan: runner.launch(plan, memory),
             vocab_size=model.config.vocab_size,
             max_seq_len=max_seq_len,
             context_is_hard=shape.has_pages,

@@ -29,6 +29,23 @@ from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
+# Begins with a step of which only the likeliest tokens are wanted, and returns what waits for it;
+# None where that is not all, or steps are not computed in this way.
+Launch = Callable[[StepPlan], Callable[[], StepResult] | None]
+
+
+class _Launched(NamedTuple):
+    """A step under way.
+
+    Args:
+        plan: What it computes.
+        read: Waits for it.
+        lengths: Tokens of each sequence in memory when it is done.
+    """
+
+    plan: StepPlan
+    read: Callable[[], StepResult]
+    lengths: list[int]
 
 
 class _Taken(NamedTuple):
@@ -65,6 +82,8 @@ class Engine:
         context_shift: Whether a reply goes on beyond the context by forgetting older tokens.
         length_class: Of the most tokens a sequence may have: only sequences of one class share a
             prefix.
+        launch: Begins with a step without waiting for it, where the device can: the next one is
+            then decided before what this one draws is known, and the device never waits.
     """
 
     def __init__(
@@ -72,6 +91,7 @@ class Engine:
         scheduler: Scheduler,
         execute: Execute,
         *,
+        launch: Launch = lambda _: None,
         vocab_size: int,
         max_seq_len: int,
         context_is_hard: bool = True,
@@ -83,6 +103,8 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self._execute = execute
+        self._launch_step = launch
+        self._launched: _Launched | None = None
         self._context_is_hard = context_is_hard
         self._context_shift = context_shift
         self._length_class = length_class
@@ -207,10 +229,10 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self._launched)
 
     def step(self, now: float, prefill_budget: int | None = None) -> list[TokenOutput]:
-        """Compute one step.
+        """Compute one step, or begin with it and end the one before.
 
         Args:
             now: Monotonic time, in seconds.
@@ -220,21 +242,22 @@ class Engine:
             One output per sequence that got a token or ended.
         """
         outputs = self.expire(now)
+        if self._launched is not None:
+            return outputs + self._go_on(self._launched)
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
             return outputs + self._fail_stuck()
         self._stuck = 0
         started = perf_counter()
         try:
+            self._launched = self._launch(plan)
+            if self._launched is not None:
+                return outputs
             result = self._execute(plan)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
-            message = f"{type(error).__name__}: {str(error)[:200]}"
-            self.scheduler.cancel(plan)
-            if len(plan.rows) == 1:
-                outputs.append(self._fail(plan.rows[0].sequence, message))
-            return outputs
+            return outputs + self._cancel(plan, error)
         seconds = perf_counter() - started
         self._collect_of_prompts(plan, result)
         self.scheduler.commit(plan, seconds)
@@ -243,6 +266,47 @@ class Engine:
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
         return outputs + self._append_sampled(plan, result)
+
+    def _launch(self, plan: StepPlan) -> _Launched | None:
+        read = self._launch_step(plan)
+        if read is None:
+            return None
+        self.scheduler.launch(plan)
+        self.counts.steps += 1
+        self.counts.computed_tokens += plan.num_tokens
+        return _Launched(plan, read, [row.sequence.computed for row in plan.rows])
+
+    def _go_on(self, done: _Launched) -> list[TokenOutput]:
+        """Launch the step behind one that is under way, then wait for that one.
+
+        A sequence that ends with it has been computed once too often: what the next step draws for
+        it is dropped, as is what was drawn for one that was aborted or lost its memory meanwhile.
+        """
+        self._launched = None
+        try:
+            following = self.scheduler.schedule_behind(done.plan)
+            if following is not None:
+                self._launched = self._launch(following)
+            result = done.read()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+            self._launched = None
+            return self._cancel(done.plan, error)
+        outputs = []
+        for row, length, sampled in zip(done.plan.rows, done.lengths, result.sampled, strict=True):
+            if row.sequence.phase is Phase.RUNNING:
+                self.scheduler.memory.settle(row.sequence, length)
+                outputs.append(self._append(row.sequence, self._take(row.sequence, sampled)))
+        return outputs
+
+    def _cancel(self, plan: StepPlan, error: BaseException) -> list[TokenOutput]:
+        """A step failed: of several sequences each starts again, a single one ends."""
+        message = f"{type(error).__name__}: {str(error)[:200]}"
+        self.scheduler.cancel(plan)
+        first = plan.rows[0].sequence
+        is_alone = len(plan.rows) == 1 and first.phase is Phase.RUNNING
+        return [self._fail(first, message)] if is_alone else []
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""

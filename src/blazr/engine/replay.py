@@ -25,7 +25,7 @@ from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
 
 logger = logging.getLogger(__name__)
 
-_SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
+SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
 
 MOST_RECORDED = 256  # sizes: each takes about a megabyte
 
@@ -126,7 +126,7 @@ class Replays:
         """
         if size not in self._made:
             self._seen[size] += 1
-            is_rare = self._seen[size] < _SEEN and size.sequences == size.tokens
+            is_rare = self._seen[size] < SEEN and size.sequences == size.tokens
             if is_rare or not self._record(size, memory.shape.max_blocks):
                 return None
         self._made.move_to_end(size)

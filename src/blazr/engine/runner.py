@@ -18,6 +18,7 @@ from blazr.engine.batching import build_batch, build_draft_batch, build_rewind
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
+from blazr.engine.graph_replay import GraphReplays
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.ranks.orders import Forward, Rewind, Scores
 from blazr.engine.ranks.shared import SharedStorage
@@ -32,6 +33,7 @@ from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.operands.step import GRID
+from blazr.nn.ops.graphs import GraphDevice, graph_device
 
 if TYPE_CHECKING:
     from blazr.engine.ranks.processes import RankProcesses
@@ -73,6 +75,7 @@ class ModelRunner:
         replay: Whether decode steps are recorded and made again.
         processes: The other ranks, where the network is the first one's part; nothing is recorded
             then, as no recording holds what ranks tell each other.
+        graphs: What captures decode steps as graphs; None for what the network's device has.
 
     Attributes:
         before_recording: Called before a step is recorded, which takes longer than to compute it.
@@ -87,12 +90,16 @@ class ModelRunner:
         banned_ids: Sequence[int] = (),
         replay: bool = True,
         processes: RankProcesses | None = None,
+        graphs: GraphDevice | None = None,
     ) -> None:
         self.model = model
         self._processes = processes
+        self._graphs = graphs or graph_device(model.device)
+        if not replay or processes is not None:
+            self._graphs = None
         self.layout = layout
         self.shape = shape
-        self.storage = self._new_storage(shape)
+        self.storage = self._new_storage(shape, has_spare=self._graphs is not None)
         self.sampler = Sampler(model.config.vocab_size, banned_ids, model.device)
         self.before_recording: Callable[[], None] = lambda: None
         self.replays = self._new_replays() if replay and processes is None else None
@@ -124,11 +131,23 @@ class ModelRunner:
         self._adapters.drop(slot)
 
     def _forget_recorded(self) -> None:
+        if isinstance(self.replays, GraphReplays):
+            self.replays.finish()
         if self.replays is not None:
             self.replays = self._new_replays()
 
-    def _new_replays(self) -> Replays:
-        return Replays(self.model, self.storage.layers, self._expect_recording)
+    def _new_replays(self) -> Replays | GraphReplays:
+        layers = self.storage.layers
+        if self._graphs is None:
+            return Replays(self.model, layers, self._expect_recording)
+        return GraphReplays(
+            self.model,
+            layers,
+            self.shape,
+            self._graphs,
+            banned_ids=self.sampler.banned_ids,
+            before_recording=self._expect_recording,
+        )
 
     def _expect_recording(self) -> None:
         self.before_recording()
@@ -159,6 +178,8 @@ class ModelRunner:
         Slots of states need not be: the step that they are handed out for writes all of them.
         """
         result = StepResult()
+        if self._graphs is not None:
+            self._graphs.join()
         with self._together():
             self.storage.clear_pages(plan.fresh_pages)
             self.storage.clear_run_slots(plan.fresh_run_slots)
@@ -182,6 +203,33 @@ class ModelRunner:
         if logits is not None:
             draw_tokens(self.sampler, plan, logits, result)
         return result
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, memory: CacheManager) -> Callable[[], StepResult] | None:
+        """Begin with a step of which only the likeliest tokens are wanted, by a graph.
+
+        Args:
+            plan: The step. The host may not know the last tokens of its sequences.
+            memory: Where the sequences' memory is.
+
+        Returns:
+            What waits for it; None where `execute` has to compute it.
+        """
+        replays = self.replays
+        if not isinstance(replays, GraphReplays) or plan.forks:
+            return None
+        sequences = (row.sequence for row in plan.rows)
+        if not all(each.takes_likeliest and not each.was_truncated for each in sequences):
+            return None
+
+        def clear() -> None:
+            self.storage.clear_pages(plan.fresh_pages)
+            self.storage.clear_run_slots(plan.fresh_run_slots)
+
+        step = replays.launch(plan, memory, clear)
+        if step is None:
+            return None
+        return lambda: StepResult([*map(self.sampler.likeliest, replays.read(step))])
 
     def _rewind_truncated(self, plan: StepPlan) -> None:
         truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]
@@ -209,9 +257,9 @@ class ModelRunner:
             self._processes.tell(Scores(wanted))
         return model.logits(hidden[wanted], adapters)
 
-    def _new_storage(self, shape: CacheShape) -> Storage:
+    def _new_storage(self, shape: CacheShape, *, has_spare: bool = False) -> Storage:
         if self._processes is None:
-            return Storage(self.layout, shape, self.model.device)
+            return Storage(self.layout, shape, self.model.device, has_spare=has_spare)
         return SharedStorage(self.layout, shape, self.model, self._processes)
 
     def _together(self) -> AbstractContextManager[None]:

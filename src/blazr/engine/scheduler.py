@@ -228,6 +228,40 @@ class Scheduler:
         if self.speculator is not None and all(row.decodes for row in plan.rows):
             self.speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
 
+    def schedule_behind(self, plan: StepPlan) -> StepPlan | None:
+        """Decide the step behind one that was launched, before what that one draws is known.
+
+        Args:
+            plan: The one; `launch` was told of it.
+
+        Returns:
+            None where more has to be decided than that the same sequences go on: then the step
+            waits for what is drawn, as `schedule` does.
+        """
+        may_start = self.waiting and len(self.running) < self._limit
+        alive = [row.sequence for row in plan.rows if row.sequence.phase is Phase.RUNNING]
+        if may_start or self._suspects or self.speculator or len(alive) < len(self.running):
+            return None
+        rows = []
+        for sequence in alive:
+            if sequence.forks_at_end and not sequence.num_output:
+                return None  # others begin behind that step
+            # with the token that is being drawn, which may be its last
+            length, num_output = len(sequence.tokens) + 1, sequence.num_output + 1
+            if length < sequence.max_length and num_output < sequence.max_output:
+                try:
+                    self.memory.reserve(sequence, 1)
+                except OutOfMemoryError:
+                    return None
+                rows.append(PlannedSequence(sequence, 1, samples=True))
+        return self._finish_plan(rows) if rows else None
+
+    def launch(self, plan: StepPlan) -> None:
+        """The step was launched: its tokens will be in memory; what it draws is not known yet."""
+        for row in plan.rows:
+            self._turns.charge(row.sequence, row.num_tokens)
+            self.memory.advance(row.sequence)
+
     def keep_drafts(self, row: PlannedSequence, num_kept: int, seconds: float) -> None:
         """So many of a row's drafts are what was drawn, and have been appended.
 
@@ -256,8 +290,9 @@ class Scheduler:
             self.memory.cancel_fork(fork)
         if len(plan.rows) > 1:
             for sequence, num_tokens, *_ in plan.rows:
-                self._suspects[sequence] = sequence.computed + num_tokens
-                self.preempt(sequence, publish=False)
+                if sequence.phase is Phase.RUNNING:
+                    self._suspects[sequence] = sequence.computed + num_tokens
+                    self.preempt(sequence, publish=False)
 
     def finish(self, sequence: Sequence, *, publish: bool = True) -> None:
         """Take a sequence out for good and free its memory.

@@ -182,7 +182,10 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that must be computed before the next can be sampled; 1 while decoding."""
+        """Tokens that must be computed before the next can be sampled.
+
+        1 while decoding, and 0 while a step is under way of which nobody waits.
+        """
         return len(self.tokens) - self.computed
 
 

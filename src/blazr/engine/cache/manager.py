@@ -182,15 +182,8 @@ class CacheManager:
         for offset, slot in sequence.pending:
             edge = start + offset
             if edge == sequence.computed // grid * grid:
-                if slot != sequence.checkpoint:
-                    self._release_checkpoint(sequence)
-                sequence.checkpoint = slot
-                sequence.checkpoint_length = edge
-                if edge in sequence.wanted:
-                    self._keep_state(sequence, edge, slot, sequence.wanted[edge])
-                elif edge >= sequence.num_prompt:
-                    self._keep_state(sequence, edge, slot, "geometric")
-                    self._thin_states(sequence)
+                self._move_checkpoint(sequence, edge, slot)
+                self._keep_checkpoint(sequence)
             else:
                 # an edge in the middle of the prompt: from now on only the trie holds that state
                 self._keep_state(sequence, edge, slot, sequence.wanted[edge])
@@ -199,6 +192,32 @@ class CacheManager:
         edge = sequence.checkpoint_length
         has_before = num_drafts > 0 and self.shape.working_copies > 1
         sequence.working_length = max(start, edge) if has_before else edge
+
+    def advance(self, sequence: Sequence) -> None:
+        """One token more will be in memory when the step that was launched is done.
+
+        What that token is need not be known: nothing is published before `settle`.
+
+        Args:
+            sequence: A running one that decodes.
+        """
+        sequence.computed += 1
+        for offset, slot in sequence.pending:
+            assert offset == 1, "a step of one token passes one grid edge at most"
+            self._move_checkpoint(sequence, sequence.computed, slot)
+        sequence.pending.clear()
+        sequence.working_length = sequence.checkpoint_length
+
+    def settle(self, sequence: Sequence, length: int) -> None:
+        """Publish what `advance` could not, now that the tokens are known.
+
+        Args:
+            sequence: A running one.
+            length: Tokens that were in memory after that step; at most one more is, meanwhile.
+        """
+        self._publish(sequence)
+        if self.shape.has_states and length == sequence.checkpoint_length:
+            self._keep_checkpoint(sequence)
 
     def accept(self, sequence: Sequence, num_tokens: int, *, num_drafts: int) -> None:
         """The first of the drafts that were computed turned out to be its tokens.
@@ -427,7 +446,9 @@ class CacheManager:
     def _publish(self, sequence: Sequence) -> None:
         if not self.prefix_cache:
             return
-        while (sequence.published + 1) * self.shape.grid <= sequence.computed:
+        # of a step under way the last token is not known
+        known = min(sequence.computed, len(sequence.tokens))
+        while (sequence.published + 1) * self.shape.grid <= known:
             block = sequence.published
             parent = sequence.node
             assert parent is not None
@@ -440,6 +461,22 @@ class CacheManager:
                 sequence.created.append(node)
             sequence.node = node
             sequence.published += 1
+
+    def _move_checkpoint(self, sequence: Sequence, edge: int, slot: int) -> None:
+        if slot != sequence.checkpoint:
+            self._release_checkpoint(sequence)
+        sequence.checkpoint = slot
+        sequence.checkpoint_length = edge
+
+    def _keep_checkpoint(self, sequence: Sequence) -> None:
+        """Let others find the state that a sequence goes on from, where they may look for it."""
+        edge, slot = sequence.checkpoint_length, sequence.checkpoint
+        assert slot is not None
+        if edge in sequence.wanted:
+            self._keep_state(sequence, edge, slot, sequence.wanted[edge])
+        elif edge >= sequence.num_prompt:
+            self._keep_state(sequence, edge, slot, "geometric")
+            self._thin_states(sequence)
 
     def _keep_state(self, sequence: Sequence, edge: int, slot: int, kind: StateKind) -> None:
         depth = edge // self.shape.grid

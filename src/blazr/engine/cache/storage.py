@@ -100,15 +100,25 @@ class Storage:
         layout: How items lie in superpages.
         shape: How many there are.
         device: Where.
+        has_spare: Whether there are a page and a run slot behind those of ``shape``, which no
+            sequence gets: rows of a graph that compute for nobody use them.
     """
 
-    def __init__(self, layout: CacheLayout, shape: CacheShape, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        shape: CacheShape,
+        device: torch.device,
+        *,
+        has_spare: bool = False,
+    ) -> None:
         size = shape.num_superpages * layout.superpage_bytes
-        self._arena = zero_bytes(torch.Size((size,)), device)
         pages = shape.num_superpages * layout.pages_per_superpage
         states = shape.num_superpages * layout.states_per_superpage
-        self._pages = self._arena.view(max(pages, 1), -1) if pages else None
-        self._states = self._arena.view(max(states, 1), -1) if states else None
+        spare = size // pages if pages and has_spare else 0
+        self._arena = zero_bytes(torch.Size((size + spare,)), device)
+        self._pages = self._arena.view(pages + bool(spare), -1) if pages else None
+        self._states = self._arena[:size].view(states, -1) if states else None
         self._logs: list[Tensor] = []
         self._working: list[Tensor] = []
         # of each copy of the working states
@@ -119,7 +129,7 @@ class Storage:
             ItemClass.PAGE: self._pages.shape[1] if self._pages is not None else 0,
             ItemClass.STATE: self._states.shape[1] if self._states is not None else 0,
         }
-        self.layers = self._make_views(layout, shape, device)
+        self.layers = self._make_views(layout, shape, device, int(has_spare))
 
     def clear_pages(self, ids: Sequence[int]) -> None:
         """Zero pages, before they are handed out."""
@@ -168,7 +178,7 @@ class Storage:
         return items[item]
 
     def _make_views(
-        self, layout: CacheLayout, shape: CacheShape, device: torch.device
+        self, layout: CacheLayout, shape: CacheShape, device: torch.device, num_spare: int
     ) -> tuple[LayerCache, ...]:
         caches = []
         page_at = state_at = 0
@@ -187,7 +197,7 @@ class Storage:
                 state_at += _aligned(tensor.nbytes)
             log, working = (
                 {
-                    name: torch.zeros((count, *t.shape), dtype=t.dtype, device=device)
+                    name: torch.zeros((count + num_spare, *t.shape), dtype=t.dtype, device=device)
                     for name, t in each.items()
                 }
                 for each, count in (

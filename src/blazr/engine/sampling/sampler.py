@@ -43,11 +43,14 @@ class Sampler:
         vocab_size: V.
         banned_ids: Ids that are never drawn: they mean nothing to the tokenizer.
         device: Where the logits are.
+
+    Attributes:
+        banned_ids: Those in the vocabulary, in ascending order, (n,), int64.
     """
 
     def __init__(self, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
         self._banned = frozenset(i for i in banned_ids if 0 <= i < vocab_size)
-        self._banned_index = torch.tensor(sorted(self._banned), dtype=torch.int64, device=device)
+        self.banned_ids = torch.tensor(sorted(self._banned), dtype=torch.int64, device=device)
         self._likeliest = likeliest_finder(device)
 
     def draws(self, logits: Tensor) -> Draws:
@@ -58,6 +61,10 @@ class Sampler:
         """Whether an id is never drawn."""
         return token_id in self._banned
 
+    def likeliest(self, token_id: int) -> Sampled:
+        """What comes out where the likeliest token is taken: -1 where no score is finite."""
+        return Sampled(token_id, error=_UNSOUND) if token_id < 0 else Sampled(token_id)
+
     def draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
         """Draw for rows that ask for more than their likeliest token.
 
@@ -65,7 +72,7 @@ class Sampler:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        free = logits.index_fill(1, self._banned_index, float("-inf")) if self._banned else logits
+        free = logits.index_fill(1, self.banned_ids, float("-inf")) if self._banned else logits
         scores, errors = constrain(free, sequences)
         scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
         filters = torch.tensor(list(map(_filters_of, sequences)), dtype=torch.float64)

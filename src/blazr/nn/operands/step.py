@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 GRID = 64  # tokens of a page, and from one checkpoint of a recurrent state to the next
 # Tokens in memory that a kernel attends to by themselves, where programs share a sequence's out:
@@ -84,10 +85,25 @@ class SequenceGroup:
 
     def __init__(self, spans: tuple[Span, ...], index: int, device: torch.device) -> None:
         self.spans = spans
+        self.count = len(spans)
         self.length = spans[0].length
         self.rows = slice(spans[0].first, spans[-1].rows.stop)
         self.indices = slice(index, index + len(spans))
         self._device = device
+
+    @property
+    def is_fresh(self) -> bool | None:
+        """Whether their working states count for nothing, as they stand at a grid edge.
+
+        None where that is so of some of them, or is known on the device alone.
+        """
+        fresh = {span.log_length == 0 for span in self.spans}
+        return fresh.pop() if len(fresh) == 1 else None
+
+    @property
+    def most_logged(self) -> int:
+        """The largest of their log lengths, or what none exceeds."""
+        return max(span.log_length for span in self.spans)
 
     @cached_property
     def state_slots(self) -> Tensor:
@@ -124,7 +140,7 @@ class SequenceGroup:
 
     def split(self, *tensors: Tensor) -> list[Tensor]:
         """The group's rows of packed tensors (T, ...), sequence by sequence: (B, length, ...)."""
-        return [each[self.rows].unflatten(0, (len(self.spans), -1)) for each in tensors]
+        return [each[self.rows].unflatten(0, (self.count, -1)) for each in tensors]
 
     def intervals(self) -> Iterator[tuple[int, int]]:
         """Pieces of its tokens that end at grid edges: (first, last + 1)."""
@@ -140,6 +156,89 @@ class SequenceGroup:
             for distance, slot in span.checkpoints:
                 if distance == tokens:
                     yield number, slot
+
+    def keep(self, tokens: int, kept: Tensor, states: Tensor) -> None:
+        """Write the states of those that pass a grid edge after so many tokens of the step.
+
+        Args:
+            tokens: How many.
+            kept: (slots, ...); written.
+            states: (B, ...), as they stand there.
+        """
+        for number, slot in self.edges(tokens):
+            kept[slot] = states[number]
+
+
+class RecordedGroup(SequenceGroup):
+    """All sequences of a recorded step, one token of each: what they are is known to tensors alone.
+
+    Args:
+        numbers: The sequences.
+    """
+
+    def __init__(self, numbers: StepNumbers) -> None:
+        self.spans = ()
+        self.count = len(numbers.spans)
+        self.length = 1
+        self.rows = self.indices = slice(0, self.count)
+        self._device = numbers.spans.device
+        self._numbers = numbers
+
+    @property
+    @override
+    def is_fresh(self) -> None:
+        return None
+
+    @property
+    @override
+    def most_logged(self) -> int:
+        return GRID - 1
+
+    @cached_property
+    @override
+    def state_slots(self) -> Tensor:
+        return self._numbers.spans[:, 4]
+
+    @cached_property
+    @override
+    def run_slots(self) -> Tensor:
+        return self._numbers.spans[:, 5]
+
+    @cached_property
+    @override
+    def working_before(self) -> Tensor:
+        return self.run_slots + self._numbers.spans[:, 8]
+
+    @cached_property
+    @override
+    def working_after(self) -> Tensor:
+        return self.run_slots + self._numbers.spans[:, 9]
+
+    @cached_property
+    @override
+    def log_lengths(self) -> Tensor:
+        return self._numbers.spans[:, 3]
+
+    @cached_property
+    @override
+    def positions(self) -> Tensor:
+        return self._numbers.spans[:, 2:3]
+
+    @override
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        yield 0, 1
+
+    @override
+    def edges(self, tokens: int) -> Iterator[tuple[int, int]]:
+        return iter(())
+
+    @override
+    def keep(self, tokens: int, kept: Tensor, states: Tensor) -> None:
+        passes = self._numbers.spans[:, 7] > 0
+        # who passes none writes the zero state over itself
+        slots = torch.where(passes, self._numbers.checkpoints[:, 1], 0)
+        passes = passes.view(-1, *[1] * (kept.dim() - 1))
+        kept[slots] = torch.where(passes, states.to(kept.dtype), kept[slots])
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +268,8 @@ class StepTable:
         num_decodes: How many of the first sequences compute exactly one token.
         are_alike: Whether all compute equally many tokens, from nothing: references then take
             them together, which costs less and may round otherwise.
-        recorded: What kernels of a recorded step read; it changes from replay to replay.
+        recorded: What is read in the place of ``spans`` where a step is recorded; it changes from
+            replay to replay.
         seeing_ahead: Tokens that attend to others behind them, too.
     """
 
@@ -206,6 +306,9 @@ class StepTable:
 
         Their rows in the packed batch, run slots, and rows of the log: (n,), int64, each.
         """
+        if self.recorded is not None:  # a row before a grid edge is logged, too, and never read
+            spans = self.recorded.spans
+            return spans[:, 0], spans[:, 5], spans[:, 3]
         places = [
             (span.first + at - span.log_length, span.run_slot, at % GRID)
             for span in self.spans
@@ -218,6 +321,8 @@ class StepTable:
     @cached_property
     def groups(self) -> tuple[SequenceGroup, ...]:
         """Sequences that references compute together: all that decode, any other by itself."""
+        if self.recorded is not None:
+            return (RecordedGroup(self.recorded),)
         device = self.block_tables.device
         decodes = self.num_decodes
         if self.are_alike:
@@ -230,6 +335,8 @@ class StepTable:
     @cached_property
     def decode_groups(self) -> tuple[DecodeGroup, ...]:
         """The decoding sequences as attention takes them."""
+        if self.recorded is not None:
+            return (_whole_room(self.recorded, self.block_tables),)
         decodes = self.spans[: self.num_decodes]
         if not decodes:
             return ()
@@ -240,6 +347,12 @@ class StepTable:
     @cached_property
     def decode_parts(self) -> DecodeParts:
         """The decoding sequences as attention takes them that shares a sequence's keys out."""
+        if self.recorded is not None:  # of every sequence as many parts as the longest may have
+            tables = self.block_tables
+            parts = -(-tables.shape[1] * GRID // ATTENTION_PART)
+            every = torch.arange(len(tables) * parts, device=tables.device)
+            ends = torch.arange(len(tables) + 1, device=tables.device) * parts
+            return DecodeParts(torch.stack((every // parts, every % parts), 1), ends)
         totals = np.array([span.total for span in self.spans[: self.num_decodes]], np.int64)
         counts = -(-totals // ATTENTION_PART)
         firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum()))
@@ -255,6 +368,7 @@ class DecodeParts(NamedTuple):
 
     Args:
         places: (n, 2), int64: a sequence, and which of its parts; all of a sequence side by side.
+            In a recorded step the last ones may lie behind what the sequence has.
         firsts: (B + 1,), int64: where those of each sequence begin.
     """
 
@@ -274,6 +388,15 @@ class DecodeGroup(NamedTuple):
     rows: Tensor
     pages: Tensor
     visible: Tensor
+
+
+def _whole_room(numbers: StepNumbers, tables: Tensor) -> DecodeGroup:
+    """All sequences of a recorded step, each with the room that there is for any."""
+    places = torch.arange(tables.shape[1], device=tables.device)
+    totals = (numbers.spans[:, 1] + numbers.spans[:, 2])[:, None]  # (B, 1)
+    pages = torch.where(places * GRID < totals, tables, tables[:, :1])
+    visible = torch.arange(tables.shape[1] * GRID, device=tables.device) < totals
+    return DecodeGroup(numbers.spans[:, 0], pages, visible)
 
 
 def group_decodes(

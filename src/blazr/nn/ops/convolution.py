@@ -57,8 +57,7 @@ def convolve(
         outputs = []
         for low, high in group.intervals():
             outputs.append(causal_conv1d(seen[:, low : high + before], taps))
-            for number, slot in group.edges(high):
-                window.kept[slot] = seen[number, high : high + before]
+            group.keep(high, window.kept, seen[:, high : high + before])
         y = torch.cat(outputs, 1)
         return (F.silu(y) if gates is None else y).to(x.dtype)
 

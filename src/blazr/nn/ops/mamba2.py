@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Mamba2Memory, Mamba2Weights
-from blazr.nn.operands.step import GRID, SequenceGroup, StepTable, Window
+from blazr.nn.operands.step import GRID, RecordedGroup, SequenceGroup, StepTable, Window
 from blazr.nn.ops.convolution import causal_conv1d
 from blazr.nn.ops.norm import gated_rms_norm
 from blazr.nn.ops.op import op
@@ -66,13 +66,19 @@ def _decode(
     memory.log_dt[runs, lengths] = dt
 
     # rows beyond a sequence's own length get no weight and no decay, whatever they hold
-    count = max(span.log_length for span in group.spans) + 1
+    count = group.most_logged + 1
     beyond = (torch.arange(count, device=raw.device) > lengths[:, None])[..., None]
     x, b = _split_inputs(memory.log_xb[runs, :count], weights)
     step = memory.log_dt[runs, :count].masked_fill(beyond, 0)
     c = _split_groups(c, weights)
     log_decay = step * weights.a
-    y = ssd_output(x, step, log_decay, b, c, state_output(c, memory.states, slots))
+    if isinstance(group, RecordedGroup):  # who passes an edge is known on the device alone
+        state = memory.states[slots].float()
+        y = ssd_output(x, step, log_decay, b, c, state_output(c, state))
+        group.keep(1, memory.states, ssd_state(x, step, log_decay, b, state))
+        group.keep(1, memory.conv_states, window[:, 1:])
+    else:
+        y = ssd_output(x, step, log_decay, b, c, state_output(c, memory.states, slots))
 
     for number, slot in group.edges(1):
         one = slice(number, number + 1)

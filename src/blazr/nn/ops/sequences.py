@@ -53,12 +53,12 @@ def carry(
             outputs (B, t, ...) and the states behind them.
         rows: (B, length, ...) each.
     """
-    fresh = [span.log_length == 0 for span in group.spans]
+    fresh = group.is_fresh
     states = []
     for each in memory:
-        if all(fresh):  # they stand right after a grid edge, where states are kept
+        if fresh:  # they stand right after a grid edge, where states are kept
             state = each.kept[group.state_slots]
-        elif not any(fresh):
+        elif fresh is False:
             state = each.working[group.working_before]
         else:
             is_fresh = (group.log_lengths == 0).view(-1, *[1] * (each.kept.dim() - 1))
@@ -73,9 +73,8 @@ def carry(
             for each, state in zip(memory, states, strict=True)
         ]
         outputs.append(y)
-        for number, slot in group.edges(high):
-            for each, state in zip(memory, states, strict=True):
-                each.kept[slot] = state[number]
+        for each, state in zip(memory, states, strict=True):
+            group.keep(high, each.kept, state)
     for each, state in zip(memory, states, strict=True):
         each.working[group.working_after] = state.to(each.working.dtype)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
