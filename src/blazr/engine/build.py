@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from blazr.engine.async_engine import AsyncEngine
@@ -20,12 +21,13 @@ from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
-from blazr.engine.runner import ModelRunner
-from blazr.engine.scheduler import Scheduler
+from blazr.engine.runner import ModelRunner, StepResult
+from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.engine.speculation import DRAFTERS, drafter_names
 from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import Device, release_threads
+from blazr.nn.layers.batch import whole_sequences
 
 if TYPE_CHECKING:
     from blazr.engine.ranks.processes import RankProcesses
@@ -61,7 +63,13 @@ def build_engine(
     layout = plan_layout(specs, working_copies=2 if drafters else 1)
     if processes is not None and device.kind == "cpu":  # ranks share the machine's memory
         config = replace(config, sharers=config.sharers * processes.ranks.rank.count)
-    shape = plan_cache(layout, config, device=device, max_seq_len=max_seq_len)
+    step_bytes = 0  # ranks compute together or not at all
+    if processes is None:
+        most = config.token_budget, config.max_running
+        step_bytes = device.peak_bytes(lambda: dry_run(model, *most))
+    shape = plan_cache(
+        layout, config, device=device, max_seq_len=max_seq_len, step_bytes=step_bytes
+    )
     runner = ModelRunner(model, layout, shape, banned_ids=banned_ids, processes=processes)
     disk = open_disk_cache(runner, config)
 
@@ -76,10 +84,15 @@ def build_engine(
         if drafters:
             draft = partial(runner.draft, memory=memory)
             speculator = Speculator((make(draft, shape.grid) for make in drafters), grid=shape.grid)
+
+        def launch(plan: StepPlan) -> Callable[[], StepResult] | None:
+            device.use()  # this thread is the engine's; it launches before it computes
+            return runner.launch(plan, memory)
+
         return Engine(
             Scheduler(memory, token_budget=config.token_budget, speculator=speculator),
             lambda plan: runner.execute(plan, memory),
-            launch=lambda plan: runner.launch(plan, memory),
+            launch=launch,
             vocab_size=model.config.vocab_size,
             max_seq_len=max_seq_len,
             context_is_hard=shape.has_pages,
@@ -103,6 +116,23 @@ def build_engine(
     if processes is not None:
         engine.lasting_failure = lambda: processes.failure
     return engine
+
+
+@torch.inference_mode()
+def dry_run(model: CausalLM, num_tokens: int, num_rows: int) -> None:
+    """Compute the largest step there will be, on memory of its own.
+
+    Args:
+        model: Weights in place.
+        num_tokens: Tokens of one sequence.
+        num_rows: Of how many of them scores are made.
+    """
+    specs = model.config.cache_specs(model.dtype)
+    made = [whole_sequences(1, num_tokens, spec, model.device) for spec in specs]
+    batch = made[0][0]
+    batch = replace(batch, token_ids=torch.zeros_like(batch.token_ids))
+    hidden = model(batch, [cache for _, cache in made])
+    model.logits(hidden[:num_rows])
 
 
 def open_disk_cache(runner: ModelRunner, config: EngineConfig) -> DiskCache | None:

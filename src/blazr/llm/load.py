@@ -66,12 +66,19 @@ def load_text_engine(
     parse_adapters(options.adapter)
     limit_threads()
     device = resolve_device(options.device)
+    device.use()
     dtype = options.dtype
     drafters = drafter_names(options.spec)
     for name in drafters:
         DRAFTERS[name]  # before minutes are spent on weights
 
     if options.num_ranks > 1:
+        if ":" in options.device:
+            raise ConfigError(
+                "each rank computes on a GPU of its own, the first on the first.",
+                found=f"--device {options.device:.30}",
+                expected="--device cuda",
+            )
         from blazr.llm.ranks import load_on_ranks
 
         weights, processes = load_on_ranks(options, device, progress=progress)

@@ -25,7 +25,8 @@ class LoadOptions(EngineConfig):
         revision: Branch, tag or commit of a Hugging Face id; by default the default branch.
         vocab: Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file; by default the
             model's.
-        device: Where to compute: auto, cpu or cuda.
+        device: Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; xpu and mps run
+            torch's operations alone.
         dtype: What to compute in: auto, float32, bfloat16 or float16.
         quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
             experts=q4_0,lm_head=q8_0.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from blazr.core import log
 from blazr.core.errors import CapacityError, ConfigError
+
+_LOG = logging.getLogger(__name__)
 
 _LARGE_PAGE = 2**21
 # Names of the instructions in /proc/cpuinfo, of x86 and ARM.
@@ -27,17 +31,45 @@ class Device:
     """A place to compute.
 
     Args:
-        kind: ``"cpu"`` or ``"cuda"``.
+        kind: ``"cpu"``, ``"cuda"``, or one of those that run references alone, ``"mps"`` and
+            ``"xpu"``.
         description: For people: the processor's or the card's name.
+        index: Which of several cards; None where there is one of the kind.
     """
 
     kind: str
     description: str
+    index: int | None = None
 
     @property
     def torch_device(self) -> torch.device:
         """The same for torch."""
-        return torch.device(self.kind)
+        return torch.device(self.kind) if self.index is None else torch.device(self.name)
+
+    @property
+    def name(self) -> str:
+        """As `resolve_device` takes it."""
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+    def use(self) -> None:
+        """Have the calling thread compute here: kernels go to a thread's GPU, not to a tensor's."""
+        if self.kind == "cuda" and self.index is not None:
+            torch.cuda.set_device(self.index)
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        """The most memory that work takes here while it runs, in bytes; 0 where nobody counts."""
+        if self.kind != "cuda":
+            return 0
+        where = self.torch_device
+        torch.cuda.synchronize(where)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(where)
+        torch.cuda.reset_peak_memory_stats(where)
+        work()
+        torch.cuda.synchronize(where)
+        peak = torch.cuda.max_memory_allocated(where)
+        torch.cuda.empty_cache()  # what it took is free again, for all to see
+        return peak - before
 
     def supports(self, dtype: torch.dtype) -> bool:
         """Whether torch has fast matrix products in ``dtype`` here.
@@ -50,6 +82,8 @@ class Device:
             return True
         if self.kind == "cuda":
             return dtype == torch.float16 or torch.cuda.is_bf16_supported()
+        if self.kind != "cpu":
+            return dtype in {torch.float16, torch.bfloat16}
         return dtype == torch.bfloat16 and not _BF16_FLAGS.isdisjoint(
             _cpu_info("flags", "Features").split()
         )
@@ -61,8 +95,8 @@ class Device:
 
     def free_bytes(self) -> int:
         """Memory that can still be taken here, in bytes."""
-        if self.kind == "cuda":
-            return torch.cuda.mem_get_info()[0]
+        if self.kind != "cpu":
+            return self._card_bytes()[0]
         # what the system calls available, less where a control group allows less
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         try:
@@ -82,16 +116,25 @@ class Device:
 
     def total_bytes(self) -> int:
         """Memory of all programs here, in bytes, as far as a control group grants it."""
-        if self.kind == "cuda":
-            return torch.cuda.mem_get_info()[1]
+        if self.kind != "cpu":
+            return self._card_bytes()[1]
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         try:
             return min(total, int((_CONTROL_GROUP / "memory.max").read_text(encoding="utf-8")))
         except (OSError, ValueError):  # there is no such group, or it says "max"
             return total
 
+    def _card_bytes(self) -> tuple[int, int]:
+        """Memory that is free on the card, and all of it, in bytes."""
+        if self.kind == "mps":
+            total = torch.mps.recommended_max_memory()
+            return max(total - torch.mps.driver_allocated_memory(), 0), total
+        card = torch.xpu if self.kind == "xpu" else torch.cuda
+        free, total = card.mem_get_info(self.index)
+        return free, total
+
     def __str__(self) -> str:
-        return f"{self.kind} ({self.description})"
+        return f"{self.name} ({self.description})"
 
 
 def limit_threads() -> None:
@@ -125,30 +168,84 @@ def release_threads() -> None:
 
 
 def resolve_device(name: str = "auto") -> Device:
-    """Turn ``auto``, ``cpu`` or ``cuda`` into a Device.
+    """Turn a device's name into a Device.
+
+    Args:
+        name: ``auto``, ``cpu``, ``cuda``, ``mps`` or ``xpu``; ``cuda:1`` is the second GPU. Without
+            a number it is the GPU that the calling thread uses, which is the first.
 
     Raises:
-        ConfigError: The name is unknown, or CUDA was asked for and there is none.
+        ConfigError: The name is unknown, or there is no such device.
     """
-    has_cuda = torch.cuda.is_available()  # noqa: TID251  (this is the one place that asks)
-    if name not in {"auto", "cpu", "cuda"}:
-        is_gpu = name.lower().partition(":")[0] in {"gpu", "cuda", "nvidia", "hip", "rocm"}
+    kind, colon, number = name.partition(":")
+    is_number = number.isascii() and number.isdigit()
+    is_card = kind in _CARDS and (not colon or (is_number and kind != "mps"))
+    if name not in {"auto", "cpu"} and not is_card:
+        is_gpu = kind.lower() in {"gpu", "cuda", "nvidia", "hip", "rocm"}
         raise ConfigError(
             "unknown device.",
             found=repr(name)[:100],
-            expected="auto, cpu or cuda",
-            hint="cuda is the name of the GPU" if is_gpu else "",
+            expected="auto, cpu, cuda, cuda:1, ..., xpu or mps",
+            hint="cuda is the name of the GPU, cuda:1 of the second" if is_gpu else "",
         )
-    if name == "cuda" and not has_cuda:
-        raise ConfigError(
-            "CUDA was asked for, but torch sees no CUDA device.",
-            found=f"torch {torch.__version__}",
-            hint="install a CUDA build of torch and check nvidia-smi, or use --device cpu",
-        )
-    if name == "cpu" or not has_cuda:
+    cards = _cards("cuda" if name == "auto" else kind)
+    if name == "cpu" or (name == "auto" and not cards):
         name = _cpu_info("model name") or "unknown processor"
         return Device("cpu", f"{name}, {torch.get_num_threads()} threads")
-    return Device("cuda", torch.cuda.get_device_name())
+    kind = "cuda" if name == "auto" else kind
+    if not cards:
+        raise ConfigError(
+            f"{kind} was asked for, but torch sees no such device.",
+            found=f"torch {torch.__version__}",
+            expected=_everything(),
+            hint=_CARDS[kind],
+        )
+    if len(number) > 9 or int(number or 0) >= len(cards):
+        raise ConfigError(
+            f"there is no {name[:20]}.",
+            found=", ".join(f"{kind}:{place} ({card})" for place, card in enumerate(cards)),
+            expected=_everything(),
+        )
+    if kind == "mps":
+        index = None
+    elif number or kind == "xpu":
+        index = int(number or 0)
+    else:
+        index = torch.cuda.current_device()
+    if kind != "cuda":
+        log.once(
+            _LOG,
+            logging.WARNING,
+            f"on {kind} every operation is torch's: there are no kernels for it, it is slow,"
+            " and it has not been tried",
+        )
+    return Device(kind, cards[index or 0], index)
+
+
+# By kind of card, what to try where torch sees none.
+_CARDS = {
+    "cuda": "install a CUDA build of torch and check nvidia-smi, or use --device cpu",
+    "xpu": "install torch's build for Intel GPUs, or use --device cpu",
+    "mps": "it takes macOS on Apple's processors; elsewhere use --device cpu",
+}
+
+
+def _cards(kind: str) -> list[str]:
+    """The names of the cards of a kind."""
+    if kind == "mps":
+        return ["Apple's GPU"] if torch.backends.mps.is_available() else []
+    if kind == "xpu":
+        count = torch.xpu.device_count() if torch.xpu.is_available() else 0
+        return [torch.xpu.get_device_name(index) for index in range(count)]
+    has_cuda = kind == "cuda" and torch.cuda.is_available()  # noqa: TID251  (the one place that asks)
+    count = torch.cuda.device_count() if has_cuda else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+def _everything() -> str:
+    """The devices that are there, for people."""
+    names = [f"{kind}:{place}" for kind in _CARDS for place in range(len(_cards(kind)))]
+    return f"one of {', '.join(['cpu', *names])}" if names else "cpu, the only one here"
 
 
 def use_threads(count: int) -> None:

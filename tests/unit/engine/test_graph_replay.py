@@ -164,7 +164,7 @@ def profile(examples: int, *, steps: int) -> settings:
 
 
 def test_graphs_answer_as_computed_steps_do():
-    run_state_machine_as_test(GraphMachine, settings=profile(15, steps=12))
+    run_state_machine_as_test(GraphMachine, settings=profile(10, steps=12))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blazr.core.errors import CapacityError, ConfigError
+from blazr.engine.build import dry_run
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.budget import plan_cache
 from blazr.engine.cache.manager import CacheShape
@@ -18,6 +19,8 @@ from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.operands.step import GRID
+from tests.support.examples import MIXES
+from tests.support.networks import build_network
 from tests.support.seeds import examples
 
 
@@ -33,7 +36,7 @@ class Machine(Device):
 
 
 def machine(free: int) -> Machine:
-    return Machine("cpu", "a test's machine", free)
+    return Machine("cpu", "a test's machine", free=free)
 
 
 def spec(*, keys: int = 0, state: int = 0) -> CacheSpec:
@@ -74,6 +77,28 @@ def test_small_memory_runs_fewer_at_once_and_none_is_refused():
     assert little.max_tokens >= GRID
     with pytest.raises(CapacityError, match="not even one"):
         plan_cache(layout, EngineConfig(memory="10KiB"), device=machine(2**30), max_seq_len=1024)
+
+
+def test_what_a_step_takes_is_not_there_for_caches():
+    layout = plan_layout([spec(keys=64)])
+    room = [
+        plan_cache(
+            layout,
+            EngineConfig(memory="auto", max_running=4),
+            device=machine(2**20),
+            max_seq_len=2**16,
+            step_bytes=step_bytes,
+        ).num_bytes
+        for step_bytes in (0, 2**19)
+    ]
+    assert abs(room[0] - 2 * room[1]) <= layout.superpage_bytes
+    with pytest.raises(CapacityError):
+        plan_cache(layout, EngineConfig(), device=machine(2**20), max_seq_len=64, step_bytes=2**21)
+
+
+@pytest.mark.parametrize("mix", ["hybrid", "hybrid of all"])
+def test_the_largest_step_is_tried_on_memory_of_its_own(mix):
+    dry_run(build_network(MIXES[mix]), 70, 3)
 
 
 @pytest.mark.parametrize("text", ["10TiB", "3GiB", "1000000t"])

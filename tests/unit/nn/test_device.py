@@ -5,21 +5,83 @@ from pathlib import Path
 import pytest
 import torch
 
+from blazr.core import log
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.nn import device
 from blazr.nn.device import limit_threads, resolve_device, zero_bytes
 
 
-@pytest.mark.parametrize("name", ["gpu", "GPU", "cuda:0"])
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "get_device_name", ["small", "large"].__getitem__)
+    monkeypatch.setattr(cuda, "mem_get_info", [(1, 10), (2, 20)].__getitem__)
+
+
+@pytest.mark.parametrize("name", ["gpu", "GPU", "cuda:", "cuda:one", "cuda:-1", "cuda:1:1"])
 def test_other_names_of_a_gpu_are_told_the_right_one(name: str) -> None:
-    with pytest.raises(ConfigError, match="cuda is the name of the GPU"):
-        resolve_device(name)
-
-
-def test_an_unknown_device_gets_no_such_hint() -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve_device("tpu")
+        resolve_device(name)
+    assert "cuda is the name of the GPU" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:0", "auto:1", "mps:0", ""])
+def test_an_unknown_device_gets_no_such_hint(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown device") as caught:
+        resolve_device(name)
     assert caught.value.hint == ""
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_has_a_number() -> None:
+    second = resolve_device("cuda:1")
+    assert str(second) == "cuda:1 (large)"
+    assert second.torch_device == torch.device("cuda", 1)
+    assert (second.free_bytes(), second.total_bytes()) == (2, 20)
+    for name in ("auto", "cuda", "cuda:0"):
+        assert str(resolve_device(name)) == "cuda:0 (small)"
+    assert resolve_device("cuda").free_bytes() == 1
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:99999999999999999999"])
+def test_a_gpu_that_is_not_there_is_told_from_those_that_are(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no cuda:") as caught:
+        resolve_device(name)
+    assert caught.value.found == "cuda:0 (small), cuda:1 (large)"
+    assert caught.value.expected == "one of cpu, cuda:0, cuda:1"
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "xpu", "mps"])
+def test_without_such_a_card_the_error_says_what_there_is(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch sees no such device") as caught:
+        resolve_device(name)
+    assert caught.value.expected == "cpu, the only one here"
+    assert "--device cpu" in caught.value.hint
+    assert resolve_device("auto").kind == "cpu"
+
+
+def test_where_there_are_no_kernels_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log, "_seen", set())
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Arc")
+    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda _: (3, 4))
+    found = [resolve_device("xpu") for _ in range(2)]
+    assert [str(each) for each in found] == ["xpu:0 (Arc)"] * 2
+    assert found[0].free_bytes() == 3
+    assert found[0].supports(torch.bfloat16)
+    assert len([line for line in caplog.messages if "every operation is torch's" in line]) == 1
 
 
 @pytest.mark.parametrize("size", [0, 100, 3 * 2**21 + 5])

@@ -11,14 +11,19 @@ from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 
-AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
+AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85, "xpu": 0.7, "mps": 0.4}
 REUSE_SHARE = 4  # auto takes at most this many times what the running sequences could fill
 
 logger = logging.getLogger(__name__)
 
 
 def plan_cache(
-    layout: CacheLayout, config: EngineConfig, *, device: Device, max_seq_len: int
+    layout: CacheLayout,
+    config: EngineConfig,
+    *,
+    device: Device,
+    max_seq_len: int,
+    step_bytes: int = 0,
 ) -> CacheShape:
     """Divide the memory; fewer sequences run at once when it is small, never none.
 
@@ -27,12 +32,13 @@ def plan_cache(
         config: What the user allows.
         device: Where the memory is.
         max_seq_len: Longest sequence, in tokens.
+        step_bytes: What a step takes of the memory while it is computed.
 
     Raises:
         CapacityError: Not even one sequence of one block fits.
     """
     blocks = -(-max_seq_len // GRID)
-    free = device.free_bytes() // config.sharers
+    free = max(device.free_bytes() // config.sharers - step_bytes, 0)
     if config.memory == "auto":
         allowed = int(AUTO_SHARE[device.kind] * free)
         wanted = REUSE_SHARE * config.max_running

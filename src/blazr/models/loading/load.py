@@ -49,6 +49,7 @@ from blazr.models.loading.plan import (
     stored_as,
     weight_bytes,
 )
+from blazr.models.loading.upload import upload
 from blazr.nn.device import Device
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.cache_spec import CacheSpec
@@ -316,7 +317,7 @@ def read_weights(
         CheckpointError: A file has gone or changed.
     """
     tensors: dict[str, Tensor | Weight] = {}
-    not_finite: list[str] = []
+    ends: list[tuple[str, Tensor]] = []
     total = sum(info.nbytes for step in plan.steps for info in step.sources)
     done = 0
     for step in plan.steps:
@@ -338,8 +339,10 @@ def read_weights(
         for part, info in zip(parts, step.sources[: len(parts)], strict=True):
             # the smallest or the largest element tells, in one pass without temporaries; a part
             # that was cast is judged by what it was cast to
-            if part.numel() and not all(math.isfinite(each.item()) for each in part.aminmax()):
-                not_finite.append(info.name)
+            if part.numel():
+                ends.append((info.name, torch.stack(part.aminmax())))
+    # asked at the end, because a GPU would be waited for
+    not_finite = [name for name, both in ends if not all(map(math.isfinite, both.tolist()))]
     checkpoint.check_unchanged()
     if progress is not None:
         progress(total, total)
@@ -355,14 +358,14 @@ def _read_tensor(
     if isinstance(step.transform, Stack):
         whole = torch.empty(step.shape, dtype=dtype, device=device)
         for part, info in zip(whole, step.sources, strict=True):
-            part.copy_(read_plain(info, checkpoint))
+            part.copy_(upload(read_plain(info, checkpoint), device))
             checkpoint.drop(info)
         return whole
     (info,) = step.sources
     if device.type == "cpu" and is_as_stored(step, None, dtype):
         return step.transform.read(checkpoint.own(info)).reshape(step.shape)
     tensor = step.transform.read(read_plain(info, checkpoint))
-    tensor = tensor.reshape(step.shape).to(device, dtype).contiguous()
+    tensor = upload(tensor.reshape(step.shape), device).to(dtype).contiguous()
     checkpoint.drop(info)
     return tensor
 
@@ -415,7 +418,7 @@ def _read_blocks(
         is_copied = device.type != "cpu" or can_pack(kind, dtype)
         blocks = checkpoint.view(first) if is_copied else checkpoint.own(first)
         if device.type != "cpu":
-            blocks = blocks.to(device)
+            blocks = upload(blocks, device)
             checkpoint.drop(first)
         return GgufWeight(blocks, kind, dtype)
     whole = torch.empty((*step.shape[:-1], kind.row_bytes(step.shape[-1])), dtype=torch.uint8)
@@ -434,7 +437,7 @@ def _read_blocks(
         parts = whole.flatten(0, -2).chunk(len(step.sources))
         for part, info in zip(parts, step.sources, strict=True):
             _fill(part, info, checkpoint, storing=storing, transform=step.transform)
-    stored = GgufWeight(whole.to(device), kind, dtype)
+    stored = GgufWeight(upload(whole, device), kind, dtype)
     if isinstance(step.transform, TiledColumns) and isinstance(storing, BlockType):
         return _with_columns_moved(stored, step.transform)
     return stored
@@ -499,13 +502,13 @@ def read_matrix(
 ) -> Weight:
     """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
     if not isinstance(info, QuantizedInfo):
-        return PlainWeight(checkpoint.own(info).to(device, dtype))
+        return PlainWeight(upload(checkpoint.own(info), device).to(dtype))
     parts = {key: checkpoint.own(part) for key, part in info.parts.items()}
     stored = StoredWeight(info.layout, parts, dtype)
     found = in_blocks(stored)
     if found is not stored:
         return found.to(device)
-    moved = {key: part.to(device) for key, part in parts.items()}
+    moved = {key: upload(part, device) for key, part in parts.items()}
     return StoredWeight(stored.layout, moved, dtype)
 
 
