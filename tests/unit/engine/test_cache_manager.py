@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from blazr.engine.block import NO_PAGE
 from blazr.engine.cache.arena import ItemClass, OutOfMemoryError
 from blazr.engine.cache.disk import DiskCache
-from blazr.engine.cache.manager import LONG_PROMPT_INTERVAL, CacheManager, CacheShape
+from blazr.engine.cache.manager import (
+    LONG_PROMPT_INTERVAL,
+    CacheManager,
+    CacheShape,
+    geometric_blocks,
+)
 from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Fork, Sequence
@@ -206,6 +211,18 @@ def test_however_a_prompt_is_cut_the_same_states_are_kept(name, chunk) -> None:
     assert {16: "anchor", 40: "anchor", 56: "end"}.items() <= whole.items()
 
 
+@pytest.mark.parametrize("name", ["hybrid", "recurrent"])
+def test_a_reply_drops_states_that_its_end_leaves_too_close_together(name) -> None:
+    memory = CacheManager(KINDS[name])
+    sequence = sequence_of(numbers(GRID + 1))
+    memory.start(sequence)
+    for blocks in range(1, 42):
+        sequence.tokens.extend([7] * GRID)
+        compute(memory, sequence, blocks * GRID, chunk=1)
+        kept = {place // GRID for place in states_of(memory)}
+        assert kept == {1} | geometric_blocks(blocks)  # beside the prompt's end
+
+
 @kinds
 @pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize("length", [9 * GRID, 9 * GRID + 2])
@@ -249,6 +266,19 @@ def test_a_fork_stands_where_the_other_does(shape, samples, length) -> None:
     memory.forget()
     assert memory.arena.used(PAGE) == 0
     assert memory.arena.used(STATE) == int(shape.has_states)
+
+
+@pytest.mark.parametrize(("more", "reuse"), [(1, "whole"), (GRID, "whole"), (GRID + 1, "partial")])
+def test_a_fork_reuses_the_whole_if_a_block_at_most_is_left(more, reuse) -> None:
+    memory = CacheManager(KINDS["hybrid"])
+    source = sequence_of(numbers(9 * GRID))
+    memory.start(source)
+    sequence = sequence_of([*source.tokens, *[500] * more])
+    fork = memory.reserve_fork(sequence, source, 9 * GRID, samples=False)
+    assert fork is not None
+    compute(memory, source, 9 * GRID)
+    memory.adopt(fork)
+    assert sequence.reuse == reuse
 
 
 @kinds

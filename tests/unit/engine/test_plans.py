@@ -44,6 +44,7 @@ class Steps:
         max_running: Most sequences at once.
         budget: Tokens in a step.
         superpages: Of eight pages or states, beside those that all states need.
+        copies: Working states of each sequence.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Steps:
         max_running: int = 8,
         budget: int = 64,
         superpages: int = 200,
+        copies: int = 1,
         drafts: bool = False,
         cuts_prompts: bool = True,
     ) -> None:
@@ -63,6 +65,7 @@ class Steps:
             states_per_superpage=0 if kinds == "attention" else 8,
             max_running=max_running,
             max_blocks=512,
+            working_copies=copies,
         )
         self.memory = CacheManager(shape)
         self.model = FakeModel(self.memory)
@@ -697,6 +700,22 @@ def test_what_drafts_brought_is_told_to_who_proposes_them() -> None:
     waiting = steps.ask(prompt_of(5))
     steps.engine.abort(waiting)
     assert speculator.forgotten[-1] == waiting
+
+
+def test_drafts_that_were_wrong_cost_no_more_than_their_step() -> None:
+    """With two states of each sequence it goes back to where that step began, not to a block."""
+    steps = Steps(budget=20, drafts=True, copies=2)
+    steps.ask(prompt_of(20), max_tokens=60)
+    steps.step()
+    (sequence,) = steps.scheduler.running
+    gone_back = 0
+    while sequence.phase is Phase.RUNNING:
+        began = sequence.computed
+        steps.step()
+        if sequence.was_truncated and began > sequence.checkpoint_length:
+            assert sequence.working_length == began
+            gone_back += 1
+    assert gone_back > 3
 
 
 def test_who_generates_much_starts_later() -> None:

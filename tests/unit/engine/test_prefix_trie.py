@@ -379,6 +379,21 @@ def test_what_goes_first_does_not_depend_on_how_often_it_was_asked_for() -> None
     assert not both.known
 
 
+def test_what_goes_first_does_not_depend_on_how_often_states_were_used() -> None:
+    both = Both((4, 8))
+    for path in (("", "a", "a"), ("", "b"), ("salt", "a")):
+        both.publish(path)
+        both.keep_state(path, "end")
+    most = 0
+    for _ in range(1500):
+        both.use_state(("", "b"))
+        most = max(most, len(both.trie._heaps[STATE]))
+    assert most == 4 * both.trie.num_nodes + 1024
+    while both.evict(STATE):
+        pass
+    assert both.evicted[STATE] == 3
+
+
 def test_a_root_stays_as_long_as_somebody_is_there() -> None:
     both = Both()
     root = both.trie.root("salt")
