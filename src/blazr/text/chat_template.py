@@ -426,6 +426,9 @@ class EscapedChat:
     Args:
         values: Strings, numbers, lists and mappings from the client. They are copied.
         names: The special tokens' names.
+
+    Raises:
+        RequestError: No characters are left that could stand in.
     """
 
     def __init__(self, values: object, names: Iterable[str]) -> None:
@@ -439,6 +442,12 @@ class EscapedChat:
             used = set().union(*texts, *self._names)
             free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
             self._stand_ins = dict(zip(firsts, free, strict=False))
+            if len(self._stand_ins) < len(firsts):
+                raise RequestError(
+                    "the messages have every character that could stand in for a special token.",
+                    param="messages",
+                    found="all of Unicode's last private use area",
+                )
         self.values = self._copy(values)
 
     def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:

@@ -148,6 +148,20 @@ def test_tools_without_a_name_are_400(loopback: Loopback, path: str, tool: dict)
     assert "tool" in reply.text
 
 
+@pytest.mark.parametrize("kind", [[], {}, [["function"]], {"a": 1}])
+def test_kinds_that_are_no_words_are_400(loopback: Loopback, kind: object) -> None:
+    grammar = {"type": "grammar", "syntax": kind, "definition": "a"}
+    tools = [
+        {"type": kind, "name": "f"},
+        {"type": "custom", "name": "f", "format": {"type": kind}},
+        {"type": "custom", "name": "f", "format": grammar},
+    ]
+    for tool in tools:
+        for path, more in (("chat/completions", {"messages": HELLO}), ("responses", {"input": "a"})):
+            reply = loopback.client.post(f"/v1/{path}", json={**more, "tools": [tool]})
+            assert check_error(reply, 400)["param"] == "tools"
+
+
 def test_foreign_hosts_are_misdirected(loopback: Loopback) -> None:
     check_error(loopback.client.get("/health", headers={"Host": "evil.example"}), 421)
     assert loopback.client.get("/health", headers={"Host": "localhost:80"}).is_success

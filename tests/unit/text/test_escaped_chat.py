@@ -5,7 +5,10 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blazr.text.chat_template import EscapedChat
+import pytest
+
+from blazr.core.errors import RequestError
+from blazr.text.chat_template import _PRIVATE_USE, EscapedChat
 
 NAMES = ["<|a|>", "<|b|>", "ab", "bc", "x"]
 
@@ -71,3 +74,14 @@ def test_no_text_keeps_a_name(texts: list[str]) -> None:
         assert not re.search(pattern, copy)
         assert len(copy) == len(text)
         assert "".join(map(str, chat.split(copy, dict.fromkeys(NAMES, 0)))) == text
+
+
+@pytest.mark.parametrize("left", ["", "\U00100000"])
+def test_a_chat_that_leaves_no_character_to_stand_in_is_refused(left: str) -> None:
+    """Otherwise a name in it would become a token."""
+    every = "".join(map(chr, _PRIVATE_USE)).replace(left or "\x00", "")
+    names = ["<|a|>", "[b]"]
+    with pytest.raises(RequestError, match="every character"):
+        EscapedChat([every, "<|a|>[b]"], names)
+    assert not EscapedChat([every], names).has_names
+    assert EscapedChat([every.replace("\U00100001", ""), "<|a|>"], names[:1]).has_names

@@ -16,6 +16,7 @@ PARAMETERS: Mapping[str, object] = {
     "properties": {INPUT: {"type": "string"}},
     "required": [INPUT],
 }
+_KINDS = ("text", "grammar")  # not a set: a client may send what cannot be looked for in one
 _SYNTAXES = {"lark": (lark, "Lark grammar"), "regex": (regex, "regular expression")}
 
 
@@ -87,7 +88,7 @@ def _definition(tool: Mapping[str, object]) -> tuple[str, str] | None:
     form = _custom(tool).get("format")
     if form is None:
         return None
-    if not isinstance(form, Mapping) or form.get("type") not in {"text", "grammar"}:
+    if not isinstance(form, Mapping) or form.get("type") not in _KINDS:
         raise _wrong("the format of a custom tool is of no known kind.", form)
     if form["type"] == "text":
         return None
@@ -97,7 +98,8 @@ def _definition(tool: Mapping[str, object]) -> tuple[str, str] | None:
         if isinstance(grammar, Mapping)
         else (None, None)
     )
-    if syntax not in _SYNTAXES or not isinstance(definition, str) or not definition.strip():
+    is_known = isinstance(syntax, str) and syntax in _SYNTAXES
+    if not is_known or not isinstance(definition, str) or not definition.strip():
         raise _wrong("the grammar of a custom tool is of no known kind.", grammar)
     return str(syntax), definition
 

@@ -117,8 +117,8 @@ def read_tools(given: Sequence[Tool] | None) -> ToolSet:
     namespaces: dict[str, tuple[str, str]] = {}
     for tool in given or ():
         kind = tool.get("type")
-        if kind in _HOSTED_TOOLS:
-            _warn_of(str(kind))
+        if isinstance(kind, str) and kind in _HOSTED_TOOLS:
+            _warn_of(kind)
             continue
         if kind == "mcp":
             mcp.append(_read_mcp(tool))
