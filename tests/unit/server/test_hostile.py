@@ -156,8 +156,9 @@ def test_kinds_that_are_no_words_are_400(loopback: Loopback, kind: object) -> No
         {"type": "custom", "name": "f", "format": {"type": kind}},
         {"type": "custom", "name": "f", "format": grammar},
     ]
+    paths = {"chat/completions": {"messages": HELLO}, "responses": {"input": "a"}}
     for tool in tools:
-        for path, more in (("chat/completions", {"messages": HELLO}), ("responses", {"input": "a"})):
+        for path, more in paths.items():
             reply = loopback.client.post(f"/v1/{path}", json={**more, "tools": [tool]})
             assert check_error(reply, 400)["param"] == "tools"
 

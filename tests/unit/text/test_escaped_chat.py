@@ -2,10 +2,9 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-import pytest
 
 from blazr.core.errors import RequestError
 from blazr.text.chat_template import _PRIVATE_USE, EscapedChat
