@@ -188,7 +188,7 @@ struct AttentionOf {
             tile = {keys[first], keys.stride};
           }
           Products::template tiles<kRows>(count, tile, queries, size,
-                                          {(part ? more : weights) + first, kGrid, 1}, nullptr);
+                                          {(part ? more : weights) + first, kGrid, 1, false}, nullptr);
         }
       }
       if (call.keys[1].size)

@@ -9,7 +9,7 @@ namespace {
 
 struct Avx2 {
   using Acc = __m256;  // eight partial sums of one dot product
-  static constexpr int kTile = 3;
+  static constexpr int kTile = 3, kWideRows = 2, kWideTile = 5;
   static Acc zero() { return _mm256_setzero_ps(); }
   static Acc load(const float* p) { return _mm256_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }
@@ -93,7 +93,7 @@ struct Dot<Avx2, bf16> {
     __m256 even, odd;  // a bf16 is the upper half of a float32
   };
   // three rows of x have twelve sums: with those and the mask there is no register left to widen in
-  static constexpr int step = 16, cols = 2, wide_cols = 2, pieces = 2;
+  static constexpr int step = 16, cols = 2, pieces = 2;
   template <int kPiece>
   static __m256 piece(const bf16* p) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);

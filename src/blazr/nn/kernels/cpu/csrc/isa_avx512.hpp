@@ -11,7 +11,7 @@ namespace {
 
 struct Avx512 {
   using Acc = __m512;  // sixteen partial sums of one dot product
-  static constexpr int kTile = 6;
+  static constexpr int kTile = 6, kWideRows = 4, kWideTile = 6;
   static Acc zero() { return _mm512_setzero_ps(); }
   static Acc load(const float* p) { return _mm512_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }
@@ -77,7 +77,7 @@ struct Dot<Avx512, bf16> {
   struct Reg {
     __m512 even, odd;
   };
-  static constexpr int step = 32, cols = 4, wide_cols = Avx512::kTile, pieces = 2;
+  static constexpr int step = 32, cols = 4, pieces = 2;
   template <int kPiece>
   static __m512 piece(const bf16* p) {
     const __m512i pairs = _mm512_loadu_si512(p);
@@ -97,7 +97,7 @@ struct Avx512Bf16 : Avx512 {};
 template <>
 struct Dot<Avx512Bf16, bf16> {
   using Reg = __m512i;
-  static constexpr int step = 32, cols = Avx512::kTile, wide_cols = cols;
+  static constexpr int step = 32, cols = Avx512::kTile;
   static Reg load(const bf16* p) { return _mm512_loadu_si512(p); }
   static Reg load_tail(const bf16* p, int n) { return _mm512_maskz_loadu_epi16((1u << n) - 1, p); }
   static __m512 dot(__m512 acc, Reg a, Reg b) {

@@ -49,9 +49,8 @@ struct Cut {
 
 // Parts small enough to share out evenly, large enough to read in long runs.
 Cut cut_of(const Linear& call, int threads) {
-  const int64_t bytes = call.k * (call.dtype == kF32 ? 4 : 2);
   const bool few = call.m <= kStillFew;
-  const int64_t columns = clamp(few ? call.n / (4 * threads) : kPanelBytes / (bytes + 1), 16,
+  const int64_t columns = clamp(call.n / (few ? 4 * threads : 2 * threads), 16,
                                 few ? kFewColumns : kManyColumns);
   return {call.m, call.n, few ? kStillFew : typed(call.dtype).many_rows, (columns + 3) / 4 * 4};
 }

@@ -1,20 +1,24 @@
 // Products with plain weights, for every instruction set.
 //
 // Both x and w lie with k innermost, so a result is a dot product of two rows and nothing has to be
-// repacked: weights are read where the file was mapped. A tile is 4 rows of w by C rows of x, and
-// each of its 4 C accumulators is a vector of partial sums over k:
+// repacked: weights are read where the file was mapped. A tile is R rows of w by C rows of x, and
+// each of its R C accumulators is a vector of partial sums over a chunk of k:
 //
 //              k ->  one load of `step` numbers
-//   w rows   [ ======== ======== ======== ... ==== ]   4
+//   w rows   [ ======== ======== ======== ... ==== ]   R
 //   x rows   [ ======== ======== ======== ... ==== ]   C      acc[c][r] += x[c] * w[r] by lanes
 //
-// Exactness: an accumulator sees k in one order, and its lanes are added in one order, whatever the
-// tile's size, the batch, the cut into parts or the thread. So a row of y depends on nothing but
-// its own row of x.
+// Exactness: an accumulator sees a chunk in one order, its lanes are added in one order, and so are
+// the chunks, whatever the tile's size, the batch, the cut into parts or the thread. So a row of y
+// depends on nothing but its own row of x.
 //
-// Where a processor multiplies float32 alone, 16-bit factors are widened in registers; with several
-// rows of x these are widened once, so that a tile widens its rows of w alone and has room for more
-// accumulators. The sums see the same numbers in the same order.
+// With several rows of x, all of them meet a chunk of some rows of w before the next: whole rows of
+// thousands of numbers would have left the first cache when they are needed again. The chunks of x are
+// copied side by side, since in rows that are powers of two apart they would take each other's place.
+//
+// Where a processor multiplies float32 alone, 16-bit factors are widened in registers: those of x once,
+// as they are copied, and with many rows of x those of w as well. The sums see the same numbers in the
+// same order.
 #pragma once
 
 #include "lora.hpp"
@@ -49,113 +53,158 @@ template <class Isa, class T>
 struct Matmul {
   using D = Dot<Isa, T>;
   using Acc = typename Isa::Acc;
-  static constexpr int kRows = 4;     // of w in a tile
-  static constexpr int kRunCols = 2;  // rows of x up to which w is read in four runs
+  static constexpr int kRows = 4;         // of w in a tile
+  static constexpr int kRunCols = 2;      // rows of x up to which w is read in four runs
+  static constexpr int kFetched = 16;     // rows of w that are fetched at once for a few rows of x
 
   static constexpr bool kWidens =
       !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
-  // Numbers that are widened at once, on the stack; rows that are longer are not.
-  static constexpr int64_t kMostWide = kWidens ? 128 << 10 : 1;
+  using Wide = std::conditional_t<kWidens, float, T>;  // numbers of x as several rows are copied
+  // Numbers of k that an accumulator sees: so many steps that adding its lanes costs little beside.
+  static constexpr int64_t kChunk = 64 * sizeof(Acc) / sizeof(Wide);
 
   using Rows = RowsOf<T>;
+  using WideRows = RowsOf<Wide>;
 
-  // Rows of x in a tile.
+  // Rows of w and of x in a tile: those that are widened in it are few.
   template <class X>
-  static constexpr int kCols = std::is_same_v<X, Rows> ? int(D::cols) : int(D::wide_cols);
+  static constexpr bool kIsWide = !std::is_same_v<X, Rows>;
+  template <class X>
+  static constexpr int kTileRows = kIsWide<X> ? Isa::kWideRows : kRows;
+  template <class X>
+  static constexpr int kCols = kIsWide<X> ? Isa::kWideTile : int(D::cols);
 
-  // Where a tile's sums go: out[c * ld + r * gap].
+  // Where a tile's sums go, or what they are added to: out[c * ld + r * gap].
   struct Sums {
     float* out;
     int64_t ld, gap;
+    bool adds;
   };
 
-  // Sums of R rows of w with C rows of x. `next` is what memory should fetch meanwhile, or null.
+  // Sums of R rows of w with C rows of x. Meanwhile memory fetches the numbers of `next` that lie as
+  // those of w do, unless it is null.
   template <int R, int C, class X>
-  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const char* next) {
-    constexpr bool kIsWide = !std::is_same_v<X, Rows>;
-    constexpr int kStepBytes = R * D::step * int(sizeof(T));
-    Acc acc[C][kRows];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++)
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) acc[c][r] = Isa::zero();
+  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next) {
     int64_t i = 0;
+    do {
+      const int64_t end = smaller(i + kChunk, k);
+      Acc acc[C][R];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) acc[c][r] = Isa::zero();
 #pragma GCC unroll 2
-    for (; i + D::step <= k; i += D::step) {
-      if (next)
+      for (; i + D::step <= end; i += D::step) {
+        if (next)
 #pragma GCC unroll 8
-        for (int line = 0; line < kStepBytes; line += 64)
-          __builtin_prefetch(next + i / D::step * kStepBytes + line, 0, 2);
-      if constexpr (kIsWide) {
-        wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
-        continue;
-      } else {
-        typename D::Reg b[C];
+          for (int r = 0; r < R; r++) __builtin_prefetch(next + r * w.stride + i, 0, 2);
+        if constexpr (kIsWide<X>) {
+          wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
+        } else {
+          typename D::Reg b[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
+          for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-          if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
-          const typename D::Reg a = D::load(w[r] + i);
+          for (int r = 0; r < R; r++) {
+            if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
+            const typename D::Reg a = D::load(w[r] + i);
 #pragma GCC unroll 8
-          for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
+            for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
+          }
         }
       }
-    }
-    if constexpr (kIsWide) {
-      if (i < k) {
-        T ends[R][D::step] = {};
-        for (int r = 0; r < R; r++) memcpy(ends[r], w[r] + i, size_t(k - i) * sizeof(T));
-        wide_step<R, C>(acc, [&](int r) { return ends[r]; }, x, i);
+      if constexpr (kIsWide<X>) {
+        if (i < end) {
+          T ends[R][D::step] = {};
+          for (int r = 0; r < R; r++) memcpy(ends[r], w[r] + i, size_t(end - i) * sizeof(T));
+          wide_step<R, C>(acc, [&](int r) { return ends[r]; }, x, i);
+        }
+      } else if (i < end) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+          const typename D::Reg a = D::load_tail(w[r] + i, int(end - i));
+#pragma GCC unroll 8
+          for (int c = 0; c < C; c++)
+            acc[c][r] = D::dot(acc[c][r], a, D::load_tail(x[c] + i, int(end - i)));
+        }
       }
-    } else if (i < k) {
+      add_up(acc, sums);
+      i = end, sums.adds = true;
+    } while (i < k);
+  }
+
+  // The lanes of a tile's accumulators, to where their sums go.
+  template <int R, int C>
+  [[gnu::always_inline]] static void add_up(const Acc (&acc)[C][R], const Sums& sums) {
+    typedef float Four __attribute__((vector_size(16)));
+    constexpr int kCount = R * C;
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        const typename D::Reg a = D::load_tail(w[r] + i, int(k - i));
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++)
-          acc[c][r] = D::dot(acc[c][r], a, D::load_tail(x[c] + i, int(k - i)));
-      }
-    }
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-      float four[kRows];
-      if (R == kRows && sums.gap == 1) {
-        Isa::sum4(acc[c], sums.out + c * sums.ld);
+    for (int first = 0; first < kCount; first += 4) {
+      Acc four[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++)
+        four[i] = first + i < kCount ? acc[(first + i) / R][(first + i) % R] : Isa::zero();
+      Four found;
+      Isa::sum4(four, (float*)&found);
+      if (R == 4 && sums.gap == 1) {
+        float* out = sums.out + first / R * sums.ld;
+        if (sums.adds) found += load_as<Four>(out);
+        memcpy(out, &found, sizeof found);
         continue;
       }
-      Isa::sum4(acc[c], four);
-      for (int r = 0; r < R; r++) sums.out[c * sums.ld + r * sums.gap] = four[r];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        if (first + i >= kCount) break;
+        float& out = sums.out[(first + i) / R * sums.ld + (first + i) % R * sums.gap];
+        out = sums.adds ? out + found[i] : found[i];
+      }
     }
   }
 
   // A step of a tile, piece by piece; x is widened, `row` is where the step begins in a row of w.
   template <int R, int C, int kPiece = 0, class Row>
-  [[gnu::always_inline]] static void wide_step(Acc (&acc)[C][kRows], const Row& row,
+  [[gnu::always_inline]] static void wide_step(Acc (&acc)[C][R], const Row& row,
                                                RowsOf<float> x, int64_t i) {
     constexpr int kLanes = D::step / D::pieces;
-    Acc b[C];
+    const auto of_x = [&](int c) { return Isa::load(x[c] + i + kPiece * kLanes); };
+    if constexpr (R < C) {
+      Acc a[R];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; c++) b[c] = Isa::load(x[c] + i + kPiece * kLanes);
+      for (int r = 0; r < R; r++) a[r] = D::template piece<kPiece>(row(r));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const Acc a = D::template piece<kPiece>(row(r));
+      for (int c = 0; c < C; c++) {
+        const Acc b = of_x(c);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) acc[c][r] = Isa::fma(a, b[c], acc[c][r]);
+        for (int r = 0; r < R; r++) acc[c][r] = Isa::fma(a[r], b, acc[c][r]);
+      }
+    } else {
+      Acc b[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) b[c] = of_x(c);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const Acc a = D::template piece<kPiece>(row(r));
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) acc[c][r] = Isa::fma(a, b[c], acc[c][r]);
+      }
     }
     if constexpr (kPiece + 1 < D::pieces) wide_step<R, C, kPiece + 1>(acc, row, x, i);
   }
 
-  // Rows as wide_step reads them, `stride` numbers apart, with zeros at their ends.
-  static void widen(Rows x, int64_t rows, int64_t k, float* out, int64_t stride) {
-    for (int64_t row = 0; row < rows; row++, out += stride) {
-      const T* from = x[row];
-      int64_t i = 0;
-      for (; i + D::step <= k; i += D::step) widen_step(from + i, out + i);
-      if (i == k) continue;
-      T end[D::step] = {};
-      memcpy(end, from + i, size_t(k - i) * sizeof(T));
-      widen_step(end, out + i);
+  // k numbers of some rows, as tiles read copies of them: kChunk apart, widened with zeros behind them.
+  static void copy(Rows from, int64_t rows, int64_t k, Wide* out) {
+    for (int64_t row = 0; row < rows; row++, out += kChunk) {
+      if constexpr (!kWidens) {
+        memcpy(out, from[row], size_t(k) * sizeof(T));
+      } else {
+        const T* numbers = from[row];
+        int64_t i = 0;
+        for (; i + D::step <= k; i += D::step) widen_step(numbers + i, out + i);
+        if (i == k) continue;
+        T end[D::step] = {};
+        memcpy(end, numbers + i, size_t(k - i) * sizeof(T));
+        widen_step(end, out + i);
+      }
     }
   }
 
@@ -168,96 +217,133 @@ struct Matmul {
 
   // The same for num_cols rows of x, as equal tiles.
   template <int R, class X>
-  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const char* next) {
+  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const T* next) {
     const int64_t num_tiles = (num_cols + kCols<X> - 1) / kCols<X>;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
-    for (int64_t c = 0; c < num_cols; c += step)
+    for (int64_t c = 0; c < num_cols; c += step) {
       with_count<kCols<X>>(smaller(step, num_cols - c), [&](auto count) {
-        tile<R, count>(w, X{x[c], x.stride}, k, {sums.out + c * sums.ld, sums.ld, sums.gap}, next);
+        tile<R, count>(w, X{x[c], x.stride}, k,
+                       {sums.out + c * sums.ld, sums.ld, sums.gap, sums.adds}, next);
       });
+      next = nullptr;
+    }
   }
 
-  // out[c * num_rows + r] = dot(x[c], w[r]), in an order of rows that memory can follow:
-  //
-  // - One or two rows of x: reading w is all the work. The rows of a tile are a quarter of the
-  //   strip apart, so that there are four long runs, each in pages of its own. Four short rows in
-  //   one page would be four runs that no prefetcher tells apart (a third of the speed).
-  // - A few more: four neighbouring rows of w meet all of x in the first cache, while the next four
-  //   are fetched in one run.
-  // - Many (`is_cached`): w comes from the second cache, and nothing is fetched.
+  // A chunk of num_rows rows of w with all of x: sums.out[c * sums.ld + r].
   template <class X>
-  static void strip(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, float* out,
-                    bool is_cached) {
-    const int64_t quarter = num_rows / kRows, ld = num_rows;
-    for (int64_t r = 0; r < quarter; r++) {
-      if (num_cols <= kRunCols) {
-        tiles<kRows>(num_cols, Rows{w[r], quarter * w.stride}, x, k, {out + r, ld, quarter}, nullptr);
-      } else {
-        const char* next = is_cached ? nullptr : (const char*)w[kRows * (r + 1)];
-        tiles<kRows>(num_cols, Rows{w[kRows * r], w.stride}, x, k, {out + kRows * r, ld, 1}, next);
-      }
-    }
-    for (int64_t r = quarter * kRows; r < num_rows; r++)
-      tiles<1>(num_cols, Rows{w[r], 0}, x, k, {out + r, ld, 0}, nullptr);
+  static void chunk(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, Sums sums,
+                    const T* next) {
+    const auto some = [&](auto count, int64_t r) {
+      tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.adds},
+                   next ? next + r * w.stride : nullptr);
+    };
+    int64_t r = 0;
+    for (; r + kTileRows<X> <= num_rows; r += kTileRows<X>)
+      some(std::integral_constant<int, kTileRows<X>>{}, r);
+    for (; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r);
   }
 
-  // Rows [m0, m1), columns [n0, n1). With many rows of x a few of them stay in the first cache
-  // while the part of w goes by in the second.
+  // Rows [m0, m1), columns [n0, n1).
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    const bool few = call.m <= kStillFew;  // not of this part alone: the last one may be short
-    const int64_t stride = round_up(call.k, D::step);
-    const bool widens = kWidens && call.m > kRunCols && 2 * kMostCols * stride <= kMostWide;
-    if constexpr (kWidens)
-      if (widens && !few) return wide_part(call, m0, m1, n0, n1, stride);
-    const int64_t most = widens ? smaller(kFewRows, kMostWide / larger(stride, 1)) : kFewRows;
-    const int64_t turns = larger((call.m + most - 1) / most, 1);
-    const int64_t group = few ? (call.m + turns - 1) / turns : D::cols;
-    const int64_t n = n1 - n0, offset = n0 * call.ldw;
-    float sums[2][kFewRows * kFewColumns], wide[kMostWide];
-    for (int64_t m = m0; m < m1; m += group) {
-      const int64_t rows = smaller(group, m1 - m);
-      const Rows x{(const T*)call.x + m * call.ldx, call.ldx};
-      const auto multiply = [&](auto rows_of_x) {
-        strip({(const T*)call.w + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[0], !few);
-        if (call.w2)
-          strip({(const T*)call.w2 + offset, call.ldw}, n, rows_of_x, rows, call.k, sums[1], !few);
-      };
-      if constexpr (kWidens) {
-        if (widens) widen(x, rows, call.k, wide, stride);
-        widens ? multiply(RowsOf<float>{wide, stride}) : multiply(x);
-      } else {
-        multiply(x);
-      }
-      finish_linear<T>(call, m, rows, n0, n, sums[0], sums[1], n);
-    }
+    // by all rows of the call: the last part may be short
+    constexpr int64_t kMostFew = kWidens ? kStillFew / 2 : kStillFew;
+    const auto of_some = call.m <= kRunCols ? runs : call.m <= kMostFew ? few : many;
+    of_some(call, m0, m1, n0, n1);
   }
 
  private:
-  static constexpr int kMostCols = larger(D::cols, Isa::kTile);
-  static_assert(kMostCols * kManyColumns <= kFewRows * kFewColumns);
+  // Calls body(first, count) for all of n, up to `most` at once; of nothing, once.
+  template <class Body>
+  static void in_pieces(int64_t n, int64_t most, const Body& body) {
+    int64_t at = 0;
+    do body(at, smaller(most, n - at));
+    while ((at += most) < n);
+  }
 
-  // Many rows of x: those of w are widened, too, as many as the second cache holds, and the tiles are
-  // those of float32.
-  static void wide_part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
-                        int64_t stride) {
-    using Wide = Matmul<Isa, float>;
-    const int64_t room = kMostWide / stride - kMostCols, each = call.w2 ? room / 2 : room;
-    const int64_t panel = larger(smaller(each, n1 - n0) / kRows * kRows, smaller(kRows, each));
-    float sums[2][kFewRows * kFewColumns], wide[kMostWide];
-    float *x = wide, *w[2] = {x + kMostCols * stride, x + (kMostCols + panel) * stride};
-    for (int64_t n = n0; n < n1; n += panel) {
-      const int64_t columns = smaller(panel, n1 - n);
-      widen({(const T*)call.w + n * call.ldw, call.ldw}, columns, call.k, w[0], stride);
-      if (call.w2)
-        widen({(const T*)call.w2 + n * call.ldw, call.ldw}, columns, call.k, w[1], stride);
-      for (int64_t m = m0; m < m1; m += Isa::kTile) {
-        const int64_t rows = smaller(Isa::kTile, m1 - m);
-        widen({(const T*)call.x + m * call.ldx, call.ldx}, rows, call.k, x, stride);
-        for (int i = 0; i < (call.w2 ? 2 : 1); i++)
-          Wide::strip({w[i], stride}, columns, RowsOf<float>{x, stride}, rows, stride, sums[i], true);
-        finish_linear<T>(call, m, rows, n, columns, sums[0], sums[1], columns);
-      }
+  // Rows n0 and on of w, or of w2.
+  static Rows matrix(const Linear& call, int i, int64_t n0) {
+    return {(const T*)(i ? call.w2 : call.w) + n0 * call.ldw, call.ldw};
+  }
+
+  // One row of x, or two: reading w is all the work. The rows of a tile are a quarter of the part apart,
+  // so that there are four long runs, each in pages of its own. Four short rows in one page would be
+  // four runs that no prefetcher tells apart (a third of the speed).
+  static void runs(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    const int64_t n = n1 - n0, quarter = n / kRows, rows = m1 - m0;
+    const Rows x{(const T*)call.x + m0 * call.ldx, call.ldx};
+    float sums[2][kRunCols * kManyColumns];
+    for (int i = 0; i < (call.w2 ? 2 : 1); i++) {
+      const Rows w = matrix(call, i, n0);
+      for (int64_t r = 0; r < quarter; r++)
+        tiles<kRows>(rows, Rows{w[r], quarter * w.stride}, x, call.k,
+                     {sums[i] + r, n, quarter, false}, nullptr);
+      for (int64_t r = quarter * kRows; r < n; r++)
+        tiles<1>(rows, Rows{w[r], 0}, x, call.k, {sums[i] + r, n, 0, false}, nullptr);
     }
+    finish_linear<T>(call, m0, rows, n0, n, sums[0], sums[1], n);
+  }
+
+  // A few more: some neighbouring rows of w meet all of x, while as many behind them are fetched.
+  static void few(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    constexpr int64_t kBlock = 2048;
+    static_assert(kBlock % kChunk == 0);
+    const int64_t n = n1 - n0, turns = (m1 - m0 + kFewRows - 1) / kFewRows;
+    float sums[2][kFewRows * kFewColumns];
+    Wide copied[kFewRows * kBlock];
+    in_pieces(m1 - m0, (m1 - m0 + turns - 1) / turns, [&](int64_t m, int64_t rows) {
+      const Rows x{(const T*)call.x + (m0 + m) * call.ldx, call.ldx};
+      in_pieces(call.k, kBlock, [&](int64_t block, int64_t block_k) {
+        in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
+          copy({x[0] + block + at, x.stride}, rows, k, copied + at * rows);
+        });
+        for (int i = 0; i < (call.w2 ? 2 : 1); i++)
+          in_pieces(n, kFetched, [&](int64_t r, int64_t num_rows) {
+            const Rows w = matrix(call, i, n0 + r);
+            in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
+              const T* from = w[0] + block + at;
+              chunk({from, w.stride}, num_rows, WideRows{copied + at * rows, kChunk}, rows, k,
+                    {sums[i] + r, n, 1, block + at > 0}, m ? nullptr : from + kFetched * w.stride);
+            });
+          });
+      });
+      finish_linear<T>(call, m0 + m, rows, n0, n, sums[0], sums[1], n);
+    });
+  }
+
+  // Many: chunks of as many rows of w as the second cache holds meet all of x, some rows of which stay in
+  // the first.
+  static void many(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    using Products = Matmul<Isa, Wide>;
+    constexpr int64_t kPanel = kWidens ? 128 : kManyColumns;
+    constexpr int64_t kTogether = (24 << 10) / (kChunk * sizeof(Wide));
+    float sums[2][kManyRows * kPanel];
+    Wide x[kTogether * kChunk], widened[kWidens ? kPanel * kChunk : 1];
+    const int num_matrices = call.w2 ? 2 : 1;
+    const int64_t panel = kPanel / num_matrices;
+    in_pieces(m1 - m0, kManyRows, [&](int64_t m, int64_t all_rows) {
+      in_pieces(n1 - n0, panel, [&](int64_t n, int64_t columns) {
+        in_pieces(call.k, kChunk, [&](int64_t at, int64_t k) {
+          WideRows w[2];
+          for (int i = 0; i < num_matrices; i++) {
+            const Rows from = matrix(call, i, n0 + n);
+            if constexpr (kWidens) {
+              w[i] = {widened + i * panel * kChunk, kChunk};
+              copy({from[0] + at, from.stride}, columns, k, widened + i * panel * kChunk);
+            } else {
+              w[i] = {from[0] + at, from.stride};
+            }
+          }
+          in_pieces(all_rows, kTogether, [&](int64_t row, int64_t rows) {
+            copy({(const T*)call.x + (m0 + m + row) * call.ldx + at, call.ldx}, rows, k, x);
+            for (int i = 0; i < num_matrices; i++)
+              Products::chunk(w[i], columns, WideRows{x, kChunk}, rows,
+                              kWidens ? round_up(k, D::step) : k,
+                              {sums[i] + row * columns, columns, 1, at > 0}, nullptr);
+          });
+        });
+        finish_linear<T>(call, m0 + m, all_rows, n0 + n, columns, sums[0], sums[1], columns);
+      });
+    });
   }
 };
 

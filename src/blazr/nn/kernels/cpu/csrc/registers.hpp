@@ -8,12 +8,11 @@ namespace {
 
 // How one step along K is loaded and multiplied. `step` numbers a load, `cols` rows of x a tile.
 // Where numbers are widened to float32 in registers, a step is `pieces` of them, and `piece` widens
-// one: an accumulator sees the pieces in order. `wide_cols` rows of x a tile where x is widened before.
+// one: an accumulator sees the pieces in order.
 template <class Isa, class T>
 struct Dot {
   using Reg = typename Isa::Acc;
   static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTile, pieces = 1;
-  static constexpr int wide_cols = cols;
   template <int kPiece>
   static Reg piece(const T* p) { return load(p); }
   static Reg load(const T* p) { return Isa::load(p); }
