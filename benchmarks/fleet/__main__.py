@@ -1,7 +1,7 @@
 """What a fleet of replicas does, simulated with the engine's own scheduler, caches and router.
 
-    python -m benchmarks.fleet measure nano --write benchmarks/history/fleet.json
-    python -m benchmarks.fleet check benchmarks/history/fleet.json
+    python -m benchmarks.fleet measure nano --write benchmarks/history/fleet_nano.json
+    python -m benchmarks.fleet check benchmarks/history/fleet_nano.json
     python -m benchmarks.fleet sizes
     python -m benchmarks.fleet routers --model granite-4.0-h-1b --replicas 4 --users 500,1000
 
