@@ -74,6 +74,8 @@ class GenerationRequest:
             besides those of a chat; see `Request`.
         priority: Lower runs first; equal ones in order of arrival.
         timeout_s: Longest time from submission to the end, or None.
+        num_scored: Where the prompt's scores are asked for, of how many of its last tokens they are
+            told, 1 or more; None is all.
 
     Raises:
         RequestError: Neither or both of prompt and messages are given, or there is no last message
@@ -101,6 +103,7 @@ class GenerationRequest:
     cache_anchors: tuple[int, ...] = ()
     priority: int = 0
     timeout_s: float | None = None
+    num_scored: int | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import CapacityError
@@ -36,7 +37,7 @@ class Reply:
     Raises:
         RequestError: A request asks for something impossible; nothing was started.
         CapacityError: The queue is full; nothing was started. Where it has room for some of the
-            prompts only, the rest are submitted as it empties.
+            prompts only, the rest are submitted as it empties. Their time has run since then.
         EngineError: The engine has stopped.
     """
 
@@ -50,6 +51,7 @@ class Reply:
     ) -> None:
         self._engine = engine
         self._notify = notify
+        self._started_s = monotonic()
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
         self._prompts: list[_PromptState] = []
         first = 0
@@ -83,12 +85,16 @@ class Reply:
         """The events since the last call, in order; empty when there are none.
 
         Args:
-            most: Steps of replies to look at, at most; None is all.
+            most: Steps of replies to look at, at most, and tokens of prompts that have scores; None
+                is all.
         """
         events: list[Event] = []
-        # what comes meanwhile waits for the next call
-        for _ in range(len(self._inbox) if most is None else min(most, len(self._inbox))):
+        left = len(self._inbox)  # what comes meanwhile waits for the next call
+        num_seen = 0
+        while left and (most is None or num_seen < most):
             position, output = self._inbox.popleft()
+            left -= 1
+            num_seen += 1 + len(output.prompt_logprobs or ())
             prompt = self._prompts[position]
             choice = prompt.choices[output.index]
             was_done = prompt.is_done
@@ -97,7 +103,7 @@ class Reply:
                 # a stop string or a whole call ended it, which the engine knows nothing of
                 self._engine.abort(prompt.request_id, output.index)
             self._num_done += prompt.is_done and not was_done
-        self._submit()
+        self._submit(waited_s=monotonic() - self._started_s)
         return events
 
     def abort(self) -> None:
@@ -118,13 +124,16 @@ class Reply:
                 self._inbox.append((position, end))
         self._num_submitted = len(self._prompts)
 
-    def _submit(self) -> None:
+    def _submit(self, *, waited_s: float = 0.0) -> None:
         while self._num_submitted < len(self._prompts):
             position = self._num_submitted
             prompt = self._prompts[position]
+            request = prompt.request
+            if request.timeout_s is not None:
+                request = replace(request, timeout_s=max(request.timeout_s - waited_s, 0.0))
             try:
                 sink = partial(self._deliver, position)
-                prompt.request_id = self._engine.submit(prompt.request, sink)
+                prompt.request_id = self._engine.submit(request, sink)
             except CapacityError:
                 if position == 0:
                     raise
@@ -207,7 +216,9 @@ class _ReplyState:
     def _prompt_done(self, output: TokenOutput) -> PromptDone:
         logprobs = None
         if output.prompt_logprobs is not None:
-            pairs = zip(self._prompt_ids, output.prompt_logprobs, strict=True)
+            pairs = list(zip(self._prompt_ids, output.prompt_logprobs, strict=True))
+            if self._prepared.num_scored is not None:
+                pairs = pairs[-self._prepared.num_scored :]
             logprobs = tuple(
                 _bare_text(self._tokenizer, token_id, None)
                 if each is None

@@ -65,12 +65,14 @@ class PreparedRequest:
         num_dropped_messages: Messages that did not fit, the oldest of the chat.
         remember: Called at the end of each reply with its token ids, and with ``stop``, the string
             that ended it or None.
+        num_scored: See `GenerationRequest`.
     """
 
     request: Request
     reply_format: ReplyFormat
     num_dropped_messages: int = 0
     remember: Callable[..., None] | None = None
+    num_scored: int | None = None
 
 
 def _first_turn(messages: Sequence[Message]) -> int:
@@ -228,7 +230,9 @@ class TextEngine:
         remember = None
         if chat is not None and request.pooling is None:
             remember = partial(self.reply_cache.add, chat, request.cache_salt, written)
-        return PreparedRequest(prepared, reply_format, num_dropped, remember)
+        return PreparedRequest(
+            prepared, reply_format, num_dropped, remember, num_scored=request.num_scored
+        )
 
     def warm_up(self) -> None:
         """Prepare a chat, which reads and compiles what every chat needs and keeps it."""

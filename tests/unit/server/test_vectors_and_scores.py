@@ -11,7 +11,9 @@ import struct
 
 import pytest
 
-from tests.support.loopback import Loopback
+from blazr.server.openai import labels
+from tests.support.loopback import Loopback, serving
+from tests.support.scripted import scripted_core
 
 
 def post(loopback: Loopback, path: str, **body: object):
@@ -178,6 +180,30 @@ def test_probabilities_are_those_of_the_labels_tokens(loopback: Loopback) -> Non
     (answer,) = reply["answers"]
     found = [each["probability"] for each in answer["probabilities"]]
     assert found == pytest.approx([weight / sum(weights) for weight in weights])
+
+
+def test_many_questions_take_no_longer_than_a_request_may() -> None:
+    """The time runs while they are read, too, which each of them is with its whole input."""
+    with serving(scripted_core(), request_timeout_s=1e-9) as running:
+        reply = post(running, "/v1/decisions", input="a", questions=QUESTIONS)
+        assert reply.status_code == 408
+        assert reply.json()["error"]["code"] == "generation_timeout"
+        assert not running.engine.submitted
+
+
+def test_questions_about_too_long_an_input_are_refused(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"input": "a b c d", "questions": QUESTIONS}
+    before = len(loopback.engine.submitted)
+    assert post(loopback, "/v1/decisions", **asked).is_success
+    num_tokens = sum(len(each.prompt_ids) for each in loopback.engine.submitted[before:])
+    monkeypatch.setattr(labels, "MAX_TOKENS", num_tokens)
+    assert post(loopback, "/v1/decisions", **asked).is_success
+    monkeypatch.setattr(labels, "MAX_TOKENS", num_tokens - 1)
+    reply = post(loopback, "/v1/decisions", **asked)
+    assert reply.status_code == 400
+    assert "too long" in reply.json()["error"]["message"]
 
 
 def test_ids_of_another_vocabulary_are_refused_with_advice(loopback: Loopback) -> None:

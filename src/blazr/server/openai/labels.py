@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
+from time import monotonic
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Usage
 from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError
 from blazr.server.params import finite
 from blazr.server.run import Run
 from blazr.text.messages import Message
 
 MAX_LABELS = 1024
+MAX_TOKENS = 2**22  # of all prompts, which hold the questions' common beginning each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,10 @@ async def label_probabilities(
         context: Messages before each of them.
 
     Raises:
-        RequestError: There are too many labels, or one is empty.
+        RequestError: There are too many labels, or tokens in all, or a label is empty.
+        HttpError: 408, it takes too long.
     """
+    started_s = monotonic()
     labels = [label for question in questions for label in question.labels]
     if not 0 < len(labels) <= MAX_LABELS or not all(labels):
         raise RequestError(
@@ -57,25 +62,40 @@ async def label_probabilities(
         )
     core = call.service.llm.core
     common = call.scheduling()
+    longest_s = common["timeout_s"]
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    num_tokens: list[int] = []
 
     def to_requests() -> list[GenerationRequest]:
-        requests = []
+        requests: list[GenerationRequest] = []
+        num_tokens = 0
         for question in questions:
+            common["timeout_s"] = longest_s - (monotonic() - started_s)
+            if common["timeout_s"] <= 0:
+                raise HttpError(408, "the request took too long.", code="generation_timeout")
             messages = [*context, *question.messages]
             ids = core.encode_chat(GenerationRequest(messages=messages))
             for label in question.labels:
                 answer = core.tokenizer.encode(label)
-                num_tokens.append(len(answer))
-                requests.append(GenerationRequest(prompt=[*ids, *answer], params=params, **common))
+                prompt = [*ids, *answer]
+                num_tokens += len(prompt)
+                if num_tokens > MAX_TOKENS:
+                    raise RequestError(
+                        "the questions with each of their answers are too long.",
+                        expected=f"at most {MAX_TOKENS:,} tokens in all, the input in each of them",
+                        hint="ask fewer at once, or of a shorter input",
+                    )
+                requests.append(
+                    GenerationRequest(
+                        prompt=prompt, params=params, num_scored=len(answer) or 1, **common
+                    )
+                )
         return requests
 
     run = await Run.start(call, await asyncio.to_thread(to_requests))
     completions, usage = await run.result()
     scores = iter(
-        sum(finite(token.logprob or 0.0) for token in (each.prompt_logprobs or ())[-count:])
-        for each, count in zip(completions, num_tokens, strict=True)
+        sum(finite(token.logprob or 0.0) for token in each.prompt_logprobs or ())
+        for each in completions
     )
     probabilities = []
     for question in questions:
