@@ -378,6 +378,16 @@ def test_a_scored_prompt_is_reused_if_as_much_is_known_of_it() -> None:
         assert (steps.computed < 150) == is_reused
 
 
+def test_scores_are_shared_up_to_the_last_token_but_one_of_the_shorter_prompt() -> None:
+    """Its last token's score is known, but not what it says of the next."""
+    steps = Steps(kinds="attention", budget=8)
+    base = prompt_of(40)
+    steps.ask(base, scores=0)
+    steps.ask([*base, 300, 301], scores=0)
+    steps.run()
+    assert steps.computed == 40 + 3
+
+
 def test_short_contexts_are_worth_sharing_where_answers_are_scored() -> None:
     """Those come many to one; others wait for a whole block at least."""
     for scores in (None, 0):

@@ -263,6 +263,13 @@ def test_nothing_is_lost_but_marks_and_space(text: str) -> None:
     assert bare("".join(kept)) == bare(text)
 
 
+def test_thoughts_may_begin_after_more_space_than_is_held_back() -> None:
+    text = " " * 200 + "{hm} a"
+    whole = split([text])
+    assert whole[1:] == [Reasoning("hm"), "a"]
+    assert split(text)[1:] == whole[1:]
+
+
 def test_a_text_that_begins_inside() -> None:
     splitter = Splitter(format_scan, markers=("[",), is_inside=True)
     assert splitter.is_thinking

@@ -50,6 +50,7 @@ from blazr.models.loading.plan import (
     weight_bytes,
 )
 from blazr.nn.device import Device
+from blazr.nn.layers.ranks import Columns, Rows
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.scheme import Grid, Layout
@@ -223,6 +224,9 @@ def test_bytes_are_counted_as_they_are_kept(dtype: torch.dtype) -> None:
         assert stored_bytes(plain, quantizer.kind, dtype) == nbytes
     parts = step(quantized("awq-int4", 4, 64), quantized("awq-int4", 4, 64))
     assert stored_bytes(parts, "as stored", dtype) == 2 * (4 * 64 + 4 * 2)
+    for held, share in ((Rows((range(2),)), 2 / 3), (Columns((range(16), range(32, 64))), 3 / 4)):
+        part = replace(plain, held=held)  # what a rank has of it
+        assert stored_bytes(part, None, dtype) == numbers.to(dtype).nbytes * share
     whole = plan(plain, replace(parts, parameter="b"))
     alone = weight_bytes(whole, dtype, {})
     assert alone == (3 * 4 * 64 + 4 * 64) * dtype.itemsize
