@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -421,6 +421,24 @@ CASES: dict[str, Seeing] = {
 }
 
 
+# Those that transformers runs whole.
+WHOLE: dict[str, Seeing] = {
+    "vipllava": replace(
+        CASES["llava"],
+        whole={"vision_feature_layers": [-2, -1]},
+        kind="vipllava",
+    ),
+    "glm46v": replace(
+        CASES["glm4v"],
+        kind="glm46v",
+        text={**CASES["glm4v"].text, "model_type": "glm4v_text"},
+        tower={**CASES["glm4v"].tower, "model_type": "glm4v_vision"},
+        processor=_grid_processor("Glm46V", "Glm46V", "Glm46V"),
+    ),
+    "llava of another": replace(CASES["llava"], kind="llava", text={"model_type": "stablelm"}),
+}
+
+
 def tokenizer_of(marks: tuple[str, ...], *, merges: bool = False) -> Tokenizer:
     """One token for each byte, behind three special ones, and the marks.
 
@@ -440,14 +458,16 @@ def tokenizer_of(marks: tuple[str, ...], *, merges: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def save(name: str, directory: Path) -> tuple[nn.Module, Callable[..., dict[str, Tensor]]]:
+def save(
+    name: str, directory: Path, cases: Mapping[str, Seeing] = CASES
+) -> tuple[nn.Module, Callable[..., dict[str, Tensor]]]:
     """Write a random model, with its tokenizer, its processor and a chat template.
 
     Returns:
         The network of transformers, float32, and its processor.
     """
     transformers = pytest.importorskip("transformers")
-    case = CASES[name]
+    case = cases[name]
     for package in case.needs:
         if find_spec(package) is None:
             pytest.skip(f"the processor needs {package}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -56,6 +57,7 @@ class Request:
             order, without overlap.
         sees_ahead: Whether each token of the prompt attends to all of it, whatever the window; it
             is then computed in one step, and only the same prompt shares its prefixes.
+        inputs: What a network of another library takes beside the tokens of the prompt.
         params: How to sample.
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
         priority: Lower runs first; equal ones in order of arrival.
@@ -76,6 +78,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     embeddings: tuple[PromptEmbeddings, ...] = ()
     sees_ahead: bool = False
+    inputs: Mapping[str, Tensor] | None = field(default=None, compare=False)
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
+    from blazr.pipelines.sight import Sight
     from blazr.pipelines.vision import Vision
 
 
@@ -78,7 +79,7 @@ class ModelBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     reply_format: ReplyFormat
-    sense: Vision | None = None
+    sense: Vision | Sight | None = None
     processes: RankProcesses | None = None
 
     def offload(self) -> None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
 from blazr.engine.constraint import Constraint
-from blazr.engine.request import PromptEmbeddings, Request
+from blazr.engine.request import Request
 from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
+from blazr.pipelines.with_images import WithImages
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.images import NOUNS
@@ -204,14 +205,16 @@ class TextEngine:
         if chat is not None:
             anchors += chat.anchor_tokens(ids)
         written = ids  # where an image is one mark
-        ids, embeddings, anchors = self._with_images(request, num_dropped, ids, anchors)
+        prompt, anchors = self._with_images(request, num_dropped, ids, anchors)
+        ids = prompt.token_ids
         adapter = None if request.adapter is None else self.adapters.find(request.adapter)
         params = request.params
         salt = request.cache_salt
         prepared = Request(
             prompt_ids=tuple(ids),
-            embeddings=embeddings,
-            sees_ahead=bool(embeddings) and self._reads_ahead,
+            embeddings=prompt.embeddings,
+            sees_ahead=bool(prompt.embeddings) and self._reads_ahead,
+            inputs=prompt.inputs,
             params=params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
             priority=request.priority,
@@ -264,7 +267,7 @@ class TextEngine:
     def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, as the template renders it and replies in it were written."""
         ids = self.reply_cache.encode(self._render(request), request.cache_salt)
-        return self._with_images(request, 0, ids, ())[0]
+        return self._with_images(request, 0, ids, ())[0].token_ids
 
     def _render(self, request: GenerationRequest) -> ChatPrompt:
         messages: Sequence[Message] = request.messages or ()
@@ -366,20 +369,21 @@ class TextEngine:
         num_dropped: int,
         ids: list[int],
         anchors: tuple[int, ...],
-    ) -> tuple[list[int], tuple[PromptEmbeddings, ...], tuple[int, ...]]:
+    ) -> tuple[WithImages, tuple[int, ...]]:
         """A prompt with images in the place of their marks, and where its anchors are then."""
         images = self._see(request, num_dropped)
         if not images:
-            return ids, (), anchors
+            return WithImages(ids), anchors
         assert self.bundle is not None
         assert self.bundle.sense is not None
-        prompt, embeddings, places = self.bundle.sense.insert(ids, images)
+        found = self.bundle.sense.insert(ids, images)
         longer = [len(image.token_ids) - 1 for image in images]
         moved = tuple(
-            anchor + sum(more for place, more in zip(places, longer, strict=True) if place < anchor)
+            anchor
+            + sum(more for place, more in zip(found.places, longer, strict=True) if place < anchor)
             for anchor in anchors
         )
-        return prompt, embeddings, moved
+        return found, moved
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that a prompt may have beside its reply; half the context at least."""

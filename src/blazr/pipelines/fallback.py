@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
@@ -38,16 +39,19 @@ from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
 from blazr.pipelines.network import network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
+from blazr.pipelines.sight import TYPE_IDS
 
 if TYPE_CHECKING:
     from blazr.engine.config import EngineConfig
     from blazr.engine.sequence import Sequence as RunningSequence
+    from blazr.models.checkpoint.base import Checkpoint
     from blazr.nn.device import Device
 
 MAX_RUNNING = 8
 DEFAULT_CONTEXT = 2048
 _LIMITS = "runs through transformers: no prefix is reused, and its caches' memory is not known."
 _LISTED_NAMES = 5
+_DELTAS = "rope_deltas"
 # Relative difference between a cached step and a whole pass that rounding can explain.
 _AGREES = 0.02
 
@@ -60,6 +64,7 @@ class FallbackModel:
 
     Args:
         module: A causal language model of that library, in evaluation mode.
+        sees: Whether it takes images.
         family: Its ``model_type``.
         directory: Where it lies.
         name: What to call it.
@@ -72,6 +77,7 @@ class FallbackModel:
     """
 
     module: torch.nn.Module
+    sees: bool
     family: str
     directory: Path
     name: str
@@ -116,7 +122,7 @@ def load_fallback(
     checkpoint = open_checkpoint(files.path)
     network: Any
     try:
-        network, missing = network_from(checkpoint, "AutoModelForCausalLM", dtype=dtype)
+        network, missing = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
     except Exception as error:
         raise _not_loaded(cause, error) from error
     if missing:
@@ -132,6 +138,7 @@ def load_fallback(
     )
     return FallbackModel(
         module=network.to(device.torch_device),
+        sees="image" in network.input_modalities,
         family=network.config.model_type,
         directory=checkpoint.directory,
         name=files.name,
@@ -154,6 +161,15 @@ def _library(cause: UnknownFamilyError) -> Any:
     import transformers
 
     return transformers
+
+
+def _auto_name(checkpoint: Checkpoint) -> str:
+    """The class of transformers that knows a model, by its config: with images if there is one."""
+    from transformers.models.auto import modeling_auto
+
+    name = (checkpoint.config or {}).get("model_type")
+    sees = name in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
 
 
 def _not_loaded(cause: UnknownFamilyError, error: Exception) -> UnknownFamilyError:
@@ -197,8 +213,9 @@ def describe_fallback(
         config = transformers.AutoConfig.from_pretrained(
             checkpoint.directory, trust_remote_code=False, local_files_only=True
         )
+        auto = getattr(transformers, _auto_name(checkpoint))
         with torch.device("meta"):
-            network = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            network = auto.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(cause, error) from error
     head = network.get_output_embeddings().weight
@@ -304,7 +321,11 @@ class TransformersRunner:
         self._device = next(network.parameters()).device
         self._sampler = Sampler(vocab_size, banned_ids, self._device)
         self._pasts: dict[int, Any] = {}
-        self._takes_positions = "position_ids" in signature(network.forward).parameters
+        # By slot, how far what follows images stands from its place, where the network keeps that.
+        self._deltas: dict[int, Any] = {}
+        self._dtype = next(network.parameters()).dtype
+        self._takes = signature(network.forward).parameters
+        self._takes_positions = "position_ids" in self._takes
         self._cache_name = cache_name(network)
         self._resumes = False
         self._resumes = self._can_resume()
@@ -319,6 +340,7 @@ class TransformersRunner:
         """Go on with another network of the same config."""
         self.network = network
         self._pasts.clear()
+        self._deltas.clear()
         self._batch = None
 
     @torch.inference_mode()
@@ -327,6 +349,7 @@ class TransformersRunner:
         for slot in plan.fresh_run_slots:
             self._split_batch(slot)
             self._pasts.pop(slot, None)
+            self._deltas.pop(slot, None)
         result = StepResult()
         parts = []
         together = self._compute_together(plan) if self._batches else {}
@@ -348,6 +371,7 @@ class TransformersRunner:
             assert fork.source.run_slot is not None
             self._split_batch(fork.source.run_slot)
             self._pasts[fork.run_slot] = copy.deepcopy(self._pasts.get(fork.source.run_slot))
+            self._deltas[fork.run_slot] = self._deltas.get(fork.source.run_slot)
         if parts:
             draw_tokens(self._sampler, plan, torch.cat(parts).float(), result)
         return result
@@ -372,10 +396,32 @@ class TransformersRunner:
         first = start if past is not None else 0
         ids = sequence.tokens[first : start + length]
         hidden = sequence.request.pooling is not None
-        out = self._forward(ids, past, hidden=hidden, keeps=self._resumes)
+        inputs: dict[str, Tensor | None] = {}
+        if past is None:
+            inputs |= self._inputs(sequence.request.inputs, len(ids))
+        inner: Any = getattr(self.network, "model", self.network)
+        keeps_deltas = _DELTAS in vars(inner)
+        if keeps_deltas:
+            inner.rope_deltas = self._deltas.get(slot)
+            if inner.rope_deltas is not None:  # else it counts from the beginning of the mask
+                inputs["attention_mask"] = None
+        out = self._forward(ids, past, hidden=hidden, keeps=self._resumes, inputs=inputs)
+        if keeps_deltas:
+            self._deltas[slot] = inner.rope_deltas
         if self._resumes:
             self._pasts[slot] = self._cache_of(out)
         return out
+
+    def _inputs(self, given: Mapping[str, Tensor] | None, length: int) -> dict[str, Tensor]:
+        """What the network takes beside so many tokens, where it is; those of a reply are text."""
+        found = {}
+        for name, value in (given or {}).items():
+            if name in self._takes:
+                dtype = self._dtype if value.is_floating_point() else value.dtype
+                found[name] = value.to(self._device, dtype)
+            if name in found and name.endswith(TYPE_IDS):
+                found[name] = F.pad(found[name], (0, length - value.shape[1]))
+        return found
 
     def _compute_together(self, plan: StepPlan) -> dict[int, Tensor]:
         """Scores (1, V) of the rows that were computed together, by their index in the plan."""
@@ -383,6 +429,7 @@ class TransformersRunner:
             row.sequence.run_slot: index
             for index, row in enumerate(plan.rows)
             if row.num_tokens == 1 and row.samples and row.sequence.computed
+            if self._deltas.get(row.sequence.run_slot or 0) is None
             if row.sequence.request.pooling is None and not row.sequence.asks_of_prompt
         }
         held = {*self._pasts, *(self._batch.slots if self._batch else ())}
@@ -442,6 +489,7 @@ class TransformersRunner:
         hidden: bool = False,
         keeps: bool = False,
         network: torch.nn.Module | None = None,
+        inputs: Mapping[str, Tensor | None] | None = None,
     ) -> Any:
         """What the network says of these tokens behind a cache; ``keeps`` asks for the next one.
 
@@ -451,6 +499,7 @@ class TransformersRunner:
             hidden: Whether hidden states are wanted.
             keeps: Whether the next cache is.
             network: Another one of the same config, in place of the present one.
+            inputs: What it takes besides.
 
         Raises:
             EngineError: The library fails.
@@ -458,12 +507,12 @@ class TransformersRunner:
         known = 0 if past is None else past.get_seq_length()
         ids = torch.tensor(np.array(token_ids, np.int64), device=self._device)[None]
         mask = torch.ones(1, known + ids.shape[1], dtype=torch.int64, device=self._device)
-        kwargs: dict[str, Any] = {} if past is None else {self._cache_name: past}
+        kwargs: dict[str, Any] = {"attention_mask": mask, **(inputs or {})}
+        if past is not None:
+            kwargs[self._cache_name] = past
         if hidden:
             kwargs["output_hidden_states"] = True
-        return self._call(
-            input_ids=ids, attention_mask=mask, use_cache=keeps, network=network, **kwargs
-        )
+        return self._call(input_ids=ids, use_cache=keeps, network=network, **kwargs)
 
     def _cache_of(self, out: Any) -> Any:
         return getattr(out, self._cache_name, None)

@@ -27,6 +27,7 @@ from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD, WITH_VIDEOS
 from blazr.pipelines.images import open_frames, open_image
+from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
 
 if TYPE_CHECKING:
@@ -61,6 +62,45 @@ class SeenImage:
         """Memory that it takes."""
         tensors = (part for each in self.embeddings for part in (each.vectors, each.added))
         return sum(part.nbytes for part in tensors if part is not None)
+
+
+def find_marks(token_ids: Sequence[int], images: Sequence[SeenImage]) -> list[int]:
+    """Where a prompt has the marks of images.
+
+    Raises:
+        RequestError: There are not as many as images, or in another order.
+    """
+    markers = {each.marker for each in images}
+    places = [place for place, each in enumerate(token_ids) if each in markers]
+    if [token_ids[place] for place in places] != [each.marker for each in images]:
+        raise RequestError(
+            "the chat template does not write a mark for each image.",
+            param="messages",
+            found=f"{len(places)} marks for {len(images)} images",
+            hint="leave images out of messages of the system and of tools",
+        )
+    return places
+
+
+def check_packages(packages: Mapping[str, str], noun: str, hint: str) -> None:
+    """Check that what is needed is installed.
+
+    Args:
+        packages: What they are called, by what they are imported as.
+        noun: What they are needed for.
+        hint: How to install them.
+
+    Raises:
+        RequestError: One is not.
+    """
+    missing = [package for name, package in packages.items() if find_spec(name) is None]
+    if missing:
+        raise RequestError(
+            f"this server cannot read {noun}.",
+            param="messages",
+            found=f"{' and '.join(missing)} not installed",
+            hint=hint,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +190,10 @@ class Vision:
             RequestError: One is no image that can be read, or a package is not installed.
             CheckpointError: The part that sees cannot be loaded.
         """
-        self._check_packages(self.packages, self.noun, f"pip install 'blazr[{self.extra}]'")
+        check_packages(self.packages, self.noun, f"pip install 'blazr[{self.extra}]'")
         if any(isinstance(each, Video) for each in images):
             hint = "install the torchvision that is built for the installed torch"
-            self._check_packages({"torchvision": "torchvision"}, "a video", hint)
+            check_packages({"torchvision": "torchvision"}, "a video", hint)
         # some see an image otherwise if it has company
         num_images = sum(not isinstance(each, Video) for each in images)
         has_company = num_images > 1 and self._family in _SEEING_ONE_CLOSER
@@ -173,34 +213,20 @@ class Vision:
                 self._kept.popitem(last=False)
         return found
 
-    def insert(
-        self, token_ids: Sequence[int], images: Sequence[SeenImage]
-    ) -> tuple[list[int], tuple[PromptEmbeddings, ...], list[int]]:
+    def insert(self, token_ids: Sequence[int], images: Sequence[SeenImage]) -> WithImages:
         """A prompt with images in the place of their marks.
 
         Args:
             token_ids: With one mark for each image.
             images: In order.
 
-        Returns:
-            The longer prompt, the vectors that belong to it, and the places of the marks in the
-            shorter one.
-
         Raises:
             RequestError: There are not as many marks as images.
         """
         if not images:
-            return list(token_ids), (), []
+            return WithImages(list(token_ids))
         eye = self._load()
-        markers = {eye.marker, *(each.marker for each in images)}
-        places = [place for place, each in enumerate(token_ids) if each in markers]
-        if [token_ids[place] for place in places] != [each.marker for each in images]:
-            raise RequestError(
-                "the chat template does not write a mark for each image.",
-                param="messages",
-                found=f"{len(places)} marks for {len(images)} images",
-                hint="leave images out of messages of the system and of tools",
-            )
+        places = find_marks(token_ids, images)
         prompt: list[int] = []
         embeddings: list[PromptEmbeddings] = []
         done = 0
@@ -211,7 +237,7 @@ class Vision:
             embeddings += (replace(each, start=moved + each.start) for each in image.embeddings)
             prompt = whole
             done = place + 1
-        return eye.join(prompt, token_ids[done:]), tuple(embeddings), places
+        return WithImages(eye.join(prompt, token_ids[done:]), tuple(embeddings), places)
 
     def _load(self) -> Eye:
         if self._eye is None:
@@ -222,16 +248,6 @@ class Vision:
             )
             log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._eye
-
-    def _check_packages(self, packages: Mapping[str, str], noun: str, hint: str) -> None:
-        missing = [package for name, package in packages.items() if find_spec(name) is None]
-        if missing:
-            raise RequestError(
-                f"this server cannot read {noun}.",
-                param="messages",
-                found=f"{' and '.join(missing)} not installed",
-                hint=hint,
-            )
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)

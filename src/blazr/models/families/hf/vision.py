@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, UnknownFamilyError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import ConfigReader, Derivation, Family
@@ -159,14 +159,15 @@ def _family_of(text_type: str) -> Family:
     """The family of a language model.
 
     Raises:
-        ConfigError: There is none for this type.
+        UnknownFamilyError: There is none for this type.
     """
     name = _SAME.get(text_type, text_type)
     # those that read no config.json of their own, such as these wrappers, have no keys
     if name not in FAMILIES or not FAMILIES[name].keys:
-        raise ConfigError(
+        raise UnknownFamilyError(
             "config.json: text_config: language models of this type are not supported here.",
             found=repr(text_type)[:100],
+            expected=", ".join(FAMILIES),
         )
     return FAMILIES[name]
 

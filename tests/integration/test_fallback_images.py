@@ -1,0 +1,96 @@
+"""Images in models that run through transformers whole."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from blazr import LLM, SamplingParams
+from blazr.core.errors import CheckpointError, RequestError
+from blazr.llm.generation import as_message
+from tests.support import seeing
+
+KINDS = ("vipllava", "glm46v", "llava of another")
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture(28, 57, 3)]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+
+
+def chat(images: Sequence[bytes]) -> list[dict[str, object]]:
+    parts: list[dict[str, object]] = [{"type": "text", "text": "Look: "}]
+    for data in images:
+        parts += [{"type": "image", "image": data}, {"type": "text", "text": " and "}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of GLM's processor
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_gives_the_same_scores(kind: str, tmp_path: Path) -> None:
+    """With 0, 1 and 3 images of odd sizes, alone and beside others."""
+    theirs, processor = seeing.save(kind, tmp_path, seeing.WHOLE)
+    library: Any = processor
+    exact = copy.deepcopy(theirs).double()
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        chats = [chat(PICTURES[:count]) for count in (0, 1, 3)]
+        alone = [llm.chat(each, GREEDY) for each in chats]
+        company = llm.chat(chats, GREEDY)
+        assert llm.core.template is not None
+        texts = [llm.core.template.render([as_message(m) for m in each]) for each in chats]
+    for count, text, found, beside in zip((0, 1, 3), texts, alone, company, strict=True):
+        assert beside.token_ids == found.token_ids
+        pixels = [Image.open(io.BytesIO(data)).convert("RGB") for data in PICTURES[:count]]
+        batch = library(
+            text=[text],
+            images=[pixels] if pixels else None,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        ids = [*batch.pop("input_ids")[0].tolist(), *found.token_ids]
+        del batch["attention_mask"]
+        for name in [each for each in batch if each.endswith("token_type_ids")]:
+            behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
+            batch[name] = torch.cat((batch[name], behind), 1)
+        scores = []
+        for model in (theirs, exact):
+            dtype = next(model.parameters()).dtype
+            inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+            with torch.inference_mode():
+                logits = model(input_ids=torch.tensor([ids]), **inputs).logits[0]
+            scores.append(logits.double().log_softmax(-1))
+        loss = (scores[0] - scores[1]).abs().max().item()
+        known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
+        assert [each.token_id for each in known] == ids
+        for place, each in enumerate(known):
+            if place:
+                expected = scores[1][place - 1, ids[place]].item()
+                assert each.logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    seeing.save("vipllava", tmp_path, seeing.WHOLE)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        with pytest.raises(RequestError, match="cannot be read"):
+            llm.chat(chat([b"hello"]), GREEDY)
+        with pytest.raises(RequestError, match="reads only text and image files"):
+            llm.chat([{"role": "user", "content": [{"type": "video", "video": PICTURES}]}], GREEDY)
+        assert llm.chat(chat(PICTURES[:1]), GREEDY).finish_reason == "length"
+
+
+def test_a_model_without_a_processor(tmp_path: Path) -> None:
+    seeing.save("vipllava", tmp_path, seeing.WHOLE)
+    (tmp_path / "processor_config.json").unlink()
+    config = tmp_path / "tokenizer_config.json"
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps({k: v for k, v in said.items() if k != "processor_class"}))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.chat(chat([]), GREEDY).finish_reason == "length"
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            llm.chat(chat(PICTURES[:1]), GREEDY)
