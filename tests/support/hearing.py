@@ -21,6 +21,7 @@ NEEDS_AUDIO = pytest.mark.skipif(
 RATE = 16_000
 SPEECH = Path(__file__).parent.parent / "golden" / "silero-vad"
 LANGUAGES = ("en", "de", "zh")
+_TINY = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 
 
 def speech(start_s: float = 0.0, end_s: float = 60.0) -> NDArray[np.float32]:
@@ -48,7 +49,7 @@ def save_whisper(path: Path) -> None:
     import transformers
 
     vocab = {
-        char: index for index, char in enumerate(_byte_characters())
+        char: index for index, char in enumerate(byte_characters())
     }  # the id of a byte is itself
     marks = ["<|endoftext|>", "<|startoftranscript|>"]
     marks += [f"<|{code}|>" for code in LANGUAGES]
@@ -112,6 +113,68 @@ def save_whisper(path: Path) -> None:
     (path / "generation_config.json").write_text(json.dumps(generation))
 
 
+def save_wav2vec2(path: Path) -> None:
+    """Save a random wav2vec 2.0 with CTC that knows some letters."""
+    import transformers
+
+    path.mkdir(parents=True, exist_ok=True)
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGH"]
+    (path / "vocab.json").write_text(json.dumps({x: n for n, x in enumerate(letters)}))
+    config = transformers.Wav2Vec2Config(
+        vocab_size=len(letters),
+        **_TINY,
+        num_hidden_layers=1,
+        conv_dim=[8, 8],
+        conv_stride=[16, 20],
+        conv_kernel=[16, 20],
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(run_seed())
+    network = transformers.Wav2Vec2ForCTC(config)
+    with torch.no_grad():
+        for parameter in network.lm_head.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    network.save_pretrained(path)
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(path / "vocab.json"))
+    features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False)
+    transformers.Wav2Vec2Processor(features, tokenizer).save_pretrained(path)
+
+
+def save_moonshine(path: Path) -> None:
+    """Save a random Moonshine with a tokenizer of bytes."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {char: index + 3 for index, char in enumerate(byte_characters())}
+    raw = Tokenizer(models.BPE({"<unk>": 0, "<s>": 1, "</s>": 2, **vocab}, []))
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    config = transformers.MoonshineConfig(
+        vocab_size=len(vocab) + 3,
+        **{name: size for name, size in _TINY.items() if name != "num_attention_heads"},
+        encoder_num_hidden_layers=1,
+        decoder_num_hidden_layers=1,
+        encoder_num_attention_heads=2,
+        decoder_num_attention_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    torch.manual_seed(run_seed())
+    network = transformers.MoonshineForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    network.save_pretrained(path)
+    features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    transformers.Wav2Vec2Processor(features, tokenizer).save_pretrained(path)
+
+
 def save_vits(path: Path, *, num_speakers: int = 1) -> None:
     """Save a random VITS that knows small letters, at 16 kHz."""
     import transformers
@@ -152,7 +215,7 @@ def save_vits(path: Path, *, num_speakers: int = 1) -> None:
     tokenizer.save_pretrained(path)
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The characters that stand for the bytes 0 to 255 [Radford et al., 2019, GPT-2]."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))

@@ -64,6 +64,8 @@ _FOR_LABELS = "ForSequenceClassification"
 _ONE_LABEL = f"{_FOR_LABELS}-1"
 _BY_MODULES = "modules.json"
 _BY_FILES = frozenset({_OF_DIFFUSERS, _FOR_LABELS, _ONE_LABEL, _BY_MODULES})
+_CTC = PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.listeners:Ctc")
+_WITH_CTC = ("hubert", "parakeet_ctc", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm")
 _ENCODERS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
 
 # By `model_type` in config.json; `kind_of` says which rows other files decide.
@@ -71,6 +73,8 @@ PIPELINES: Table[PipelineKind] = Table(
     "pipeline",
     {
         "whisper": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.whisper:Whisper"),
+        **dict.fromkeys(_WITH_CTC, _CTC),
+        "moonshine": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.listeners:Moonshine"),
         "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.speaker:Vits"),
         _OF_DIFFUSERS: PipelineKind((IMAGE,), "blazr.pipelines.diffusion.generator:ImageGenerator"),
         _FOR_LABELS: PipelineKind((CLASSIFICATION,), _CLASSIFIER),

@@ -101,7 +101,7 @@ class Whisper(Transcriber):
         """Write down a window."""
         request = window.request
         has_times = request.has_segments or request.has_words
-        listener = _Listener(window.check, lambda ids: None if has_times else self._text(ids))
+        listener = Listener(window.check, lambda ids: None if has_times else self._text(ids))
         listener.say = window.say
         options: dict[str, Any] = {}
         if self._is_multilingual:
@@ -221,7 +221,7 @@ class Whisper(Transcriber):
         return text
 
 
-class _Listener:
+class Listener:
     """Looks on while a model generates: a processor of logits that changes none.
 
     Args:
