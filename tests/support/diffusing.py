@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.hearing import byte_characters
 from tests.support.seeds import run_seed
 
 NEEDS_IMAGE = [
@@ -119,6 +120,87 @@ def save_flux(path: Path) -> None:
         tokenizer=_clip_tokenizer(),
         text_encoder_2=transformers.T5EncoderModel(t5),
         tokenizer_2=_clip_tokenizer(),
+        transformer=transformer,
+    )
+    pipe.save_pretrained(path)
+
+
+def save_stable_diffusion_3(path: Path) -> None:
+    """Save a random Stable Diffusion 3 that makes images of 64 by 64."""
+    import diffusers
+    import transformers
+
+    torch.manual_seed(run_seed())
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=32,
+        patch_size=1,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        caption_projection_dim=16,
+        pooled_projection_dim=32,
+    )
+    t5 = transformers.T5Config(
+        vocab_size=514, d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2
+    )
+    pipe = diffusers.StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(4, shift_factor=0.1),
+        text_encoder=_clip(transformers.CLIPTextModelWithProjection),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=_clip(transformers.CLIPTextModelWithProjection),
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=transformers.T5EncoderModel(t5),
+        tokenizer_3=_clip_tokenizer(),
+    )
+    pipe.save_pretrained(path)
+
+
+def save_qwen_image(path: Path) -> None:
+    """Save a random Qwen-Image; it makes images of 256 by 256 unless asked otherwise."""
+    import diffusers
+    import transformers
+
+    torch.manual_seed(run_seed())
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**sizes, **heads, "vocab_size": 300, "rope_parameters": rope},
+        vision_config={"depth": 1, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2}
+        | {"intermediate_size": 16},
+    )
+    transformer = diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(8, 4, 4),
+    )
+    vae = diffusers.AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    vocab = {each: index for index, each in enumerate(byte_characters())}
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocab |= {mark: 256 + index for index, mark in enumerate(marks)}
+    pipe = diffusers.QwenImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=vae,
+        text_encoder=transformers.Qwen2_5_VLForConditionalGeneration(config).eval(),
+        tokenizer=transformers.Qwen2Tokenizer(vocab=vocab, merges=[]),
         transformer=transformer,
     )
     pipe.save_pretrained(path)

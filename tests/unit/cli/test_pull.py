@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from blazr.cli.cache import pull
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import find_model, open_checkpoint
+from blazr.pipelines.kinds import PIPELINES, kind_of
 from blazr.text.sidecars import own_templates
 
 STORIES = Path(__file__).parents[2] / "golden" / "gguf" / "stories260K-q4_0.gguf"
@@ -50,7 +51,27 @@ UNWANTED = (
     "a/b/c.model",
 )
 WHOLE = "org/whole"
-REPOS = {REPO: FILES, WHOLE: {**WANTED, **dict.fromkeys(UNWANTED, b"")}}
+PIPELINE = "org/pipeline"
+PARTS: Mapping[str, bytes] = {
+    "model_index.json": b"{}",
+    "unet/config.json": b"{ }",
+    "unet/diffusion_pytorch_model-00001-of-00002.safetensors": b"weights",
+    "tokenizer/merges.txt": b"merges",
+}
+NO_PARTS = (
+    "one_file.safetensors",
+    "config.json",
+    "unet/diffusion_pytorch_model.fp16.safetensors",
+    "unet/diffusion_pytorch_model.non_ema.safetensors",
+    "unet/diffusion_pytorch_model.bin",
+    "unet/code.py",
+    "a/b/config.json",
+)
+REPOS = {
+    REPO: FILES,
+    WHOLE: {**WANTED, **dict.fromkeys(UNWANTED, b"")},
+    PIPELINE: {**PARTS, **dict.fromkeys(NO_PARTS, b"")},
+}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -144,6 +165,17 @@ def test_of_a_repository_only_what_is_read_is_fetched(
     assert fetched == WANTED.keys()
     directory = Path(capsys.readouterr().out.strip())
     assert own_templates(directory) == {"default": "a", "tool_use": "b"}
+
+
+def test_of_a_pipeline_its_parts_are_fetched(
+    fetched: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull([PIPELINE])
+    assert fetched == PARTS.keys()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    directory = Path(capsys.readouterr().out.strip())
+    assert find_model(PIPELINE).path == directory
+    assert kind_of(directory) is PIPELINES["diffusers"]
 
 
 @pytest.mark.usefixtures("fetched")

@@ -61,6 +61,10 @@ _UNWANTED = [
     "consolidated*",
     "adapter_*",
 ]
+# Of one that diffusers has saved: an index, and a folder for each part.
+PIPELINE_INDEX = "model_index.json"
+_WANTED_PARTS = [f"*/*{end}" for end in (".json", ".txt", ".model", ".jinja", ".safetensors")]
+_UNWANTED_PARTS = ["*/*/*", "*.fp16*", "*.bf16*", "*non_ema*"]
 _HINT = (
     "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
     " a file of one (org/name:file.gguf)"
@@ -165,6 +169,9 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
             f"{model[:100]!r} is no Hub id.",
             expected="organisation/name, as on huggingface.co, or organisation/name:file.gguf",
         )
+    path = _download(model, revision, [PIPELINE_INDEX], None)
+    if (path / PIPELINE_INDEX).is_file():  # at its root may lie the same weights in one file
+        return _download(model, revision, _WANTED_PARTS, _UNWANTED_PARTS)
     path = _download(model, revision, _WANTED, _UNWANTED)
     gguf = [] if any(path.glob("*.safetensors")) else _gguf_files(model, revision)
     if gguf:

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.open import PIPELINE_INDEX
 
-INDEX = "model_index.json"
 _READ = frozenset({".json", ".txt", ".model", ".jinja", ".safetensors"})
 
 
@@ -23,13 +23,14 @@ def read_index(directory: Path) -> tuple[str, list[str]]:
             library would import it.
     """
     try:
-        index = json.loads((directory / INDEX).read_bytes())
+        index = json.loads((directory / PIPELINE_INDEX).read_bytes())
         name = index["_class_name"]
         parts = [(key, *value) for key, value in index.items() if isinstance(value, (list, dict))]
         used = [(key, library) for key, library, _ in parts if library is not None]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{INDEX} is not understood.", found=f"{type(error).__name__}: {str(error)[:100]}"
+            f"{PIPELINE_INDEX} is not understood.",
+            found=f"{type(error).__name__}: {str(error)[:100]}",
         ) from None
     foreign = [each for _, each in used if not _is_known(each)]
     if foreign or not isinstance(name, str):

@@ -13,7 +13,8 @@ import torch
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError, RequestError
-from blazr.pipelines.diffusion.folder import INDEX, only_data, read_index
+from blazr.models.checkpoint.open import PIPELINE_INDEX
+from blazr.pipelines.diffusion.folder import only_data, read_index
 from blazr.pipelines.diffusion.generation import (
     MAX_SIDE,
     MIN_SIDE,
@@ -77,14 +78,16 @@ class ImageGenerator(Pipeline):
             pipe = kind.from_pretrained(
                 view, dtype=chosen, use_safetensors=True, local_files_only=True
             )
-            weights = [
-                each
+            networks = [
+                part.requires_grad_(requires_grad=False)
                 for part in pipe.components.values()
                 if isinstance(part, torch.nn.Module)
-                for each in part.requires_grad_(requires_grad=False).parameters()
             ]
+            weights = [each for network in networks for each in network.parameters()]
             if device.kind == "cpu":
-                for each in weights:  # the library maps files, which somebody may cut or overwrite
+                buffers = [each for network in networks for each in network.buffers()]
+                # the library maps files, which somebody may cut or overwrite
+                for each in weights + buffers:
                     each.data = each.data.clone()
         pipe.to(device.torch_device)
         pipe.set_progress_bar_config(disable=True)
@@ -273,7 +276,7 @@ def _dtype_of(directory: Path, parts: Iterable[str], device: Device) -> torch.dt
     names = {"unet", "transformer"}.intersection(parts)
     files = [file for name in names for file in (directory / name).glob("*.safetensors")]
     if not files:
-        raise CheckpointError(f"{INDEX} names no network with weights.")
+        raise CheckpointError(f"{PIPELINE_INDEX} names no network with weights.")
     with safe_open(files[0], framework="pt") as tensors:
         found: torch.dtype = tensors.get_tensor(next(iter(tensors.keys()))).dtype
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
     from torch import Tensor
@@ -18,7 +20,10 @@ _PLAIN = (
     "StableDiffusion3",
     "LatentConsistencyModel",
 )
-_PACKED = ("FluxPipeline", "FluxImg2Img", "FluxInpaint", "FluxKontext")
+_PACKED = (
+    *("FluxPipeline", "FluxImg2Img", "FluxInpaint", "FluxKontext"),
+    *("QwenImagePipeline", "QwenImageImg2Img", "QwenImageInpaint"),
+)
 
 
 def can_preview(pipe: object) -> bool:
@@ -39,8 +44,17 @@ def preview(pipe: object, latents: Tensor, size: tuple[int, int] | None) -> Pixe
         side = own.default_sample_size * own.vae_scale_factor
         width, height = size or (side, side)
         latents = own._unpack_latents(latents, height, width, own.vae_scale_factor)
-    latents = latents / own.vae.config.scaling_factor
-    latents = latents + (getattr(own.vae.config, "shift_factor", None) or 0.0)
-    image = own.vae.decode(latents.to(own.vae.dtype), return_dict=False)[0]
+    config = own.vae.config
+    if getattr(config, "latents_mean", None) is not None:  # each channel has a scale of its own
+        mean, deviation = (
+            torch.tensor(each).view(-1, 1, 1, 1).to(latents)
+            for each in (config.latents_mean, config.latents_std)
+        )
+        latents = latents * deviation + mean
+        image = own.vae.decode(latents.to(own.vae.dtype), return_dict=False)[0][:, :, 0]
+    else:
+        latents = latents / config.scaling_factor
+        latents = latents + (getattr(config, "shift_factor", None) or 0.0)
+        image = own.vae.decode(latents.to(own.vae.dtype), return_dict=False)[0]
     found: Pixels = own.image_processor.postprocess(image, output_type="pil")[0]
     return found

@@ -32,6 +32,8 @@ SAVE: dict[str, Callable[[Path], None]] = {
     "stable-diffusion": diffusing.save_stable_diffusion,
     "stable-diffusion-xl": diffusing.save_stable_diffusion_xl,
     "flux": diffusing.save_flux,
+    "stable-diffusion-3": diffusing.save_stable_diffusion_3,
+    "qwen-image": diffusing.save_qwen_image,
 }
 ASKED = ImageRequest(prompt="a red ball", steps=3, seed=3, size=(64, 64))
 
@@ -68,7 +70,14 @@ def load(path: Path) -> ImageGenerator:
     return found
 
 
-@pytest.fixture(scope="module", params=SAVE)
+# Some make larger images than these tests have time for in every run.
+_SLOW = {"stable-diffusion-3", "qwen-image"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SAVE],
+)
 def generator(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ImageGenerator]:
@@ -94,8 +103,9 @@ def test_sizes_counts_and_seeds(generator: ImageGenerator) -> None:
     assert [each.image for each in two] == [0, 1]
     assert [size_of(each.data) for each in two] == [(64, 64)] * 2
     assert two[0].data != two[1].data
-    own = make(generator, size=None, num_partial=1).events  # Flux says that it is 128 latents wide
-    side = 256 if generator.info.family == "FluxPipeline" else 64
+    own = make(generator, size=None, num_partial=1).events
+    # two of them say that they are 128 latents wide
+    side = 256 if generator.info.family in {"FluxPipeline", "QwenImagePipeline"} else 64
     shown = [each for each in own if not isinstance(each, StepDone)]
     assert [size_of(each.data) for each in shown] == [(side, side)] * 2
     wide = make(generator, size=(96, 64), form="jpeg").images[0]
