@@ -78,6 +78,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "qwen3_vl": ({**_M_ROPE, "head_dim": 6}, _QWEN3),
     "qwen3_vl_moe": ({**_M_ROPE, **_EXPERTS, "head_dim": 6, "num_experts": 4}, _QWEN3),
     "smolvlm": ({"model_type": "llama"}, _IDEFICS),
+    "voxtral": ({"model_type": "llama", "head_dim": 6}, {**_TOWER, "num_mel_bins": 8}),
 }
 # These are tested with the text types that they have of their own.
 _ELSEWHERE = {"qwen3_5", "qwen3_5_moe"}

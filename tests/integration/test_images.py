@@ -82,7 +82,10 @@ class Pair:
             text = text.replace(mark, "*" * part["input_ids"].shape[1], 1)
             parts.append({name: each for name, each in part.items() if "features" in name})
             parts[-1] |= {k: v for k, v in part.items() if k == "feature_attention_mask"}
-        ids = self.processor.tokenizer(text.replace("*", mark), add_special_tokens=False)
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.directory)
+        ids = tokenizer(text.replace("*", mark), add_special_tokens=False)
         whole = {"input_ids": torch.tensor([ids["input_ids"]])}
         return whole | {
             name: torch.cat([each[name] for each in parts]) for name in [*parts[:1], {}][0]

@@ -147,6 +147,18 @@ def _grid_processor(name: str, images: str, videos: str) -> Callable[[Any, Any],
     return _make
 
 
+class _Apart:
+    """A processor in parts, where the whole cannot be made."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write each."""
+        for part in self._parts:
+            part.save_pretrained(directory)
+
+
 def _onevision_processor(library: Any, tokenizer: Any) -> Any:
     size = {"height": 28, "width": 28}
     parts = [
@@ -355,6 +367,16 @@ CASES: dict[str, Seeing] = {
         processor=lambda library, tokenizer: library.AudioFlamingo3Processor(
             library.WhisperFeatureExtractor(feature_size=8, chunk_length=2), tokenizer
         ),
+        hears=True,
+    ),
+    "voxtral": Seeing(
+        marks=("[AUDIO]", "[BEGIN_AUDIO]"),
+        text={"model_type": "llama", "head_dim": 6},
+        tower={**_TOWER, "intermediate_size": 64, "num_mel_bins": 8, "max_source_positions": 100},
+        processor=lambda library, tokenizer: _Apart(
+            library.WhisperFeatureExtractor(feature_size=8, chunk_length=2), tokenizer
+        ),
+        written="[BEGIN_AUDIO][AUDIO]",
         hears=True,
     ),
     "smolvlm": Seeing(

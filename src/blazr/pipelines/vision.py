@@ -27,6 +27,7 @@ from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD, WITH_VIDEOS
 from blazr.pipelines.images import open_frames, open_image
+from blazr.pipelines.voxtral import VoxtralProcessor
 from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
 
@@ -510,6 +511,8 @@ def load_processor(directory: Path, config: object) -> Callable[..., dict[str, T
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
+    if getattr(config, "model_type", None) == "voxtral":
+        return VoxtralProcessor(directory, config)
     kind: Any = transformers.AutoProcessor
     kinds: Any = PROCESSOR_MAPPING
     if find_spec("torchvision") is None and type(config) in kinds:

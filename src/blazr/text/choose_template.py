@@ -14,7 +14,7 @@ from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers import tekken
 
 # Of families whose models bring none.
-_FORMS = {"oxidizr": "oxidizr", "paligemma": "paligemma"}
+_FORMS = {"oxidizr": "oxidizr", "paligemma": "paligemma", "voxtral": "voxtral"}
 
 
 def choose_template(

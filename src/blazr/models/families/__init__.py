@@ -80,5 +80,6 @@ FAMILIES: Table[Family] = Table(
         "qwen3_vl": "blazr.models.families.hf.vision:QWEN3_VL",
         "qwen3_vl_moe": "blazr.models.families.hf.vision:QWEN3_VL_MOE",
         "smolvlm": "blazr.models.families.hf.vision:SMOLVLM",
+        "voxtral": "blazr.models.families.hf.vision:VOXTRAL",
     },
 )

@@ -64,6 +64,7 @@ CHAT_TEMPLATES: Table[BuiltInTemplate] = Table(
                 BuiltInTemplate(name=f"mistral-v{version}", source=mistral.source(version))
                 for version in mistral.VERSIONS
             ),
+            BuiltInTemplate(name="voxtral", source=mistral.source(7, hears=True)),
             # PaliGemma's: all images, then the beginning of the text, and a line feed at its end.
             BuiltInTemplate(
                 name="paligemma",

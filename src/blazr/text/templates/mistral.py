@@ -25,8 +25,21 @@ _RESULT_WITH_ID = (
 )
 
 
-def source(version: int) -> str:
-    """The template of a version of `VERSIONS`."""
+_CONTENT = "{% set content = message.content or '' %}"
+_CONTENT_WITH_SOUNDS = (
+    "{% set said = namespace(text='') %}"
+    "{% if message.content is string %}{% set said.text = message.content %}{% else %}"
+    "{% for part in message.content or [] %}"
+    "{% set text = part.text if part.type == 'text' else '[BEGIN_AUDIO][AUDIO]' %}"
+    "{% set said.text = said.text + text %}"
+    "{% endfor %}"
+    "{% endif %}"
+    "{% set content = said.text %}"
+)
+
+
+def source(version: int, *, hears: bool = False) -> str:
+    """The template of a version of `VERSIONS`, for a model that hears sounds or does not."""
     has_system = version >= 7
     has_ids = version < 13
     has_args = version >= 11
@@ -53,7 +66,7 @@ def source(version: int) -> str:
         "{% endif %}"
         "{% endfor %}"
         "{% for message in messages %}"
-        "{% set content = message.content or '' %}"
+        f"{_CONTENT_WITH_SOUNDS if hears else _CONTENT}"
         "{% if message.role == 'system' %}"
         f"{{{{ '{system}' }}}}"
         "{% elif message.role == 'user' %}"

@@ -57,7 +57,7 @@ WITH_IMAGES = frozenset(
     }
 )
 # Those that hear: vectors of sounds in the place of tokens.
-WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio"})
+WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio", "voxtral"})
 # Of those with images, those whose images' tokens turn by rows and columns.
 _WITH_GRIDS = frozenset(
     name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
@@ -193,3 +193,4 @@ QWEN3_5_MOE = seeing_family("qwen3_5_moe", "qwen3_5_moe_text")
 QWEN3_VL = seeing_family("qwen3_vl", "qwen3_vl_text")
 QWEN3_VL_MOE = seeing_family("qwen3_vl_moe", "qwen3_vl_moe_text")
 SMOLVLM = seeing_family("smolvlm", "llama")
+VOXTRAL = seeing_family("voxtral", "llama")
