@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from blazr import LLM, SamplingParams
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import CheckpointError, RequestError, UnknownFamilyError
 from blazr.llm.generation import as_message
 from tests.support import seeing
 
@@ -94,3 +94,16 @@ def test_a_model_without_a_processor(tmp_path: Path) -> None:
         assert llm.chat(chat([]), GREEDY).finish_reason == "length"
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             llm.chat(chat(PICTURES[:1]), GREEDY)
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model("pix2struct")
+    for part in (config.text_config, config.vision_config):
+        part.hidden_size = part.d_kv = part.d_ff = 8
+        part.num_layers = part.num_hidden_layers = part.num_heads = 1
+        part.num_attention_heads = 1
+    config.text_config.vocab_size = 97
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnknownFamilyError, match="cannot load"):
+        LLM(str(tmp_path), **OPTIONS)

@@ -125,6 +125,8 @@ def load_fallback(
         network, missing = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
     except Exception as error:
         raise _not_loaded(cause, error) from error
+    if network.config.is_encoder_decoder:
+        raise _not_loaded(cause, TypeError("it has an encoder and a decoder"))
     if missing:
         raise CheckpointError(
             f"{len(missing)} tensors of {files.name} are missing.",
