@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import Pages
-from blazr.nn.operands.recurrent import Filter, GatedNorm, Mamba2Memory, Mamba2Weights
-from blazr.nn.operands.step import GRID, Span, StepTable, Window
+from blazr.nn.operands.recurrent import (
+    DeltaRows,
+    DeltaWeights,
+    Filter,
+    GatedNorm,
+    Mamba1Rows,
+    Mamba1Weights,
+    Mamba2Memory,
+    Mamba2Weights,
+    Mamba3Memory,
+    Mamba3Rows,
+    Mamba3Weights,
+)
+from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
 
 _BF16 = torch.bfloat16
 
@@ -157,6 +169,98 @@ def _gated_norm(name: str, tokens: int) -> Step:
     return Step(name, arguments, 3 * 2 * tokens * _INNER, 0)
 
 
+def _gated_delta(
+    name: str,
+    sizes: tuple[int, int, int, int],
+    step: tuple[int, int, int],
+    *,
+    by_channel: bool = False,
+    dtype: torch.dtype = _BF16,
+    most_stack: int = 0,
+) -> Step:
+    """Heads of keys and of values, and their widths; sequences, tokens of each, and before them."""
+    (key_heads, heads, keys, values), (count, length, _) = sizes, step
+    decays = heads * keys if by_channel else heads
+    norm = GatedNorm("norm_sigmoid" if by_channel else "norm_first", _numbers(values), 1e-6)
+    weights = DeltaWeights(
+        heads=heads, key_heads=key_heads, dt_bias=_numbers(decays), a=_numbers(heads), norm=norm
+    )
+
+    def arguments() -> tuple[object, ...]:
+        def rows(width: int) -> Tensor:
+            return _empty(count * length, width, dtype=dtype)
+
+        q, k, v = rows(2 * key_heads * keys + heads * values).split(
+            (key_heads * keys, key_heads * keys, heads * values), -1
+        )
+        made = DeltaRows(q=q, k=k, decay=rows(decays), beta=rows(heads), gate=rows(heads * values))
+        shape = (count + 1, heads, keys, values)
+        return v, made, weights, Carried(_numbers(*shape), _numbers(*shape)), step_of(*step)
+
+    tokens = count * length
+    state = 2 * 4 * count * heads * keys * values  # read and written
+    rows = tokens * (2 * key_heads * keys + 3 * heads * values + decays + heads) * dtype.itemsize
+    among = 0 if length == 1 else GRID / 2  # rows of an interval that a token sees
+    flops = 2 * tokens * heads * (3 * keys * values + among * (2 * keys + 2 * values))
+    return Step(name, arguments, state + rows, flops, most_stack, length > 1)
+
+
+def _mamba1(name: str, inner: int, states: int, step: tuple[int, int, int]) -> Step:
+    count, length, _ = step
+    tokens = count * length
+
+    def arguments() -> tuple[object, ...]:
+        u, dt, gate = (_empty(tokens, inner) for _ in range(3))
+        b, c = _empty(tokens, 2 * states).chunk(2, -1)
+        weights = Mamba1Weights(_numbers(inner, states), _numbers(inner), 0.0)
+        state = Carried(*(_numbers(count + 1, inner, states) for _ in range(2)))
+        return u, Mamba1Rows(dt=dt, b=b, c=c, gate=gate), weights, state, step_of(*step)
+
+    nbytes = 2 * 4 * count * inner * states + 2 * tokens * (4 * inner + 2 * states)
+    return Step(name, arguments, nbytes, 0)
+
+
+def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
+    count, length, _ = step
+    tokens = count * length
+
+    def arguments() -> tuple[object, ...]:
+        x, b, c = _empty(tokens, _CONV).split((_INNER, _STATE, _STATE), -1)
+        dt, mix = (_empty(tokens, _HEADS) for _ in range(2))
+        theta = _empty(tokens, _HEADS * _STATE // 2)
+        weights = Mamba3Weights(
+            groups=1,
+            norm=_numbers(_STATE),
+            eps=1e-5,
+            b_bias=_numbers(_HEADS, _STATE),
+            c_bias=_numbers(_HEADS, _STATE),
+            dt_bias=_numbers(_HEADS),
+            a=_numbers(_HEADS),
+            d=_numbers(_HEADS),
+            dt_limits=(0.001, 0.1),
+            silu=True,
+        )
+
+        def carried(*shape: int) -> Carried:
+            return Carried(*(_numbers(count + 1, *shape) for _ in range(2)))
+
+        memory = Mamba3Memory(
+            state=carried(_HEADS, _WIDTH, _STATE),
+            x=carried(_HEADS, _WIDTH),
+            b=carried(_HEADS, _STATE),
+            angle=carried(_HEADS, _STATE // 2),
+        )
+        rows = Mamba3Rows(b=b, c=c, dt=dt, mix=mix, theta=theta)
+        return x, rows, weights, memory, step_of(*step)
+
+    nbytes = 2 * 4 * count * _INNER * _STATE
+    nbytes += 2 * tokens * (2 * _INNER + 2 * _STATE + 2 * _HEADS + _HEADS * _STATE // 2)
+    # sine and cosine of large angles take some
+    return Step(name, arguments, nbytes, 0, most_stack=32)
+
+
+_QWEN, _KIMI, _OLMO = (16, 32, 128, 128), (32, 32, 128, 128), (30, 30, 96, 192)
+
 STEPS: dict[str, tuple[Step, ...]] = {
     "paged_attention": (
         _attention("Llama-3.2-1B, 1 reply after 1,024", (32, 8), 64, (1, 1, 1023)),
@@ -184,12 +288,33 @@ STEPS: dict[str, tuple[Step, ...]] = {
             has_large_products=False,
         ),
     ),
+    "gated_delta": (
+        _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),
+        _gated_delta("Qwen3-Next, 256 replies", _QWEN, (256, 1, 1055)),
+        _gated_delta("Qwen3-Next, prompt of 4,096", _QWEN, (1, 4096, 0), most_stack=832),
+        _gated_delta("Olmo Hybrid 7B, prompt of 4,096", _OLMO, (1, 4096, 0), most_stack=832),
+        _gated_delta("Kimi Linear, 1 reply", _KIMI, (1, 1, 1055), by_channel=True),
+        _gated_delta(
+            "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=1280
+        ),
+        _gated_delta(
+            "Qwen3-Next in float32", _QWEN, (1, 4096, 0), dtype=torch.float32, most_stack=3456
+        ),
+    ),
     "mamba2": (
         _mamba2("hybrid of 1.5B, 1 reply", 1, 1, 1055),
         _mamba2("hybrid of 1.5B, 256 replies", 256, 1, 1055),
         _mamba2("hybrid of 1.5B, prompt of 4,096", 1, 4096, 0),
     ),
     "convolve": (_convolution("hybrid of 1.5B, prompt of 4,096", 4096, "convolve"),),
+    "mamba1": (
+        _mamba1("Falcon-Mamba-7B, 256 replies", 8192, 16, (256, 1, 1055)),
+        _mamba1("Falcon-Mamba-7B, prompt of 4,096", 8192, 16, (1, 4096, 0)),
+    ),
+    "mamba3": (
+        _mamba3("hybrid of 1.5B, 256 replies", (256, 1, 1055)),
+        _mamba3("hybrid of 1.5B, prompt of 4,096", (1, 4096, 0)),
+    ),
     "log_rows": (_convolution("hybrid of 1.5B, prompt of 63", 63, "log_rows"),),
     "gated_norm": (_gated_norm("hybrid of 1.5B, prompt of 4,096", 4096),),
 }

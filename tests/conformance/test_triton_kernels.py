@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import fields, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.attention import Pages
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable
-from tests.support.agreement import agree, function_of
+from tests.support.agreement import agree, function_of, tensors_in
 from tests.support.op_samples import SAMPLES
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
 
@@ -94,6 +96,14 @@ def test_attention_does_not_depend_on_company_or_cuts(
         assert torch.equal(attend(among, pages, table)[1], whole[at])
 
 
+def _piece(first: int, last: int) -> StepTable:
+    """Some tokens of one sequence, whose states are kept at every grid edge."""
+    edges = range((first // GRID + 1) * GRID, last + 1, GRID)
+    kept = tuple((edge - first, 1 + edge // GRID) for edge in edges)
+    span = Span(0, last - first, first, first % GRID, kept, 1 + first // GRID, 0)
+    return StepTable((span,), torch.zeros(1, 3, dtype=torch.int64), int(last - first == 1))
+
+
 def test_mamba2_does_not_depend_on_cuts() -> None:
     """Rows have the same bits in a prompt that is read whole, in pieces, and by single tokens."""
     run = function_of(KERNELS["triton.mamba2"])
@@ -103,14 +113,40 @@ def test_mamba2_does_not_depend_on_cuts() -> None:
     projected = torch.randn(150, width).half()
 
     def step(first: int, last: int, memory: Mamba2Memory) -> Tensor:
-        slot, edges = 1 + first // GRID, range((first // GRID + 1) * GRID, last + 1, GRID)
-        kept = tuple((edge - first, 1 + edge // GRID) for edge in edges)
-        span = Span(0, last - first, first, first % GRID, kept, slot, 0)
-        table = StepTable((span,), torch.zeros(1, 3, dtype=torch.int64), int(last - first == 1))
-        return run(projected[first:last], weights, memory, table)
+        return run(projected[first:last], weights, memory, _piece(first, last))
 
     whole = step(0, 150, deepcopy(memory))
     own = deepcopy(memory)
     cuts = (0, 40, 41, 63, 64, 130, 131, 150)
     parts = [step(first, last, own) for first, last in pairwise(cuts)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize(
+    ("op", "cuts"),
+    [
+        # many tokens of a grid interval are computed together; of few, each by itself
+        ("gated_delta", (0, 64, 66, 67, 76)),
+        ("mamba1", (0, 40, 41, 63, 64, 76)),
+        ("mamba3", (0, 40, 41, 63, 64, 76)),
+    ],
+)
+def test_recurrences_do_not_depend_on_cuts(op: str, cuts: tuple[int, ...]) -> None:
+    """Rows and states have the same bits in a prompt that is read whole, and in pieces."""
+    run = function_of(KERNELS[f"triton.{op}"])
+    samples: list[Any] = list(islice(SAMPLES[op](torch.float16), 8))
+    x, rows, weights, memory, _ = max(samples, key=lambda sample: len(sample[0]))
+
+    def step(first: int, last: int, memory: object) -> Tensor:
+        own = {
+            each.name: None if (made := getattr(rows, each.name)) is None else made[first:last]
+            for each in fields(rows)
+        }
+        return run(x[first:last], replace(rows, **own), weights, memory, _piece(first, last))
+
+    whole_memory, own = deepcopy(memory), deepcopy(memory)
+    whole = step(0, cuts[-1], whole_memory)
+    parts = [step(first, last, own) for first, last in pairwise(cuts)]
+    assert torch.equal(torch.cat(parts), whole)
+    for got, expected in zip(tensors_in(own), tensors_in(whole_memory), strict=True):
+        assert torch.equal(got, expected)

@@ -29,7 +29,7 @@ _CPU = {
     "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
-    "attention": ("paged_attention", "latent_attention"),
+    "attention": ("paged_attention",),
     "recurrent": (
         "convolve",
         "log_rows",
@@ -44,8 +44,10 @@ _CPU = {
 }
 # The same of ``blazr.nn.kernels.triton``.
 _TRITON = {
-    "attention": ("paged_attention",),
+    "attention": ("paged_attention", "latent_attention"),
+    "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
+    "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }
 _DTYPES = {

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
-from blazr.nn.kernels.triton.numbers import dot, rounded
+from blazr.nn.kernels.triton.numbers import dot, rounded, softplus
 from blazr.nn.kernels.triton.sequences import convolve, gated_norm, log_rows, span_of
 from blazr.nn.operands.recurrent import Mamba2Memory, Mamba2Weights
 from blazr.nn.operands.step import GRID, StepTable, Window
@@ -31,8 +31,8 @@ def _step_sizes(raw_ptr, bias_ptr, out_ptr, raw_row, heads, least, most, HEADS: 
     is_head = head < heads
     raw = tl.load(raw_ptr + token * raw_row + head, mask=is_head, other=0).to(tl.float32)
     raw += tl.load(bias_ptr + head, mask=is_head, other=0)
-    steps = tl.where(raw > 20, raw, tl.log(1 + tl.exp(tl.minimum(raw, 20))))
-    tl.store(out_ptr + token * heads + head, tl.clamp(steps, least, most), mask=is_head)
+    steps = tl.clamp(softplus(raw), least, most)
+    tl.store(out_ptr + token * heads + head, steps, mask=is_head)
 
 
 @triton.jit

@@ -44,6 +44,12 @@ def tanh(x):
 
 
 @triton.jit
+def softplus(x):
+    """``log(1 + exp(x))``."""
+    return tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20))))
+
+
+@triton.jit
 def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: tl.constexpr, dtype):
     """Rows of numbers as memory stores them; see ``blazr.nn.operands.kv_dtype``.
 

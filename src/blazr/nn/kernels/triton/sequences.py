@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blazr.nn.kernels.triton.numbers import rounded
 from blazr.nn.operands.recurrent import Filter, GatedNorm
 from blazr.nn.operands.step import GRID, StepTable, Window
 
@@ -20,6 +21,48 @@ def span_of(spans_ptr, sequence, SPAN: tl.constexpr):
     span = spans_ptr + sequence * SPAN
     length, logged = tl.load(span + 1).to(tl.int32), tl.load(span + 3).to(tl.int32)
     return tl.load(span), length, logged, tl.load(span + 4), tl.load(span + 5)
+
+
+@triton.jit
+def working_of(spans_ptr, sequence, SPAN: tl.constexpr):
+    """Rows of working states that a sequence reads and writes."""
+    span = spans_ptr + sequence * SPAN
+    run_slot = tl.load(span + 5)
+    return run_slot + tl.load(span + 8), run_slot + tl.load(span + 9)
+
+
+@triton.jit
+def load_carried(kept_ptr, working_ptr, kept_slot, working_run, span, before, places, is_place):
+    """A state as a sequence stands, in float32: what was kept, right behind a grid edge."""
+    if span[2] == 0:
+        kept = tl.load(kept_ptr + span[3] * kept_slot + places, mask=is_place, other=0)
+        state = kept.to(tl.float32)
+    else:
+        state = tl.load(working_ptr + before * working_run + places, mask=is_place, other=0)
+    return state
+
+
+@triton.jit
+def keep_state(
+    state,
+    tokens,
+    kept_ptr,
+    kept_slot,
+    spans_ptr,
+    checkpoints_ptr,
+    sequence,
+    places,
+    is_place,
+    SPAN: tl.constexpr,
+):
+    """A state at the grid edge after so many tokens of the step: rounded, and kept if wanted."""
+    kept = rounded(state, kept_ptr.dtype.element_ty)
+    edges = tl.load(spans_ptr + sequence * SPAN + 6)
+    for edge in range(tl.load(spans_ptr + sequence * SPAN + 7).to(tl.int32)):
+        if tl.load(checkpoints_ptr + (edges + edge) * 2) == tokens:
+            slot = tl.load(checkpoints_ptr + (edges + edge) * 2 + 1)
+            tl.store(kept_ptr + slot * kept_slot + places, kept, mask=is_place)
+    return kept.to(tl.float32)
 
 
 @triton.jit
@@ -224,6 +267,7 @@ def _gated_norm(
     x_row,
     gate_row,
     out_row,
+    weight_group,
     size,
     eps,
     ORDER: tl.constexpr,
@@ -241,14 +285,15 @@ def _gated_norm(
     if ORDER == "gate_first":
         x = x * factor
     if ORDER != "none":
-        weight = tl.load(weight_ptr + channels, mask=is_channel, other=0).to(tl.float32)
+        weights = weight_ptr + group * weight_group + places
+        weight = tl.load(weights, mask=is_channel, other=0).to(tl.float32)
         x = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight
     if ORDER != "gate_first":
         x = x * factor
     tl.store(out_ptr + row * out_row + channels, x.to(out_ptr.dtype.element_ty), mask=is_channel)
 
 
-def _dense(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
     """The same with channels side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -262,8 +307,8 @@ def convolve(
     out: Tensor | None = None,
 ) -> Tensor:
     """See ``blazr.nn.ops.convolution.convolve``."""
-    x = _dense(x)
-    in_gate, out_gate = (x, x) if gates is None else map(_dense, gates)
+    x = dense(x)
+    in_gate, out_gate = (x, x) if gates is None else map(dense, gates)
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     numbers, channels, count = table.numbers, x.shape[1], taps.weight.shape[0]
     blocks = triton.cdiv(channels, _CHANNELS)
@@ -317,7 +362,7 @@ def convolve(
 
 def log_rows(x: Tensor, log: Tensor, table: StepTable, gate: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.sequences.log_rows``; x is first multiplied with the gate, if any."""
-    x = _dense(x)
+    x = dense(x)
     numbers, channels = table.numbers, x.shape[1]
     if len(x):
         tiles = triton.cdiv(min(numbers.longest, GRID), _TOKENS)
@@ -342,8 +387,11 @@ def log_rows(x: Tensor, log: Tensor, table: StepTable, gate: Tensor | None = Non
 def gated_norm(
     x: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """See ``blazr.nn.ops.norm.gated_norm``; in another dtype than x's where one is given."""
-    x, gate = _dense(x), _dense(gate)
+    """See ``blazr.nn.ops.norm.gated_norm``; in another dtype than x's where one is given.
+
+    Groups may have weights of their own, or share those of one.
+    """
+    x, gate = dense(x), dense(gate)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     size = x.shape[1] // norm.groups
     if out.numel():
@@ -355,6 +403,7 @@ def gated_norm(
             x.stride(0),
             gate.stride(0),
             out.stride(0),
+            0 if norm.weight is None or len(norm.weight) == size else size,
             size,
             norm.eps,
             ORDER="none" if norm.weight is None else norm.order,
