@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.recurrent import (
     DeltaRows,
     DeltaWeights,
@@ -205,6 +205,63 @@ def _gated_delta(
     return Step(name, arguments, state + rows, flops, most_stack, length > 1)
 
 
+def _norm(name: str, op: str, tokens: int, size: int) -> Step:
+    def arguments() -> tuple[object, ...]:
+        weights = [_empty(size)] * (2 if op == "layer_norm" else 1)
+        return _empty(tokens, size), *weights, 1e-5
+
+    return Step(name, arguments, 2 * 2 * tokens * size, 0)
+
+
+def _rotation(tokens: int, pairs: int) -> Rotation:
+    slots = torch.empty(tokens, dtype=torch.int64, device="meta")
+    cos, sin = _numbers(2, tokens, pairs)
+    return Rotation(cos=cos, sin=sin, interleaved=False, slots=slots)
+
+
+def _rotate(name: str, tokens: int) -> Step:
+    heads, kv_heads, size = 32, 8, 128
+
+    def arguments() -> tuple[object, ...]:
+        qkv = _empty(tokens, heads + 2 * kv_heads, size)
+        pages = (_empty(100, kv_heads, GRID, size).movedim(-2, 1) for _ in range(2))
+        rotation = _rotation(tokens, size // 2)
+        return *qkv.split((heads, kv_heads, kv_heads), 1), rotation, *pages
+
+    nbytes = 2 * 2 * tokens * (heads + 2 * kv_heads) * size + 4 * tokens * size
+    return Step(name, arguments, nbytes, 0)
+
+
+def _latent_attention(name: str, step: tuple[int, int, int], most_stack: int = 0) -> Step:
+    """Of DeepSeek-V2-Lite; its products with the upward matrices are cuBLAS's."""
+    heads, keys, values, latent, turned = 16, 128, 128, 512, 64
+    count, length, start = step
+    tokens = count * length
+
+    def arguments() -> tuple[object, ...]:
+        memory = Latents(
+            latents=_empty(100, GRID, latent),
+            keys=_empty(100, GRID, turned),
+            k_up=_empty(heads, latent, keys),
+            v_up=_empty(heads, values, latent),
+            scale=0.1,
+        )
+        rows = LatentRows(
+            q_rope=_empty(tokens, heads, turned),
+            k_rope=_empty(tokens, 1, turned),
+            latent=_empty(tokens, latent),
+        )
+        q = _empty(tokens, heads, keys)
+        return q, rows, memory, _rotation(tokens, turned // 2), step_of(*step)
+
+    seen = tokens * (start + (length + 1) / 2)
+    weights = heads * latent * (keys + values)
+    nbytes = 2 * (count * (start + length) * (latent + turned) + weights)
+    nbytes += 2 * tokens * heads * (keys + turned + values)
+    flops = 2 * (seen * heads * (2 * latent + turned) + tokens * weights)
+    return Step(name, arguments, nbytes, flops, most_stack, has_large_products=True)
+
+
 def _mamba1(name: str, inner: int, states: int, step: tuple[int, int, int]) -> Step:
     count, length, _ = step
     tokens = count * length
@@ -307,6 +364,10 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _mamba2("hybrid of 1.5B, prompt of 4,096", 1, 4096, 0),
     ),
     "convolve": (_convolution("hybrid of 1.5B, prompt of 4,096", 4096, "convolve"),),
+    "latent_attention": (
+        _latent_attention("DeepSeek-V2-Lite, 32 replies after 1,024", (32, 1, 1023)),
+        _latent_attention("DeepSeek-V2-Lite, prompt of 4,096", (1, 4096, 0), most_stack=320),
+    ),
     "mamba1": (
         _mamba1("Falcon-Mamba-7B, 256 replies", 8192, 16, (256, 1, 1055)),
         _mamba1("Falcon-Mamba-7B, prompt of 4,096", 8192, 16, (1, 4096, 0)),
@@ -315,6 +376,12 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _mamba3("hybrid of 1.5B, 256 replies", (256, 1, 1055)),
         _mamba3("hybrid of 1.5B, prompt of 4,096", (1, 4096, 0)),
     ),
+    "rms_norm": (
+        _norm("Llama-3-8B, prompt of 4,096", "rms_norm", 4096, 4096),
+        _norm("heads of 128, prompt of 4,096", "rms_norm", 32 * 4096, 128),
+    ),
+    "layer_norm": (_norm("4,096 wide, prompt of 4,096", "layer_norm", 4096, 4096),),
+    "rotate_and_store": (_rotate("Llama-3-8B, prompt of 4,096", 4096),),
     "log_rows": (_convolution("hybrid of 1.5B, prompt of 63", 63, "log_rows"),),
     "gated_norm": (_gated_norm("hybrid of 1.5B, prompt of 4,096", 4096),),
 }

@@ -29,7 +29,7 @@ _CPU = {
     "blocks": ("pack", "encode_q4_k"),
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
-    "attention": ("paged_attention",),
+    "attention": ("paged_attention", "latent_attention"),
     "recurrent": (
         "convolve",
         "log_rows",
@@ -47,6 +47,7 @@ _TRITON = {
     "attention": ("paged_attention", "latent_attention"),
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
+    "rows": ("rms_norm", "layer_norm", "rotate_and_store"),
     "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }

@@ -110,6 +110,12 @@ def kv_dtype_of(stored: Tensor) -> KvDtype:
     return _BY_DTYPE.get(stored.dtype, _AUTO)
 
 
+def kind_of(stored: Tensor) -> str:
+    """The name of how the numbers of a tensor are stored."""
+    row = kv_dtype_of(stored)
+    return next(name for name, other in KV_DTYPES.items() if other is row)
+
+
 def stored_size(stored: Tensor) -> int:
     """D, of a tensor (..., what D numbers take)."""
     return kv_dtype_of(stored).size(stored.shape[-1])

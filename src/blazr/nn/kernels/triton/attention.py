@@ -16,8 +16,9 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import LOG2_E, dot, load_stored, tanh
-from blazr.nn.operands.attention import Pages
-from blazr.nn.operands.kv_dtype import KV_DTYPES, kv_dtype_of, stored_size
+from blazr.nn.kernels.triton.rows import rotate_and_store
+from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.kv_dtype import kind_of, stored_size
 from blazr.nn.operands.step import ATTENTION_PART, GRID, StepTable
 
 MAX_KEY, MAX_MORE, MAX_VALUE = 512, 128, 512
@@ -316,10 +317,14 @@ def _join_parts(
     )
 
 
-def _fits(q: Tensor, pages: Pages, _: StepTable) -> bool:
+def _has_room(pages: Pages, more: int) -> bool:
     size, value = stored_size(pages.keys), stored_size(pages.values)
     is_whole = value <= _COLUMNS or value % _COLUMNS == 0
-    return size <= MAX_KEY and q.shape[2] - size <= MAX_MORE and value <= MAX_VALUE and is_whole
+    return size <= MAX_KEY and more <= MAX_MORE and value <= MAX_VALUE and is_whole
+
+
+def _fits(q: Tensor, pages: Pages, _: StepTable) -> bool:
+    return _has_room(pages, q.shape[2] - stored_size(pages.keys))
 
 
 def _block(size: int) -> int:
@@ -333,7 +338,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     q = q if q.stride(2) == 1 else q.contiguous()
     keys, values = pages.keys, pages.values
     more_keys = keys if pages.more_keys is None else pages.more_keys
-    kind = next(name for name, row in KV_DTYPES.items() if row is kv_dtype_of(keys))
+    kind = kind_of(keys)
     size, value, heads, kv_heads = stored_size(keys), stored_size(values), q.shape[1], keys.shape[2]
     group, more = heads // kv_heads, q.shape[2] - size
     chunks = max(1, value // _COLUMNS)
@@ -421,3 +426,36 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             num_warps=1,
         )
     return out
+
+
+def _fits_latents(
+    _: Tensor, rows: LatentRows, memory: Latents, __: Rotation, ___: StepTable
+) -> bool:
+    has_loras = memory.k_loras is not None or memory.v_loras is not None
+    return not has_loras and _has_room(memory.pages, rows.q_rope.shape[2])
+
+
+@limited_to(_fits_latents)
+def latent_attention(
+    q: Tensor, rows: LatentRows, memory: Latents, rotation: Rotation, table: StepTable
+) -> Tensor:
+    """See ``blazr.nn.ops.latent_attention.latent_attention``.
+
+    Prompts attend to the latents themselves, too: a row has then the same bits in either.
+    """
+    latent = memory.k_up.shape[1]
+    queries = q.new_empty(*q.shape[:2], latent + rows.q_rope.shape[2])
+    if len(q):
+        absorbed = queries[..., :latent].transpose(0, 1)  # (H, T, R)
+        torch.bmm(q.transpose(0, 1), memory.k_up.transpose(1, 2), out=absorbed)
+    rotate_and_store(
+        rows.q_rope,
+        rows.k_rope,
+        rows.latent.unsqueeze(1),
+        rotation,
+        memory.keys.unsqueeze(2),
+        memory.latents.unsqueeze(2),
+        out=queries[..., latent:],
+    )
+    mixed = paged_attention(queries, memory.pages, table)
+    return torch.bmm(mixed.transpose(0, 1), memory.v_up.transpose(1, 2)).transpose(0, 1)

@@ -87,3 +87,54 @@ def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: t
         magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), magnitude)
         found = tl.where((code & 0x80) != 0, -magnitude, magnitude)
     return found.to(dtype)
+
+
+@triton.jit
+def nearest_whole(x):
+    """The nearest whole number, the even one of two, of magnitudes below 2**22."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def store_stored(rows, is_row, x, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: tl.constexpr):
+    """Rows of numbers as memory stores them: what :func:`load_stored` reads.
+
+    Args:
+        rows: (N,), pointers to where their first elements go.
+        is_row: (N,), bool; of others nothing is written.
+        x: (N, BLOCK); zero beyond SIZE.
+        SIZE: Numbers of a row.
+        BLOCK: The same rounded up to a power of two, 32 or more.
+        STORED: ``"auto"``, ``"q8_0"`` or ``"fp8_e4m3"``.
+    """
+    columns = tl.arange(0, BLOCK)
+    has = is_row[:, None] & (columns < SIZE)[None, :]
+    if STORED == "q8_0":  # see ``_encode_q8_0`` of ``blazr.nn.operands.kv_dtype``
+        blocks, places = tl.arange(0, BLOCK // 32), tl.arange(0, 32)
+        parts = tl.reshape(x.to(tl.float32), (rows.shape[0], BLOCK // 32, 32))
+        scale = tl.div_rn(tl.max(tl.abs(parts), 2), 127.0).to(tl.float16)
+        wide = scale.to(tl.float32)
+        inverse = tl.where(wide == 0, 0, tl.div_rn(1.0, tl.where(wide == 0, 1, wide)))
+        codes = nearest_whole(parts * inverse[:, :, None])
+        codes = tl.minimum(tl.maximum(codes, -127), 127).to(tl.int8).to(tl.uint8, bitcast=True)
+        to = rows[:, None] + blocks[None, :] * 34
+        has_block = is_row[:, None] & (blocks * 32 < SIZE)[None, :]
+        bits = scale.to(tl.uint16, bitcast=True)  # a row may begin at an odd address
+        tl.store(to, (bits & 0xFF).to(tl.uint8), mask=has_block)
+        tl.store(to + 1, (bits >> 8).to(tl.uint8), mask=has_block)
+        is_code = (blocks[:, None] * 32 + places[None, :]) < SIZE
+        has_code = is_row[:, None, None] & is_code[None, :, :]
+        tl.store(to[:, :, None] + 2 + places[None, None, :], codes, mask=has_code)
+    elif STORED == "fp8_e4m3":
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        sign, size = bits >> 24 & 0x80, bits & 0x7FFFFFFF
+        magnitude = tl.minimum(size.to(tl.float32, bitcast=True), 448.0)
+        whole = magnitude.to(tl.uint32, bitcast=True)
+        # to three bits of mantissa, the even one of two; below 2**-6 in steps of 2**-9
+        normal = ((whole + 0x7FFFF + ((whole >> 20) & 1)) >> 20) - (120 << 3)
+        small = nearest_whole(tl.minimum(magnitude, 1.0) * 512).to(tl.uint32)
+        code = tl.where(magnitude < 0.015625, small, normal)
+        code = tl.where(size > 0x7F800000, 0x7F, code)
+        tl.store(rows[:, None] + columns[None, :], (code | sign).to(tl.uint8), mask=has)
+    else:
+        tl.store(rows[:, None] + columns[None, :], x, mask=has)
