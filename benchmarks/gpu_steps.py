@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.experts import ExpertMlps
 from blazr.nn.operands.recurrent import (
     DeltaRows,
     DeltaWeights,
@@ -316,6 +317,25 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
     return Step(name, arguments, nbytes, 0, most_stack=32)
 
 
+def _experts(
+    name: str, sizes: tuple[int, int, int, int], tokens: int, dtype: torch.dtype = _BF16
+) -> Step:
+    """Experts, those of a token, and their widths."""
+    count, top, size, inner = sizes
+
+    def arguments() -> tuple[object, ...]:
+        gate, up = (_empty(count, inner, size, dtype=dtype) for _ in range(2))
+        mlps = ExpertMlps(gate=gate, up=up, down=_empty(count, size, inner, dtype=dtype))
+        chosen = torch.empty(tokens, top, dtype=torch.int64, device="meta")
+        return _empty(tokens, size, dtype=dtype), _numbers(tokens, top), chosen, mlps
+
+    pairs = tokens * top
+    read = count * (1 - (1 - top / count) ** tokens)  # experts that are expected to be chosen
+    nbytes = dtype.itemsize * (read * 3 * size * inner + pairs * (2 * size + 2 * inner))
+    return Step(name, arguments, nbytes, 2 * pairs * 3 * size * inner, 0, tokens > 1)
+
+
+_QWEN_EXPERTS, _MIXTRAL = (256, 8, 2048, 512), (8, 2, 4096, 14336)
 _QWEN, _KIMI, _OLMO = (16, 32, 128, 128), (32, 32, 128, 128), (30, 30, 96, 192)
 
 STEPS: dict[str, tuple[Step, ...]] = {
@@ -344,6 +364,13 @@ STEPS: dict[str, tuple[Step, ...]] = {
             dtype=torch.float32,
             has_large_products=False,
         ),
+    ),
+    "experts": (
+        _experts("Qwen3.5-35B-A3B, 1 reply", _QWEN_EXPERTS, 1),
+        _experts("Qwen3.5-35B-A3B, 256 replies", _QWEN_EXPERTS, 256),
+        _experts("Qwen3.5-35B-A3B, prompt of 4,096", _QWEN_EXPERTS, 4096),
+        _experts("Mixtral-8x7B, prompt of 4,096", _MIXTRAL, 4096),
+        _experts("Mixtral-8x7B in float32", _MIXTRAL, 4096, torch.float32),
     ),
     "gated_delta": (
         _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),

@@ -47,6 +47,7 @@ _TRITON = {
     "attention": ("paged_attention", "latent_attention"),
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
+    "moe": ("experts",),
     "rows": ("rms_norm", "layer_norm", "rotate_and_store"),
     "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),

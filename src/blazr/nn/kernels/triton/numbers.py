@@ -50,6 +50,23 @@ def softplus(x):
 
 
 @triton.jit
+def activated(x, KIND: tl.constexpr):
+    """What a name of ``blazr.nn.ops.activation.ACTIVATIONS`` makes of x, in float32."""
+    if KIND == "silu":
+        x = x * tl.sigmoid(x)
+    elif KIND == "gelu":
+        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        x = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(KIND == "relu" or KIND == "relu2")
+        x = tl.maximum(x, 0)
+        if KIND == "relu2":
+            x = x * x
+    return x
+
+
+@triton.jit
 def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: tl.constexpr, dtype):
     """Rows of numbers as memory stores them; see ``blazr.nn.operands.kv_dtype``.
 
