@@ -93,6 +93,8 @@ class RecordedGraphs(GraphDevice):
             self._queue.pop(0).run()
 
     def _check(self, values: Tensor) -> None:
+        if not values.is_contiguous():
+            raise ForeignError("a copy of what does not lie side by side")
         if address_of(values) not in map(address_of, self._pinned):
             raise ForeignError("a copy from or to memory of the host that is not pinned")
 

@@ -134,7 +134,7 @@ class GraphReplays:
         self._tokens = torch.zeros(self._most, dtype=torch.int64, device=model.device)
         # one is read while the next is under way
         self._results = [graphs.pinned(self._most) for _ in range(2)]
-        self._changes = [graphs.pinned(2, self._width) for _ in range(2)]
+        self._changes = [graphs.pinned(2 * self._width) for _ in range(2)]
 
     def _begin(self) -> None:
         """Hold that no sequence runs; also after a step that failed, of which nothing is known."""
@@ -369,9 +369,10 @@ class GraphReplays:
         if not len(places):
             return None
         turn = self._num_steps % 2
-        if len(places) > self._changes[turn].shape[1]:
-            self._changes[turn] = self._graphs.pinned(2, 2 * len(places))
-        staged = self._changes[turn][:, : len(places)]
+        if 2 * len(places) > len(self._changes[turn]):
+            self._changes[turn] = self._graphs.pinned(4 * len(places))
+        # side by side, or it would be copied on the host once more, to memory that is not pinned
+        staged = self._changes[turn][: 2 * len(places)].view(2, -1)
         staged.copy_(torch.from_numpy(np.stack((places, values))))
         return staged
 

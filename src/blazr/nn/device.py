@@ -7,8 +7,9 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -328,8 +329,16 @@ def zero_rows(rows: Tensor, ids: Sequence[int]) -> None:
         size = rows.stride(0) * rows.element_size()
         for each in ids:
             ctypes.memset(rows.data_ptr() + each * size, 0, size)
-    elif ids:
-        rows.view(torch.uint8)[list(ids)] = 0
+    else:  # by slices: a list of places would be copied to the device, and waited for
+        for first, last in _runs(ids):
+            rows.view(torch.uint8)[first:last].zero_()
+
+
+def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Numbers that follow each other: the first, and what is behind the last."""
+    for _, group in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
+        run = [each for _, each in group]
+        yield run[0], run[-1] + 1
 
 
 def copy_row(rows: Tensor, source: int, target: int) -> None:

@@ -151,3 +151,10 @@ def test_threads_that_somebody_chose_are_left(
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     limit_threads()
     assert torch.get_num_threads() == 8
+
+
+def test_rows_of_other_devices_are_zeroed_run_by_run() -> None:
+    assert list(device._runs([])) == []
+    assert list(device._runs([7, 3, 4, 5, 9, 8])) == [(3, 6), (7, 10)]
+    rows = torch.ones(4, 2, device="meta")
+    device.zero_rows(rows, [2, 1])  # no list of places goes there

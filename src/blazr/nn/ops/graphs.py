@@ -129,7 +129,8 @@ class CudaGraphs(GraphDevice):
             warm_up(run)
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # what other threads do on the GPU meanwhile is none of the graph's business
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         return graph.replay
 
