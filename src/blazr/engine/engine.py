@@ -29,8 +29,8 @@ from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
 
 Execute = Callable[[StepPlan], StepResult]
-# Begins with a step of which only the likeliest tokens are wanted, and returns what waits for it;
-# None where that is not all, or steps are not computed in this way.
+# Begins with a step of which the device draws the tokens, and returns what waits for it; None where
+# more is asked, or steps are not computed in this way.
 Launch = Callable[[StepPlan], Callable[[], StepResult] | None]
 
 

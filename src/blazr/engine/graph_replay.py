@@ -24,7 +24,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.operands.step import GRID, Span, StepNumbers, StepTable
 from blazr.nn.ops.graphs import GraphDevice, Launched
 from blazr.nn.ops.replay import ForeignError
-from blazr.nn.ops.sampling import likeliest
+from blazr.nn.ops.sampling import draw, likeliest, uniforms
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,12 @@ class _Cell(IntEnum):
     SPARE: Slot for the state at the next grid edge.
     WORKING: How far behind its run slot its working states are.
     SHIFT: How far its tokens stand from their places, for rotary embeddings.
+    FORGOTTEN: Tokens before its first.
+    SEED: Of its draws.
+    TEMPERATURE: The bits of a float64, as those of the next three.
+    TOP_K: How many tokens a draw chooses from; 0 for all.
+    TOP_P: Their share.
+    MIN_P: The least probability, as a share of the largest.
     """
 
     TOKEN = 0
@@ -52,13 +58,26 @@ class _Cell(IntEnum):
     SPARE = 4
     WORKING = 5
     SHIFT = 6
+    FORGOTTEN = 7
+    SEED = 8
+    TEMPERATURE = 9
+    TOP_K = 10
+    TOP_P = 11
+    MIN_P = 12
 
 
 class _Bucket(NamedTuple):
-    """Steps that one graph serves: of at most so many sequences, of at most so many blocks."""
+    """Steps that one graph serves.
+
+    Args:
+        sequences: At most so many.
+        blocks: Each of at most so many.
+        draws: Whether tokens are drawn by their probability; else the likeliest are taken.
+    """
 
     sequences: int
     blocks: int
+    draws: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +88,7 @@ class LaunchedStep:
         plan: What it computes.
         runs: The sequences' run slots.
         number: Steps before it.
-        tokens: (B,), where the likeliest tokens will be on the host; -1 where no score is finite.
+        tokens: (B,), where the tokens drawn will be on the host; -1 where no score is finite.
         done: When they are there.
     """
 
@@ -126,6 +145,7 @@ class GraphReplays:
         self._mirrored = self._mirror[:num_cells].reshape(-1, self._width)
         self._mirrored_runs = self._mirror[num_cells:]
         self._state = torch.zeros(len(self._mirror), dtype=torch.int64, device=model.device)
+        self._wishes: dict[int, tuple[RunningSequence, list[int]]] = {}  # by run slot
         self._num_steps = 0
         self._last: Launched | None = None
         self._begin()
@@ -167,7 +187,12 @@ class GraphReplays:
         del last, num_drafted, memory
 
     def launch(
-        self, plan: StepPlan, memory: CacheManager, before: Callable[[], None] = lambda: None
+        self,
+        plan: StepPlan,
+        memory: CacheManager,
+        before: Callable[[], None] = lambda: None,
+        *,
+        draws: bool = False,
     ) -> LaunchedStep | None:
         """Give the device a step and wait for nothing; None where it has to be computed.
 
@@ -175,11 +200,14 @@ class GraphReplays:
             plan: As `logits` has it. The host may not know what the sequences' last tokens are.
             memory: Where the sequences' memory is.
             before: What has to be done to memory first.
+            draws: Whether tokens are drawn as each sequence asks; else the likeliest are taken.
         """
         if not self._is_possible or not all(map(_is_plain, plan.rows)):
             return None
         most = max(row.sequence.computed for row in plan.rows)
-        bucket = _Bucket(_bucket_size(len(plan.rows)), self._bucket_blocks(most // GRID + 1))
+        bucket = _Bucket(
+            _bucket_size(len(plan.rows)), self._bucket_blocks(most // GRID + 1), draws=draws
+        )
         graph = self._graph(bucket)
         if graph is None:
             return None
@@ -207,7 +235,7 @@ class GraphReplays:
         return launched
 
     def read(self, step: LaunchedStep) -> list[int]:
-        """The likeliest token of each row, when the step is done; -1 where no score is finite."""
+        """The token of each row, when the step is done; -1 where no score is finite."""
         try:
             step.done.wait()
         except BaseException:
@@ -287,7 +315,7 @@ class GraphReplays:
         runs = self._runs(bucket.sequences)
         own = cells[runs, : len(_Cell) + bucket.blocks]
         tokens, start, checkpoint, checkpoint_length, spare, working, shift = own[
-            :, : len(_Cell)
+            :, : _Cell.FORGOTTEN
         ].unbind(1)
         tables = own[:, len(_Cell) :].contiguous()
         is_real = runs < self._nobody
@@ -315,9 +343,16 @@ class GraphReplays:
         )
         scores = self._model.logits(self._model(batch, self._caches))
         found = likeliest(scores)
-        if len(self._banned_ids):
-            allowed = likeliest(scores.index_fill(1, self._banned_ids, float("-inf")))
-            found = torch.where(found < 0, found, allowed)
+        if bucket.draws or len(self._banned_ids):
+            allowed = scores.index_fill(1, self._banned_ids, float("-inf"))
+            if bucket.draws:
+                position = start + 1 + own[:, _Cell.FORGOTTEN]
+                wishes = own[:, _Cell.TEMPERATURE : len(_Cell)].contiguous().view(torch.float64)
+                chances = uniforms(own[:, _Cell.SEED], position)
+                drawn = draw(allowed, torch.cat((wishes, chances[:, None]), 1))
+            else:
+                drawn = likeliest(allowed)
+            found = torch.where(found < 0, found, drawn)
         self._scores[: len(runs)] = scores
         self._tokens[: len(runs)] = found
         after = (
@@ -342,7 +377,10 @@ class GraphReplays:
         rows = [self._cells_of(row.sequence) for row in plan.rows]
         mirrored = self._mirrored[runs, : len(_Cell)]
         wanted = np.array(rows, np.int64)
-        wanted = np.where(wanted == _UNKNOWN, mirrored, wanted)
+        for cell in (_Cell.TOKEN, _Cell.SPARE):
+            wanted[:, cell] = np.where(
+                wanted[:, cell] == _UNKNOWN, mirrored[:, cell], wanted[:, cell]
+            )
         which, cells = np.nonzero(wanted != mirrored)
         places = [np.array(runs, np.int64)[which] * self._width + cells]
         values = [wanted[which, cells]]
@@ -388,7 +426,24 @@ class GraphReplays:
             spare,
             sequence.working_copy * self._shape.max_running,
             sequence.position_shift,
+            sequence.num_dropped,
+            *self._wishes_of(sequence),
         )
+
+    def _wishes_of(self, sequence: RunningSequence) -> Sequence[int]:
+        """How its tokens are drawn, which stays as it is."""
+        run = sequence.run_slot or 0
+        owner, found = self._wishes.get(run, (None, []))
+        if owner is not sequence:
+            params = sequence.request.params
+            numbers = (params.temperature, params.top_k, params.top_p, params.min_p)
+            if params.is_greedy:
+                numbers = (1.0, 1, 1.0, 0.0)
+            bits = np.array(numbers, np.float64).view(np.int64).tolist()
+            seed = (sequence.seed + 2**63) % 2**64 - 2**63
+            found = [seed, *bits]
+            self._wishes[run] = sequence, found
+        return found
 
     def _advance(self, runs: list[int]) -> None:
         """Hold what a step leaves on the device."""

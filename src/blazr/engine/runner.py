@@ -206,7 +206,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, memory: CacheManager) -> Callable[[], StepResult] | None:
-        """Begin with a step of which only the likeliest tokens are wanted, by a graph.
+        """Begin with a step of which the device draws the tokens, by a graph.
 
         Args:
             plan: The step. The host may not know the last tokens of its sequences.
@@ -218,18 +218,19 @@ class ModelRunner:
         replays = self.replays
         if not isinstance(replays, GraphReplays) or plan.forks:
             return None
-        sequences = (row.sequence for row in plan.rows)
-        if not all(each.takes_likeliest and not each.was_truncated for each in sequences):
+        sequences = [row.sequence for row in plan.rows]
+        if not all(each.draws_plainly and not each.was_truncated for each in sequences):
             return None
 
         def clear() -> None:
             self.storage.clear_pages(plan.fresh_pages)
             self.storage.clear_run_slots(plan.fresh_run_slots)
 
-        step = replays.launch(plan, memory, clear)
+        draws = not all(each.takes_likeliest for each in sequences)
+        step = replays.launch(plan, memory, clear, draws=draws)
         if step is None:
             return None
-        return lambda: StepResult([*map(self.sampler.likeliest, replays.read(step))])
+        return lambda: StepResult([*map(self.sampler.drawn, replays.read(step))])
 
     def _rewind_truncated(self, plan: StepPlan) -> None:
         truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]

@@ -285,12 +285,18 @@ class SamplingParams:
     @property
     def takes_likeliest(self) -> bool:
         """Whether every draw is the argmax of the logits as they are, and nothing is reported."""
+        return self.is_greedy and self.draws_plainly
+
+    @property
+    def draws_plainly(self) -> bool:
+        """Whether a draw takes the logits, temperature, top_k, top_p, min_p, and nothing else."""
         return (
-            self.is_greedy
-            and not self.has_penalties
+            not self.has_penalties
             and not self.logit_bias
             and not self.min_tokens
             and not self.has_rules
+            and not self.has_rare_filters
+            and (self.is_greedy or not self.samplers)
             and self.logprobs is None
         )
 

@@ -64,6 +64,7 @@ class Sequence:
         created: Nodes it put there.
         scores: Log-probabilities of the prompt's tokens so far, until they are handed out.
         most_surprise: Of the next token, bits, where mirostat limits it.
+        draws_plainly: Whether a draw takes its scores and filters, and nothing else, ever.
         takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
         asks_of_prompt: Whether the prompt's own tokens are asked about, not only what follows.
         forks_at_end: Whether other replies to its request can begin where its prompt ends.
@@ -112,6 +113,7 @@ class Sequence:
     created: list[Node] = field(default_factory=list)
     scores: list[TokenLogprobs | None] | None = None
     most_surprise: float = field(init=False)
+    draws_plainly: bool = field(init=False)
     takes_likeliest: bool = field(init=False)
     asks_of_prompt: bool = field(init=False)
     forks_at_end: bool = field(init=False)
@@ -127,7 +129,8 @@ class Sequence:
         """Compute once what every step asks."""
         request = self.request
         params = self.request.params
-        self.takes_likeliest = self.constraint is None and params.takes_likeliest
+        self.draws_plainly = self.constraint is None and params.draws_plainly
+        self.takes_likeliest = self.draws_plainly and params.is_greedy
         self.most_surprise = 2 * params.mirostat_tau
         self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
         self.forks_at_end = params.n > 1 and not self.asks_of_prompt

@@ -36,7 +36,12 @@ from tests.support.without_kernels import without_kernels
 MOST_TOKENS = 9
 MIX = ("mamba2", "gqa+mlp", "gated_delta")
 LENGTHS = (1, 58, 62, 63, 64, 124)  # of prompts: most replies pass a grid edge
-WISHES = ({}, {"temperature": 0.8}, {"frequency_penalty": 0.5})
+WISHES = (
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": -1},
+    {"frequency_penalty": 0.5},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +96,7 @@ class GraphMachine(RuleBasedStateMachine):
         length=st.sampled_from(LENGTHS),
         kind=st.integers(0, 1),
         max_tokens=st.integers(1, MOST_TOKENS),
-        wish=st.sampled_from([0, 0, 0, 1, 2]),
+        wish=st.sampled_from([0, 0, 1, 2, 3]),
         stops=st.sampled_from([False, False, True]),
     )
     def ask(self, length, kind, max_tokens, wish, stops):
@@ -299,9 +304,10 @@ def test_nothing_is_sent_in_a_step_but_what_changes():
     assert graphs.num_launched == 28 + 1
 
 
-def test_the_host_is_a_step_behind():
+@pytest.mark.parametrize("wish", WISHES[:3])
+def test_the_host_is_a_step_behind(wish):
     lab = Lab(network(), graphs=RecordedGraphs())
-    asked = lab.ask(prompt_of(1, 0), max_tokens=4)
+    asked = lab.ask(prompt_of(1, 0), max_tokens=4, **wish)
     got = []
     while lab.engine.has_work():
         lab.step()

@@ -15,6 +15,7 @@ from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs, unifo
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
+from blazr.nn.ops.sampling import uniforms
 from tests.support.seeds import examples
 
 VOCAB = 12
@@ -205,6 +206,13 @@ def test_values_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def test_uniforms_of_many_are_those_of_each():
+    seeds = [0, 1, -1, 1234567, 2**63 - 1, -(2**63), 0x632BE59BD9B4E019]
+    pairs = [(seed, position) for seed in seeds for position in (0, 1, 77, 2**40)]
+    many = uniforms(*torch.tensor(pairs).unbind(1))
+    assert many.tolist() == [uniform(*pair) for pair in pairs]
 
 
 def test_random_numbers_are_those_of_splitmix64():

@@ -61,8 +61,8 @@ class Sampler:
         """Whether an id is never drawn."""
         return token_id in self._banned
 
-    def likeliest(self, token_id: int) -> Sampled:
-        """What comes out where the likeliest token is taken: -1 where no score is finite."""
+    def drawn(self, token_id: int) -> Sampled:
+        """What comes out where the device has drawn this: -1 where no score is finite."""
         return Sampled(token_id, error=_UNSOUND) if token_id < 0 else Sampled(token_id)
 
     def draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from blazr.nn.ops.op import op
 
 _UNIT = 2**42
 _UNIFORM = 2**53
+_AT_ONCE = 2**24  # scores, as several numbers of eight bytes are made of each
 
 
 @op
@@ -64,35 +64,68 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     Returns:
         (B,), int64; -1 for a row whose largest score is no finite number, or that has a NaN.
     """
-    drawn = []
-    for row, top, wish in zip(scores, scores.amax(-1).tolist(), wishes.tolist(), strict=True):
-        temperature, top_k, top_p, min_p, uniform = wish
-        if not isfinite(top):
-            drawn.append(-1)
-            continue
-        candidates, ids = row, None
-        if 0 < top_k < len(row):  # whatever reaches the k-th score, to be sorted in its place
-            ids = (row >= row.topk(int(top_k)).values[-1]).nonzero()[:, 0]
-            candidates = row[ids]
-        candidates, order = candidates.sort(descending=True, stable=True)
-        if ids is not None:
-            candidates, order = candidates[: int(top_k)], ids[order]
-        heights = (candidates.double() - top) / max(temperature, 1e-300)
-        weights = (heights.exp() * _UNIT).round().long()
-        sums = weights.cumsum(0)
-        kept = int(sums[-1])
-        if top_p < 1:
-            kept = int(sums[_first(sums, max(1, min(int(top_p * kept), kept)))])
-        if min_p > 0:
-            kept = min(kept, int(weights[weights.double() >= min_p * _UNIT].sum()))
-        need = int(uniform * _UNIFORM) * kept // _UNIFORM + 1
-        drawn.append(int(order[_first(sums, need)]))
-    return torch.tensor(drawn, dtype=torch.int64, device=scores.device)
+    at_once = max(1, _AT_ONCE // scores.shape[1])
+    parts = zip(scores.split(at_once), wishes.split(at_once), strict=True)
+    return torch.cat([_draw(*part) for part in parts])
 
 
-def _first(sums: Tensor, need: int) -> int:
-    """The first place where a running sum reaches ``need``."""
-    return int(torch.searchsorted(sums, need))
+def _draw(scores: Tensor, wishes: Tensor) -> Tensor:
+    """`draw`, where the host looks at no number."""
+    temperature, top_k, top_p, min_p, uniform = wishes.to(scores.device).unbind(1)
+    candidates, order = scores.sort(dim=-1, descending=True, stable=True)
+    top = candidates[:, :1].double()
+    heights = (candidates.double() - top) / temperature.clamp(min=1e-300)[:, None]
+    weights = (heights.exp() * _UNIT).round().long()
+    places = torch.arange(scores.shape[1], device=scores.device)
+    weights = weights.where((top_k <= 0)[:, None] | (places < top_k[:, None]), 0)
+    sums = weights.cumsum(1)
+    whole = kept = sums[:, -1]
+    share = (top_p * whole.double()).long().minimum(whole).clamp(min=1)
+    kept = sums.gather(1, _first(sums, share))[:, 0].where(top_p < 1, kept)
+    likely = weights.where(weights.double() >= (min_p * _UNIT)[:, None], 0).sum(1)
+    kept = kept.minimum(likely).where(min_p > 0, kept)
+    need = _part_of((uniform * _UNIFORM).long(), kept) + 1
+    drawn = order.gather(1, _first(sums, need))[:, 0]
+    return drawn.where(scores.amax(-1).isfinite(), -1)
+
+
+def _first(sums: Tensor, needs: Tensor) -> Tensor:
+    """The first place where each row's running sum reaches what it needs, (B, 1)."""
+    return torch.searchsorted(sums, needs[:, None]).clamp(max=sums.shape[1] - 1)
+
+
+def _part_of(numbers: Tensor, wholes: Tensor) -> Tensor:
+    """``numbers * wholes // 2**53``, exactly: of numbers below 2**53 and wholes below 2**62."""
+    high, low = numbers >> 27, numbers & (2**27 - 1)
+    whole_high, whole_low = wholes >> 31, wholes & (2**31 - 1)
+    # the product in units of 2**27, but for what is a multiple of 2**58
+    middle = ((low * whole_high) << 4) + high * whole_low + ((low * whole_low) >> 27)
+    return ((high * whole_high) << 5) + (middle >> 26)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Numbers in [0, 1) that depend on these two alone (SplitMix64), (B,), float64.
+
+    Args:
+        seeds: (B,), int64, modulo 2**64.
+        positions: (B,), int64.
+
+    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    """
+    z = seeds + (positions + 1) * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return _shifted(z ^ _shifted(z, 31), 11).double() / _UNIFORM
+
+
+def _shifted(numbers: Tensor, count: int) -> Tensor:
+    """Without a sign, to the right."""
+    return (numbers >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The same bits as torch has them."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def likeliest_finder(device: torch.device) -> Callable[[Tensor], list[int]]:
