@@ -11,6 +11,7 @@ from blazr.engine.config import EngineConfig
 
 P = ParamSpec("P")
 MAX_RANKS = 64
+ALL_LAYERS = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,10 @@ class LoadOptions(EngineConfig):
         dtype: What to compute in: auto, float32, bfloat16 or float16.
         quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
             experts=q4_0,lm_head=q8_0.
+        cpu_moe: Leave all experts on the CPU, whose kernels compute them beside the GPU, which does
+            all else.
+        n_cpu_moe: Leave those of so many layers there, from the first on.
+        place: The same in words: experts=cpu.
         tp: Processes that have a part of every layer each; of GPUs each process takes one.
         pp: Processes that have some of the layers each, one behind the other; not beside tp.
         adapter: Adapters of low rank (LoRA), PEFT's directories or .gguf files, which requests ask
@@ -50,6 +55,9 @@ class LoadOptions(EngineConfig):
     device: str = "auto"
     dtype: str = "auto"
     quantize: str | None = None
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0
+    place: str | None = None
     tp: int = 1
     pp: int = 1
     adapter: str | None = None
@@ -66,10 +74,28 @@ class LoadOptions(EngineConfig):
                     found=str(getattr(self, name)),
                     expected=f"1 to {MAX_RANKS}",
                 )
+        if self.n_cpu_moe < 0:
+            raise ConfigError(
+                "n_cpu_moe is out of range.", found=str(self.n_cpu_moe), expected="0 or more layers"
+            )
+        if self.place not in {None, "experts=cpu"}:
+            raise ConfigError(
+                "nothing is placed in this way.",
+                found=f"place {self.place!r:.50}",
+                expected="experts=cpu",
+                hint="--device says where all else is",
+            )
+        if self.cpu_experts and self.adapter is not None:
+            raise ConfigError(
+                "adapters do not work beside experts on the CPU yet.",
+                found=f"adapter {self.adapter:.50}",
+                hint="merge it into the weights (blazr convert)",
+            )
         if self.num_ranks == 1:
             return
         for name, is_asked, instead in (
             ("cutting both layers and their parts", min(self.tp, self.pp) > 1, "one of the two"),
+            ("leaving experts on the CPU", self.cpu_experts > 0, "leave it out"),
             ("adapter", self.adapter is not None, "merge it into the weights (blazr convert)"),
             ("cache_dir", self.cache_dir is not None, "leave it out"),
             ("spec mtp", "mtp" in (self.spec or ""), "take --spec ngram"),
@@ -80,6 +106,11 @@ class LoadOptions(EngineConfig):
                     found=f"--tp {self.tp} --pp {self.pp}",
                     hint=instead,
                 )
+
+    @property
+    def cpu_experts(self) -> int:
+        """Of how many layers, from the first on, the experts stay on the CPU."""
+        return ALL_LAYERS if self.cpu_moe or self.place is not None else self.n_cpu_moe
 
     @property
     def num_ranks(self) -> int:

@@ -315,6 +315,34 @@ def zero_bytes(shape: torch.Size, device: torch.device | None = None) -> Tensor:
     return torch.frombuffer(own, dtype=torch.uint8, count=size, offset=first).view(shape)
 
 
+def fetch(tensors: Sequence[Tensor], device: torch.device) -> Callable[[], list[Tensor]]:
+    """Begin to bring tensors to another device.
+
+    Args:
+        tensors: All on one device.
+        device: Where to.
+
+    Returns:
+        Waits until they are there. What is computed meanwhile on a GPU that they come from is not
+        waited for.
+    """
+    if device.type != "cpu" or not tensors[0].is_cuda:
+        moved = [each.to(device, non_blocking=True) for each in tensors]
+        return lambda: moved
+    copies = [
+        torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
+        for each in tensors
+    ]
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensors[0].device))
+
+    def wait() -> list[Tensor]:
+        event.synchronize()
+        return copies
+
+    return wait
+
+
 def zero_rows(rows: Tensor, ids: Sequence[int]) -> None:
     """Fill the rows ``ids`` with zeros.
 

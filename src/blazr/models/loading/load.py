@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -55,6 +57,7 @@ from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
+from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import ALONE, Ranks
 from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
@@ -142,6 +145,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     ranks: Ranks = ALONE,
     free_bytes: int | None = None,
     in_stages: bool = False,
+    cpu_experts: int = 0,
 ) -> LoadedModel:
     """Load a model.
 
@@ -162,6 +166,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         free_bytes: Memory that the weights may take; None for what is free. Ranks must be told the
             same, as it decides what is kept packed.
         in_stages: Whether each of the ranks has some of the layers, and not a part of each.
+        cpu_experts: Of so many layers, from the first on, the experts stay on the CPU.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
@@ -188,15 +193,11 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     # by the whole model, so that all ranks choose the same
     storage = choose_storage(planned.plan, planned.module, policy)
     free = device.free_bytes() if free_bytes is None else free_bytes
+    stays = partial(_stays_on_cpu, num_layers=cpu_experts if device.kind != "cpu" else 0)
     storage = dequantize_if_room(planned.plan, storage, chosen, room=int(free * _ROOM))
     named = ((stage_name(name, config), each) for name, each in storage.items())
     storage = {name: each for name, each in named if name is not None}
-    needed = weight_bytes(plan, chosen, storage)
-    if needed > free:
-        raise CapacityError(
-            f"the weights need about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
-            hint="pack them (--quantize q4_0), choose a smaller model, or free memory",
-        )
+    _check_room(plan, partial(weight_bytes, dtype=chosen, storage=storage), stays, free)
     log.debug(
         "%s is %s: %d layers, %d tensors stored as %s, computed in %s",
         planned.name,
@@ -216,6 +217,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         dtype=chosen,
         device=device.torch_device,
         storage=storage,
+        stays=stays,
         kept=kept,
         progress=progress,
     )
@@ -224,6 +226,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
     log.debug("read the weights in %.2f s", monotonic() - started_s)
     place(module, weights.tensors)
+    _leave_on_cpu(module, stays)
     module.activation_dtype = chosen
     module.requires_grad_(requires_grad=False).eval()
     _apply_ssm_a(module, ssm_a)
@@ -299,6 +302,7 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     storage: Storage,
+    stays: Callable[[str], bool] = lambda _: False,
     kept: KeptWeights | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Weights:
@@ -310,6 +314,7 @@ def read_weights(
         dtype: Of plain parameters, and of products with packed ones.
         device: Where they go.
         storage: Which are packed, and how.
+        stays: Which go to the CPU instead.
         kept: Where they are taken from if they are there, and put if not.
         progress: Told the bytes that have been read, and all of them; from zero on.
 
@@ -325,13 +330,14 @@ def read_weights(
             progress(done, total)
         done += sum(info.nbytes for info in step.sources)
         storing = storage.get(step.parameter)
+        where = _CPU if stays(step.parameter) else device
         if storing is not None:
             weight: Weight | None = kept.find(step, dtype) if kept else None
             if weight is None:
-                weight = read_weight(step, checkpoint, storing, dtype=dtype, device=device)
+                weight = read_weight(step, checkpoint, storing, dtype=dtype, device=where)
             tensors[step.parameter] = weight
             continue
-        tensor = _read_tensor(step, checkpoint, dtype, device)
+        tensor = _read_tensor(step, checkpoint, dtype, where)
         if step.held is not None:
             tensor = part_of_tensor(tensor, step.held)
         tensors[step.parameter] = tensor
@@ -349,6 +355,55 @@ def read_weights(
     if kept:
         kept.keep(tensors)
     return Weights(tensors, tuple(not_finite))
+
+
+_CPU = torch.device("cpu")
+_EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.")
+
+
+def _stays_on_cpu(parameter: str, *, num_layers: int) -> bool:
+    """Whether this is of the experts of one of the first layers, so many of them."""
+    found = _EXPERTS.match(parameter)
+    return found is not None and int(found[1]) < num_layers
+
+
+def _leave_on_cpu(module: CausalLM, stays: Callable[[str], bool]) -> None:
+    """Have experts that are there stay there when the rest of the network is moved."""
+    for name, part in module.named_modules():
+        if isinstance(part, Experts):
+            part.stays = stays(f"{name}.")
+
+
+def _check_room(
+    plan: LoadPlan,
+    size_of: Callable[[list[LoadStep]], int],
+    stays: Callable[[str], bool],
+    free: int,
+) -> None:
+    """Refuse weights that have no room.
+
+    Args:
+        plan: All of them.
+        size_of: The bytes of some.
+        stays: Which go to the CPU instead.
+        free: Bytes that are free for the others.
+
+    Raises:
+        CapacityError: There is less memory than they need.
+    """
+    apart = [step for step in plan.steps if stays(step.parameter)]
+    rooms = [([step for step in plan.steps if not stays(step.parameter)], free)]
+    if apart:
+        rooms.append((apart, Device("cpu", "").free_bytes()))
+        log.info("%.1f GB of experts stay on the CPU", size_of(apart) / 1e9)
+    for steps, room in rooms:
+        if size_of(steps) > room:
+            raise CapacityError(
+                f"the weights need about {size_of(steps) / 1e9:.1f} GB,"
+                f" {room / 1e9:.1f} GB are free.",
+                hint="pack them (--quantize q4_0), choose a smaller model, or free memory; beside a"
+                " GPU, experts can stay on the CPU (--cpu-moe)",
+            )
 
 
 def _read_tensor(

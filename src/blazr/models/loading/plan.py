@@ -618,9 +618,9 @@ def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) ->
     return round(sum(info.nbytes for info in step.sources) * step.share)
 
 
-def weight_bytes(plan: LoadPlan, dtype: torch.dtype, storage: Storage) -> int:
-    """Memory that all parameters will take."""
-    return sum(stored_bytes(step, storage.get(step.parameter), dtype) for step in plan.steps)
+def weight_bytes(steps: Iterable[LoadStep], dtype: torch.dtype, storage: Storage) -> int:
+    """Memory that parameters will take."""
+    return sum(stored_bytes(step, storage.get(step.parameter), dtype) for step in steps)
 
 
 def is_as_stored(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from blazr.nn.device import fetch
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.lora import Lora
@@ -121,7 +124,13 @@ class Experts(nn.Module):
     """The stacked matrices of all experts.
 
     ``loras`` are what adapters change, by ``"gate"``, ``"up"`` or ``"down"`` and the expert.
+
+    Attributes:
+        stays: Whether they are where they are whatever happens to the network: on the CPU, as they
+            are too large for the GPU.
     """
+
+    stays: bool = False
 
     gate_proj: Matrix
     up_proj: Matrix
@@ -156,6 +165,21 @@ class Experts(nn.Module):
             pairs = weights[tokens, place, None], chosen[tokens, place, None] - held.start
             each[tokens, place] = self._run(x[tokens], *pairs).to(each.dtype)
         return each.sum(1).to(self.down_proj.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.down_proj.device
+
+    def begin(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Callable[[], Tensor]:
+        """`forward`, to be asked for when all else is under way that can be computed beside it."""
+        if self.device == x.device:
+            return partial(self, x, weights, chosen)
+        fetched = fetch((x, weights, chosen), self.device)
+        return lambda: self(*fetched()).to(x.device, non_blocking=True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        return self if self.stays else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _run(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         config, dtype = self.config, self.down_proj.dtype
@@ -225,14 +249,14 @@ class Moe(FeedForward):
         logits = wide_linear(wide, weight, None if bias is None else bias.to(weight.dtype))
         correction = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(logits, self.config.routing, correction)
-        if self.config.latent_size is None:
-            out = self.experts(rows, weights, chosen).view_as(x)
-        else:
-            latent = self.experts(self.latent_down_proj(rows), weights, chosen)
-            out = self.latent_up_proj(latent).view_as(x)
-        if not self.config.shared_expert:
-            return out
-        shared = self.shared_expert(x)
-        if self.config.shared_expert_gate:
-            shared = sigmoid_gate(shared, self.shared_expert_gate(x))
-        return add(out, shared)
+        has_latent = self.config.latent_size is not None
+        inner = self.latent_down_proj(rows) if has_latent else rows
+        finish = self.experts.begin(inner, weights, chosen)
+        shared = None
+        if self.config.shared_expert:  # beside the others, where those are on the CPU
+            shared = self.shared_expert(x)
+            if self.config.shared_expert_gate:
+                shared = sigmoid_gate(shared, self.shared_expert_gate(x))
+        out = finish()
+        out = (self.latent_up_proj(out) if has_latent else out).view_as(x)
+        return out if shared is None else add(out, shared)

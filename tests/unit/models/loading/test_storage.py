@@ -228,9 +228,9 @@ def test_bytes_are_counted_as_they_are_kept(dtype: torch.dtype) -> None:
         part = replace(plain, held=held)  # what a rank has of it
         assert stored_bytes(part, None, dtype) == numbers.to(dtype).nbytes * share
     whole = plan(plain, replace(parts, parameter="b"))
-    alone = weight_bytes(whole, dtype, {})
+    alone = weight_bytes(whole.steps, dtype, {})
     assert alone == (3 * 4 * 64 + 4 * 64) * dtype.itemsize
-    packed = weight_bytes(whole, dtype, {"a": Q8})
+    packed = weight_bytes(whole.steps, dtype, {"a": Q8})
     assert packed == alone - 3 * 4 * 64 * dtype.itemsize + stored_bytes(plain, Q8, dtype)
 
 
