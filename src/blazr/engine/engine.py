@@ -287,6 +287,8 @@ class Engine:
             following = self.scheduler.schedule_behind(done.plan)
             if following is not None:
                 self._launched = self._launch(following)
+                if self._launched is None:
+                    self.scheduler.drop(following)
             result = done.read()
         except (KeyboardInterrupt, SystemExit):
             raise

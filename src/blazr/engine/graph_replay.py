@@ -262,9 +262,9 @@ class GraphReplays:
         del max_blocks
         for size in sizes:
             if size.sequences == size.tokens and not size.drafts:
-                self._graph(
-                    _Bucket(_bucket_size(size.sequences), self._bucket_blocks(1)), seen=SEEN
-                )
+                bucket = _Bucket(_bucket_size(size.sequences), self._bucket_blocks(1))
+                for draws in (False, True):
+                    self._graph(bucket._replace(draws=draws), seen=SEEN)
 
     def num_python(self, size: Size) -> int | None:
         """How many parts of such a step stay in Python: none, or None if there is no graph."""

@@ -240,7 +240,9 @@ class Scheduler:
         """
         may_start = self.waiting and len(self.running) < self._limit
         alive = [row.sequence for row in plan.rows if row.sequence.phase is Phase.RUNNING]
-        if may_start or self._suspects or self.speculator or len(alive) < len(self.running):
+        if may_start or self._suspects or len(alive) < len(self.running):
+            return None
+        if self.speculator is not None:
             return None
         rows = []
         for sequence in alive:
@@ -255,6 +257,11 @@ class Scheduler:
                     return None
                 rows.append(PlannedSequence(sequence, 1, samples=True))
         return self._finish_plan(rows) if rows else None
+
+    def drop(self, plan: StepPlan) -> None:
+        """The step will not be computed: what was handed out for it is still to be cleared."""
+        self._fresh_run_slots[:0] = plan.fresh_run_slots
+        self.memory.new_pages[:0] = plan.fresh_pages
 
     def launch(self, plan: StepPlan) -> None:
         """The step was launched: its tokens will be in memory; what it draws is not known yet."""
