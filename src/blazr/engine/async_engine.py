@@ -506,7 +506,8 @@ class AsyncEngine:
             prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
             budget = self._pacing.prefill_budget(decodes, prompts)
             most = scheduler.token_budget if not decodes else decodes + budget
-            left = sum(each.remaining for each in (*scheduler.running, *scheduler.waiting))
+            unfinished = (*scheduler.running, *scheduler.waiting)
+            left = sum(max(each.remaining, 1) for each in unfinished)
             self._pulse.step(min(most, left))
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before

@@ -266,6 +266,10 @@ def what_ended_goes_on(lab):
     lab.engine._launch_step = careless
 
 
+def pages_planned_in_vain_are_not_cleared(lab):
+    lab.scheduler.drop = lambda plan: None
+
+
 PLANTED = (
     pages_are_not_sent,
     rows_are_not_sent,
@@ -280,6 +284,7 @@ SLOWLY_NOTICED = (
     results_are_not_pinned,
     a_result_comes_too_late,
     what_ended_goes_on,
+    pages_planned_in_vain_are_not_cleared,
 )
 
 
