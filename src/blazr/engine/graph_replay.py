@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from blazr.core import log
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.replay import SEEN, Size
 from blazr.engine.scheduler import PlannedSequence, StepPlan
@@ -134,8 +135,7 @@ class GraphReplays:
         self._banned_ids = banned_ids
         self._before_recording = before_recording
         self._seen: Counter[_Bucket] = Counter()
-        self._made: dict[_Bucket, Callable[[], None]] = {}
-        self._is_possible = True
+        self._made: dict[_Bucket, Callable[[], None] | None] = {}  # None: a graph cannot hold it
         self._nobody = shape.max_running  # the run slot of rows without a sequence
         self._most = _bucket_size(shape.max_running)
         self._width = len(_Cell) + shape.max_blocks
@@ -202,7 +202,7 @@ class GraphReplays:
             before: What has to be done to memory first.
             draws: Whether tokens are drawn as each sequence asks; else the likeliest are taken.
         """
-        if not self._is_possible or not all(map(_is_plain, plan.rows)):
+        if not all(map(_is_plain, plan.rows)):
             return None
         most = max(row.sequence.computed for row in plan.rows)
         bucket = _Bucket(
@@ -268,7 +268,7 @@ class GraphReplays:
 
     def num_python(self, size: Size) -> int | None:
         """How many parts of such a step stay in Python: none, or None if there is no graph."""
-        sizes = {bucket.sequences for bucket in self._made}
+        sizes = {bucket.sequences for bucket, graph in self._made.items() if graph is not None}
         return 0 if _bucket_size(size.sequences) in sizes else None
 
     def _bucket_blocks(self, blocks: int) -> int:
@@ -278,7 +278,7 @@ class GraphReplays:
         return min(room, self._shape.max_blocks)
 
     def _graph(self, bucket: _Bucket, seen: int = 1) -> Callable[[], None] | None:
-        if bucket not in self._made and self._is_possible:
+        if bucket not in self._made:
             self._seen[bucket] += seen
             if self._seen[bucket] >= SEEN:
                 self._capture(bucket)
@@ -299,8 +299,9 @@ class GraphReplays:
                 bucket.blocks,
             )
         except ForeignError as error:
-            self._is_possible = False
-            logger.info("decode steps are not captured as graphs, each is computed: %s", error)
+            self._made[bucket] = None
+            why = f"some decode steps are not captured as graphs, but computed: {error}"
+            log.once(logger, logging.INFO, why)
         finally:
             runs.copy_(before)
 

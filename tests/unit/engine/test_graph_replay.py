@@ -26,9 +26,8 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.outputs import FinishReason
 from blazr.engine.sequence import Phase as SequencePhase
 from blazr.nn.kernels.recording import ForeignError
-from blazr.nn.layers.moe import Moe
 from blazr.nn.operands.step import GRID
-from tests.support.examples import MIXES
+from tests.support.examples import LENGTH_MIXES, MIXES
 from tests.support.graphs import RecordedGraphs
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.without_kernels import without_kernels
@@ -322,9 +321,9 @@ def test_the_host_is_a_step_behind(wish):
     assert got == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", [*MIXES, *LENGTH_MIXES])
 def test_layers_that_can_be_captured_answer_alike(mix):
-    model = build_network(MIXES[mix], seed=5)
+    model = build_network((MIXES | LENGTH_MIXES)[mix], seed=5)
     replies = []
     for graphs in (None, RecordedGraphs()):
         lab = Lab(model, replay=graphs is not None, graphs=graphs)
@@ -332,9 +331,8 @@ def test_layers_that_can_be_captured_answer_alike(mix):
         lab.run()
         replies.append([lab.tokens[each, 0] for each in asked])
     assert replies[0] == replies[1]
-    # the reference looks at which experts were chosen
-    has_experts = any(isinstance(each, Moe) for each in model.modules())
-    assert (graphs.num_launched == 0) == has_experts
+    # how long a text may become, which turns some, is for the host to know
+    assert (graphs.num_launched > 0) == (mix not in LENGTH_MIXES)
 
 
 @torch.inference_mode()

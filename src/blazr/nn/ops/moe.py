@@ -17,6 +17,9 @@ from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear
 
 _Matrix = Tensor | Packed | Matrix
+# Tokens that go through the experts all at once, on a CPU and elsewhere: on a GPU a look at which
+# experts were chosen costs more than multiplying with some that were not.
+_MOST_AT_ONCE, _MOST_AT_ONCE_ELSEWHERE = 8, 256
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -88,7 +91,62 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     Returns:
         (T, C) in the dtype of x; the sum over experts is taken in float32.
     """
+    most = _MOST_AT_ONCE if x.device.type == "cpu" else _MOST_AT_ONCE_ELSEWHERE
+    stacks = (mlps.up, mlps.down, mlps.gate)
+    if len(x) <= most and all(each is None or isinstance(each, Tensor) for each in stacks):
+        return _few_tokens(x, weights, chosen, mlps)
     return adapted_experts(x, weights, chosen, mlps, None)
+
+
+def _few_tokens(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
+    """The same where the host does not look at which were chosen.
+
+    Their matrices are gathered, or those of all are multiplied where that is less to read.
+    """
+    tokens, top = chosen.shape
+    count = mlps.down.shape[0]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if tokens * top < count:
+        numbers = chosen.flatten()
+        rows = x.repeat_interleave(top, 0)[:, None]  # (T * k, 1, C)
+        found = _many(rows, mlps, numbers)[:, 0].unflatten(0, (tokens, top))
+        shares = weights
+    else:
+        found = _many(x.expand(count, *x.shape), mlps, None).transpose(0, 1)  # (T, E, C)
+        is_chosen = torch.zeros(tokens, count, dtype=torch.bool, device=x.device)
+        is_chosen = is_chosen.scatter(1, chosen, value=True)
+        found = found.where(is_chosen[..., None], 0)
+        shares = torch.zeros_like(is_chosen, dtype=weights.dtype).scatter(1, chosen, weights)
+    return (found.to(wide) * shares[..., None].to(wide)).sum(1).to(x.dtype)
+
+
+def _many(x: Tensor, mlps: ExpertMlps, numbers: Tensor | None) -> Tensor:
+    """Some rows through each of n experts, (n, t, C) to (n, t, C).
+
+    Args:
+        x: The rows.
+        mlps: The experts.
+        numbers: Which of them, (n,); None for all.
+    """
+
+    def multiply(x: Tensor, stack: Stack, biases: Tensor | None) -> Tensor:
+        assert isinstance(stack, Tensor)
+        matrices = stack if numbers is None else stack[numbers]
+        y = x @ matrices.to(x.dtype).mT
+        if biases is not None:
+            own = biases if numbers is None else biases[numbers]
+            y = y + own.to(x.dtype)[:, None]
+        return y
+
+    ups = multiply(x, mlps.up, mlps.up_bias)
+    if mlps.gate is None:
+        return multiply(ACTIVATIONS[mlps.activation](ups), mlps.down, mlps.down_bias)
+    gates = multiply(x, mlps.gate, mlps.gate_bias)
+    if mlps.limit is not None:
+        hidden = clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
+    else:
+        hidden = ACTIVATIONS[mlps.activation](gates) * ups
+    return multiply(hidden, mlps.down, mlps.down_bias)
 
 
 def adapted_experts(
