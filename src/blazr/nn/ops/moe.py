@@ -103,8 +103,8 @@ def _few_tokens(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) ->
 
     Their matrices are gathered, or those of all are multiplied where that is less to read.
     """
-    tokens, top = chosen.shape
-    count = mlps.down.shape[0]
+    assert isinstance(mlps.down, Tensor)
+    (tokens, top), count = chosen.shape, len(mlps.down)
     wide = torch.promote_types(x.dtype, torch.float32)
     if tokens * top < count:
         numbers = chosen.flatten()
