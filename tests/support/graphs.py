@@ -51,6 +51,7 @@ class RecordedGraphs(GraphDevice):
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.join()
+        run()  # layers prepare some tensors in their first step
         with Seen() as seen:
             run()
         kept = _Kept(seen)

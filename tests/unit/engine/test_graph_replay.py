@@ -359,6 +359,14 @@ def test_what_a_graph_cannot_hold_is_refused(run):
         RecordedGraphs().capture(lambda: run(torch.ones(3)))
 
 
+def test_the_first_step_of_a_network_can_be_captured():
+    graphs = RecordedGraphs()
+    lab = Lab(build_network(MIX, seed=3), graphs=graphs)
+    lab.ask(prompt_of(1, 0), max_tokens=2)
+    lab.step()
+    assert graphs.num_captured == 1
+
+
 @torch.inference_mode()
 def test_a_graph_does_again_what_was_captured_and_decides_nothing_anew():
     memory, y, steps = {"x": torch.zeros(3)}, torch.zeros(3), []
@@ -370,8 +378,8 @@ def test_a_graph_does_again_what_was_captured_and_decides_nothing_anew():
     again = RecordedGraphs().capture(run)
     memory["x"].fill_(5)
     again()
-    assert steps == [0, 1]
-    assert y.tolist() == [11.0] * 3
+    assert steps == [0, 1, 2]
+    assert y.tolist() == [12.0] * 3
     memory.clear()
     with pytest.raises(ForeignError, match="there no more"):
         again()

@@ -181,6 +181,7 @@ def warm_up(run: Callable[[], None]) -> None:
     Raises:
         ForeignError: ``run`` reads numbers on the host, or brings some from there.
     """
+    run()  # layers prepare some tensors in their first step
     with Seen() as seen:
         run()
     with refusing(Refusing(seen)):
