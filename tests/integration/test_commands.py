@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
+from blazr.server.native import profile
 from tests.support import tiny
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
@@ -262,6 +263,20 @@ def test_a_profile(shelf: Path) -> None:
     names = {str(event.get("name")) for event in events}
     assert any("scheduler.py" in name for name in names), sorted(names)[:50]
     assert [each.name for each in folder.glob("*.gz")] == [stopped["file"]]
+
+
+def test_a_profile_ends_by_itself_when_it_takes_too_much_memory(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "_MOST_BYTES", -1)
+    with commanded(shelf, profile_dir=tmp_path) as running:
+        tokens(running)
+        post(running, "/start_profile")
+        recording = running.service.recording
+        assert recording is not None
+        wait_until(recording.task.done)
+        stopped = post(running, "/stop_profile")
+    assert (tmp_path / stopped["file"]).stat().st_size > 0
 
 
 def test_memory_is_freed(running: Loopback) -> None:
