@@ -98,7 +98,7 @@ class FileStore:
         for path in sorted(self._folder.glob(f"{prefix}*{_ENTRY}")):
             try:
                 yield path.stem, msgspec.json.decode(path.read_bytes(), type=kind)
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 _log.error("%s cannot be read: %s", path, str(error)[:200])
 
     def write(self, name: str, entry: msgspec.Struct) -> None:

@@ -122,8 +122,8 @@ def _read(path: Path, paths: Collection[str]) -> Iterator[tuple[int, BatchReques
 def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        found = str(error)[:200]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = "JSON nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
         expected = (
             '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
         )
@@ -235,7 +235,7 @@ class AnswerFile:
                     break
                 try:
                     ids.add(decoder.decode(line).custom_id)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     raise ConfigError(
                         f"line {number:,} of {str(self._path)[:200]} is no answer to a batch.",
                         found=repr(line[:60]),

@@ -59,6 +59,7 @@ def test_requests_are_read_in_their_order(tmp_path: Path) -> None:
         (line_of("x", body={"stream": True}), "stream: true"),
         ('{"method": "POST"}', "custom_id"),
         ('{"custom_id": "\\ud800"}', "custom_id"),
+        ('{"custom_id": "x", "url": "", "body": {"a": ' + "[" * 100_000, "nested"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_named(tmp_path: Path, line: str, found: str) -> None:
@@ -113,7 +114,9 @@ def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
         assert [json.loads(line)["custom_id"] for line in lines][-1] == "c"
 
 
-@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b"\xff\xfe\n", b"[" * 100_000]
+)
 def test_a_file_with_something_else_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(content)
