@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.experts import ExpertMlps
+from blazr.nn.operands.packing import Blocks
 from blazr.nn.operands.recurrent import (
     DeltaRows,
     DeltaWeights,
@@ -27,6 +28,7 @@ from blazr.nn.operands.recurrent import (
     Mamba3Weights,
 )
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
+from blazr.nn.quant.gguf import GGML_TYPES
 
 _BF16 = torch.bfloat16
 
@@ -335,6 +337,18 @@ def _experts(
     return Step(name, arguments, nbytes, 2 * pairs * 3 * size * inner, 0, tokens > 1)
 
 
+def _block_linear(kind: str, name: str, rows: int) -> Step:
+    """The down projection of Llama-3-8B."""
+    row = GGML_TYPES[kind].row_bytes(14336)
+
+    def arguments() -> tuple[object, ...]:
+        blocks = torch.empty(4096, row, dtype=torch.uint8, device="meta")
+        return _empty(rows, 14336), Blocks(GGML_TYPES[kind], blocks)
+
+    nbytes = 4096 * row + 2 * rows * (14336 + 4096)
+    return Step(f"{kind}, {name}", arguments, nbytes, 2 * rows * 14336 * 4096)
+
+
 _QWEN_EXPERTS, _MIXTRAL = (256, 8, 2048, 512), (8, 2, 4096, 14336)
 _QWEN, _KIMI, _OLMO = (16, 32, 128, 128), (32, 32, 128, 128), (30, 30, 96, 192)
 
@@ -364,6 +378,11 @@ STEPS: dict[str, tuple[Step, ...]] = {
             dtype=torch.float32,
             has_large_products=False,
         ),
+    ),
+    "block_linear": tuple(
+        _block_linear(kind, name, rows)
+        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
+        for name, rows in (("1 reply", 1), ("256 replies", 256))
     ),
     "experts": (
         _experts("Qwen3.5-35B-A3B, 1 reply", _QWEN_EXPERTS, 1),

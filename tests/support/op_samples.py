@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraFactors, LoraTable
-from blazr.nn.operands.packing import GROUP, PACKINGS, Packed, Packing
+from blazr.nn.operands.packing import GROUP, PACKINGS, Blocks, Packed, Packing
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
 from blazr.nn.ops.activation import ACTIVATIONS
 from blazr.nn.ops.lora import lora_shrink
@@ -176,6 +176,33 @@ def _packed_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             (delta,) = random_deltas(dtype, x, packed.columns, rows)
             yield x, packed, torch.randn(rows).to(dtype), delta
         yield torch.zeros(2, 3, packed.columns).to(dtype), packed
+
+
+# GGML types for which there are kernels, and where their blocks have float16 numbers.
+_HALVES = {"Q4_0": (0,), "Q8_0": (0,), "MXFP4": (), "Q4_K": (0, 2), "Q6_K": (208,)}
+
+
+def random_blocks(name: str, rows: int, columns: int) -> Blocks:
+    """A matrix of random codes with ordinary scales."""
+    kind = GGML_TYPES[name]
+    blocks = torch.randint(0, 256, (rows, columns // kind.length, kind.nbytes), dtype=torch.uint8)
+    for place in _HALVES[name]:
+        scales = (torch.rand(*blocks.shape[:2], 1) * (2e-4 if kind.length > 32 else 1e-2)).half()
+        blocks[..., place : place + 2] = scales.view(torch.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = torch.randint(115, 125, blocks.shape[:2])
+    return Blocks(kind, blocks.flatten(1))
+
+
+def _block_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for name in _HALVES:
+        for count, supers, rows in ((1, 2, 32), (5, 1, 7), (70, 1, 50), (0, 1, 4)):
+            weight = random_blocks(name, rows, 256 * supers)
+            x = torch.randn(count, 256 * supers + 3).to(dtype)[:, 3:]
+            yield x, weight
+            yield x * 1e-2, weight, torch.randn(rows).to(dtype)
+        weight = random_blocks(name, 9, GGML_TYPES[name].length)
+        yield torch.randn(2, 3, GGML_TYPES[name].length).to(dtype), weight
 
 
 def _packed_gated_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -398,6 +425,7 @@ SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "lora_shrink": _lora_shrink,
     "lora_rows": _lora_rows,
     "lora_expand": _lora_expand,
+    "block_linear": _block_linear,
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,
     "packed_rows": _packed_rows,

@@ -45,6 +45,7 @@ _CPU = {
 # The same of ``blazr.nn.kernels.triton``.
 _TRITON = {
     "attention": ("paged_attention", "latent_attention"),
+    "blocks": ("block_linear",),
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
     "moe": ("experts",),

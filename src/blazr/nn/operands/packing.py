@@ -67,6 +67,18 @@ class BlockType:
         return self.decoder(data.reshape(-1, self.nbytes)).reshape(*rows, -1)
 
 
+class Blocks(NamedTuple):
+    """A matrix as GGUF files store it.
+
+    Args:
+        kind: What the blocks are.
+        blocks: (out, bytes of a row), uint8.
+    """
+
+    kind: BlockType
+    blocks: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A layout.

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import TILE, BlockType, Packed
+from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed
+from blazr.nn.ops.blocks import block_linear
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant.hf.scheme import Layout
@@ -140,6 +141,10 @@ class GgufWeight(TiledWeight):
     def tiles(self) -> Iterator[slice]:
         rows, step = self.shape[:-1].numel(), max(1, TILE // max(1, self.shape[-1]))
         return (slice(low, low + step) for low in range(0, rows, step))
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return block_linear(x, Blocks(self.kind, self.blocks), bias)
 
     @override
     def decode(self, tile: slice) -> Tensor:
