@@ -349,6 +349,18 @@ def _block_linear(kind: str, name: str, rows: int) -> Step:
     return Step(f"{kind}, {name}", arguments, nbytes, 2 * rows * 14336 * 4096)
 
 
+def _choice(name: str, op: str, rows: int) -> Step:
+    """Of a vocabulary of 128,256."""
+
+    def arguments() -> tuple[object, ...]:
+        scores = _numbers(rows, 128_256)
+        if op == "draw":
+            return scores, torch.empty(rows, 5, dtype=torch.float64, device="meta")
+        return (scores, 20) if op == "best" else (scores,)
+
+    return Step(name, arguments, 4 * rows * 128_256, 0)
+
+
 _QWEN_EXPERTS, _MIXTRAL = (256, 8, 2048, 512), (8, 2, 4096, 14336)
 _QWEN, _KIMI, _OLMO = (16, 32, 128, 128), (32, 32, 128, 128), (30, 30, 96, 192)
 
@@ -428,6 +440,9 @@ STEPS: dict[str, tuple[Step, ...]] = {
     ),
     "layer_norm": (_norm("4,096 wide, prompt of 4,096", "layer_norm", 4096, 4096),),
     "rotate_and_store": (_rotate("Llama-3-8B, prompt of 4,096", 4096),),
+    "likeliest": (_choice("Llama-3, 256 replies", "likeliest", 256),),
+    "best": (_choice("Llama-3, 20 of 256 replies each", "best", 256),),
+    "draw": (_choice("Llama-3, 256 replies", "draw", 256),),
     "log_rows": (_convolution("hybrid of 1.5B, prompt of 63", 63, "log_rows"),),
     "gated_norm": (_gated_norm("hybrid of 1.5B, prompt of 4,096", 4096),),
 }

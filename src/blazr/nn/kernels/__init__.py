@@ -50,6 +50,7 @@ _TRITON = {
     "mamba2": ("mamba2",),
     "moe": ("experts",),
     "rows": ("rms_norm", "layer_norm", "rotate_and_store"),
+    "sampling": ("likeliest", "best", "draw"),
     "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }
@@ -79,7 +80,7 @@ KERNELS: Table[Kernel] = Table(
         f"triton.{op}": Kernel(
             op,
             "cuda",
-            _TRITON_DTYPES.get(op, tuple(compiled.DTYPES)),
+            _TRITON_DTYPES.get(op) or _DTYPES.get(op, tuple(compiled.DTYPES)),
             f"blazr.nn.kernels.triton.{module}:{op}",
             available.missing,
             available.in_use,
