@@ -134,8 +134,8 @@ def save_stable_diffusion_3(path: Path) -> None:
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=32,
         patch_size=1,
-        in_channels=4,
-        out_channels=4,
+        in_channels=16,  # the library paints within images with no other
+        out_channels=16,
         num_layers=1,
         attention_head_dim=8,
         num_attention_heads=2,
@@ -149,7 +149,7 @@ def save_stable_diffusion_3(path: Path) -> None:
     pipe = diffusers.StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(4, shift_factor=0.1),
+        vae=_vae(16, shift_factor=0.1),
         text_encoder=_clip(transformers.CLIPTextModelWithProjection),
         tokenizer=_clip_tokenizer(),
         text_encoder_2=_clip(transformers.CLIPTextModelWithProjection),
