@@ -5,15 +5,19 @@ Run: python tools/screenshots.py
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
+
+from PIL import Image, ImageDraw
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from playwright.sync_api import Page, sync_playwright  # noqa: E402  (after the path)
+from playwright.sync_api import Page, Route, sync_playwright  # noqa: E402  (after the path)
 
 from tests.browser.conftest import CHROMIUM, models_saying  # noqa: E402
 from tests.support.loopback import serving_models  # noqa: E402
@@ -57,6 +61,64 @@ Let me look.
 </tool_call>"""
 
 
+SEEN = "A **lighthouse** on a rock, at sunset. The sky goes from orange to violet, and its light is on."
+STEP = {"index": 0, "id": "c1", "server_label": "tides", "name": "next_high_tide"}
+STEP |= {"arguments": '{"place": "Cabo da Roca"}', "status": "completed", "output": "21:40"}
+CAPABILITIES = {"eyes": ["completion", "vision", "audio"], "brush": ["image"], "voice": ["speech"]}
+
+
+def drawing(hour: float) -> bytes:
+    """A lighthouse in the evening, or at night, as a PNG."""
+    image = Image.new("RGB", (480, 300))
+    draw = ImageDraw.Draw(image)
+    for row in range(300):
+        low = row / 300
+        evening = [int(70 + 180 * low), int(50 + 90 * low), int(110 - 60 * low)]
+        draw.line((0, row, 480, row), fill=tuple(int(part * (1 - hour)) for part in evening))
+    draw.polygon([(255, 70), (480, 20), (480, 110)], fill=(250, 230, 150))
+    draw.polygon([(215, 300), (228, 90), (262, 90), (275, 300)], fill=(235, 235, 230))
+    draw.rectangle((225, 60, 265, 90), fill=(190, 40, 30))
+    draw.ellipse((120, 255, 380, 380), fill=(40, 36, 44))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def answer_for(route: Route) -> None:
+    """What models with eyes, a brush and a voice would say."""
+    path = route.request.url.rpartition("/v1/")[2]
+    if path == "models":
+        cards = [
+            {"id": name, "capabilities": each, "meta": {}} for name, each in CAPABILITIES.items()
+        ]
+        route.fulfill(json={"data": cards})
+    elif path == "images/generations":
+        route.fulfill(json={"data": [{"b64_json": b64encode(drawing(0.75)).decode()}]})
+    elif path == "chat/completions":
+        steps = [{"delta": {"mcp_calls": [STEP]}}, {"delta": {"content": SEEN}}]
+        steps.append({"delta": {}, "finish_reason": "stop"})
+        lines = [f"data: {json.dumps({'choices': [each]})}\n\n" for each in steps]
+        route.fulfill(body="".join(lines), content_type="text/event-stream")
+    else:
+        route.continue_()
+
+
+def take_media(page: Page) -> None:
+    """A picture that is asked about, and one that is made."""
+    page.route("**/v1/**", answer_for)
+    page.reload()
+    page.locator("#model option").nth(1).wait_for(state="attached")
+    file = {"name": "roca.png", "mimeType": "image/png", "buffer": drawing(0)}
+    page.set_input_files("#choose-files", [file])
+    page.locator("#files img").wait_for()
+    page.fill("#box", "What is this, and when is high tide there?")
+    page.keyboard.press("Enter")
+    page.locator(".assistant strong", has_text="lighthouse").wait_for()
+    page.select_option("#model", "brush")
+    ask(page, "The same lighthouse at night")
+    page.screenshot(path=IMAGES / "chat-media.png")
+
+
 class Pace:
     """Stands where an engine's ``go`` is, so that it writes at a readable speed."""
 
@@ -79,10 +141,10 @@ def main() -> None:
     """Take every picture."""
     models = models_saying(EXPLANATION, CALL)
     with serving_models(models) as running, sync_playwright() as playwright:
-        for seat in models.seats:
-            body = {"model": seat.source.name, "prompt": "load"}
+        for slot in models.slots:
+            body = {"model": slot.source.name, "prompt": "load"}
             running.client.post("/v1/completions", json=body)
-            seat.service.llm.core.engine.go = Pace()
+            slot.service.llm.core.engine.go = Pace()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
         def page_of(**settings: object) -> Page:
@@ -102,6 +164,7 @@ def main() -> None:
         page.keyboard.press("Escape")
         ask(page, "Do I need an umbrella in Lisbon?")
         page.screenshot(path=IMAGES / "chat-phone.png")
+        take_media(page_of(viewport={"width": 1000, "height": 1100}, color_scheme="light"))
         page = page_of(**DESKTOP, color_scheme="dark")
         page.goto(f"{running.url}/docs")
         page.locator(".operation", has_text="/v1/chat/completions").first.click()

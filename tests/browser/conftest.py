@@ -58,7 +58,9 @@ def chromium() -> Iterator:
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        # the microphone beeps
+        flags = ("--no-sandbox", "--use-fake-device-for-media-stream")
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(flags))
         yield browser
         browser.close()
 

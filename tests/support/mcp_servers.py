@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import threading
@@ -74,11 +75,16 @@ def build(marks: Path | None = None):  # noqa: C901  (a tool each)
         return "written"
 
     @server.tool()
+    async def flood(size: int) -> str:
+        """Write a line that does not end."""
+        os.write(1, b"x" * size)
+        await asyncio.Event().wait()
+        return "never"
+
+    @server.tool()
     def die() -> str:
         """End the server."""
         sys.stdout.flush()
-        import os
-
         os._exit(3)
 
     return server

@@ -17,6 +17,7 @@ import httpx2
 from typing_extensions import override
 
 import blazr
+from blazr.agent import bounded_lines
 from blazr.agent.config import McpServer
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class Connection:
     def _transport(self) -> Transport:
         if self.server.url is not None:
             return _over_http(self.server, self._network())
-        return _over_stdio(self.server)
+        return _over_stdio(self.server, self._break)
 
 
 class _Watched(AbstractAsyncContextManager["TransportStreams"]):
@@ -305,12 +306,19 @@ async def _over_http(
 
 
 @asynccontextmanager
-async def _over_stdio(server: McpServer) -> AsyncGenerator[TransportStreams]:
+async def _over_stdio(
+    server: McpServer, on_long_line: Callable[[], None]
+) -> AsyncGenerator[TransportStreams]:
     from mcp import StdioServerParameters, stdio_client
 
     assert server.command is not None
+    bounded_lines.on_long_line.set(on_long_line)
     parameters = StdioServerParameters(
-        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+        command=server.command,
+        args=list(server.args),
+        env=dict(server.env),
+        cwd=server.cwd,
+        encoding=bounded_lines.ENCODING,
     )
     # what it writes there would break into answers and progress bars
     shows = _log.isEnabledFor(logging.DEBUG)

@@ -40,6 +40,7 @@ from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
 from blazr.pipelines.kinds import (
+    AUDIO,
     CLASSIFICATION,
     COMPLETION,
     EMBEDDING,
@@ -48,6 +49,7 @@ from blazr.pipelines.kinds import (
     RERANKING,
     SPEECH,
     TRANSCRIPTION,
+    VISION,
 )
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import HttpError, clean
@@ -384,7 +386,9 @@ class Service(Hosted):
     @property
     @override
     def capabilities(self) -> tuple[str, ...]:
-        return LANGUAGE_MODEL
+        core = self.llm.core
+        senses = ((VISION, core.reads_images), (AUDIO, core.hears))
+        return (*LANGUAGE_MODEL, *(name for name, is_there in senses if is_there))
 
     @property
     @override

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blazr.agent import connection
+from blazr.agent import bounded_lines, connection
 from blazr.agent.config import McpServer, read_mcp_config
 from blazr.agent.connection import Outcome
 from blazr.agent.toolbox import Toolbox
@@ -152,6 +152,17 @@ def test_a_list_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.M
     changing = mcp_servers.saying([TOOL], then=[{**TOOL, "name": "other"}])
     with opened(tmp_path, changing=changing) as toolbox:
         wait_until(lambda: list(toolbox.offer().tools) == ["other"], timeout_s=60)
+
+
+def test_a_line_without_end_ends_the_program_and_not_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_lines, "MAX_LINE_BYTES", 300_000)
+    with opened(tmp_path, tried=mcp_servers.on_stdio()) as toolbox:
+        assert len(call(toolbox, "long", '{"size": 90000}').text) > 19_000
+        gone = call(toolbox, "flood", '{"size": 400000}')  # it does not end after this
+        assert gone == Outcome(f"{connection.ENDED}.", is_error=True)
+        wait_until(lambda: "a line of more than 300,000 bytes" in toolbox.status()[0].failure)
 
 
 def test_names_that_collide_are_prefixed(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ _POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "connect-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' blob:",  # pictures and sounds that the page itself holds
+        "media-src blob:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

@@ -44,12 +44,14 @@ function stored(action) {
 /** Send a request; an answer that is no success is thrown. */
 export async function request(path, { method = "GET", body, signal } = {}) {
   const headers = {};
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isForm = body instanceof FormData; // the browser writes its type
+  if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
-  const text = typeof body === "string" || body === undefined ? body : JSON.stringify(body);
+  const isAsItIs = isForm || typeof body === "string" || body === undefined;
+  const sent = isAsItIs ? body : JSON.stringify(body);
   let response;
   try {
-    response = await fetch(new URL(path, BASE), { method, headers, body: text, signal });
+    response = await fetch(new URL(path, BASE), { method, headers, body: sent, signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server cannot be reached.");
@@ -86,6 +88,25 @@ export async function* chat(body, signal) {
     if (chunk.error) throw new ApiError(200, chunk.error.message);
     yield chunk;
   }
+}
+
+/** Pictures made of a text, each a file in base64. */
+export async function pictures(body, signal) {
+  const response = await request("v1/images/generations", { method: "POST", body, signal });
+  return (await response.json()).data.map((each) => each.b64_json);
+}
+
+/** A text as a sound file. */
+export async function speech(body) {
+  return (await request("v1/audio/speech", { method: "POST", body })).blob();
+}
+
+/** What is said in a sound file. */
+export async function transcript(model, file) {
+  const form = new FormData();
+  form.append("model", model);
+  form.append("file", file, "sound.wav");
+  return (await (await request("v1/audio/transcriptions", { method: "POST", body: form })).json()).text;
 }
 
 /** The data of server-sent events, whatever way the bytes are cut. */

@@ -26,8 +26,8 @@ export function showVersion(chat, place, number) {
 }
 
 /** Whether an assistant's message says something: one that failed before it began does not. */
-export function isSaid({ role, content, calls = [], thought }) {
-  return role !== "assistant" || Boolean(content || thought || calls.length);
+export function isSaid({ role, content, thought, calls = [], steps = [], media = [] }) {
+  return role !== "assistant" || Boolean(content || thought || calls.length + steps.length + media.length);
 }
 
 function versionsOf(tail) {

@@ -1,23 +1,29 @@
 // The chat page: what happens when.
 
-import { key, models } from "./api.js";
+import { key, models, speech, transcript } from "./api.js";
 import { addVersion, showVersion } from "./branches.js";
 import { el, iconButton } from "./dom.js";
-import { Attachments } from "./files.js";
+import { Attachments, kindOf } from "./files.js";
+import { blobOf, keepMedia, loadMedia, MAX_SECONDS, readSound } from "./media.js";
 import { editorView, ReplyView, userView } from "./message.js";
+import { canRecord, record } from "./microphone.js";
 import { paced } from "./pace.js";
-import { newReply, stream } from "./reply.js";
+import { newReply, paint, stream } from "./reply.js";
 import { askForKey, bindSettings } from "./settings.js";
 import * as store from "./store.js";
 import { chatAsJson, chatAsMarkdown, chatsFrom, download } from "./transfer.js";
 
+const MAX_SPOKEN = 4096; // characters that /v1/audio/speech takes
+
 const at = (id) => document.getElementById(id);
-const [box, log, scroller] = ["box", "log", "scroller"].map(at);
+const [box, log, scroller, player] = ["box", "log", "scroller", "player"].map(at);
 
 const state = {
   chats: store.loadChats(),
   chat: store.newChat(),
   settings: store.loadSettings(),
+  models: new Map(), // what /v1/models says of each, by name
+  recording: null,
   running: null, // the AbortController of the reply that is being written
   named: null, // the chat whose name is asked for
 };
@@ -52,14 +58,24 @@ function showChat() {
     }
     if (message.role === "tool") return null; // it stands with its call
     const view = new ReplyView(message, { results, isLast: message === lastReply, onVersion,
-      onRetry: () => retry(place), onContinue: () => goOn(message), onResults: sendResults });
+      onRetry: () => retry(place), onContinue: () => goOn(message), onResults: sendResults,
+      onSpeak: modelFor("speech") && speak, isOwnTool });
     view.update(false);
     return view.root;
   });
+  for (const each of log.querySelectorAll("audio")) each.pause(); // out of the page it would play on
   log.replaceChildren(...views.filter(Boolean));
   at("empty").hidden = messages.length > 0;
   showChats();
+  showMedia(state.chat);
   return views;
+}
+
+/** Draw a chat again once what it kept was read. */
+async function showMedia(chat) {
+  const isFound = await loadMedia(chat);
+  const isFree = !state.running && !log.querySelector(".editor");
+  if (isFound && isFree && state.chat === chat) showChat();
 }
 
 function setRunning(controller) {
@@ -139,8 +155,8 @@ function edit(place, view) {
   const message = state.chat.messages[place];
   const { form, area } = editorView(message, {
     onSave: (text) => {
-      const { files } = message;
-      addVersion(state.chat, place, { role: "user", content: text, ...(files && { files }) });
+      const { files, media } = message;
+      addVersion(state.chat, place, { role: "user", content: text, ...(files && { files }), ...(media && { media }) });
       answer();
     },
     onCancel: () => {
@@ -171,14 +187,25 @@ function switchVersion(place, number) {
   (onward.disabled ? back : onward).focus();
 }
 
-function sendResults(results) {
+/** Send what tools say, and let the server run the calls that are allowed. */
+function sendResults(results, allowed) {
   state.chat.messages.push(...results.map((each) => ({ role: "tool", ...each })));
-  answer();
+  answer(state.chat.messages.length, allowed);
+}
+
+/** Whether a tool is one of Settings; the others are those of the server. */
+function isOwnTool(name) {
+  try {
+    return JSON.parse(state.settings.tools || "[]").some((tool) => tool.function?.name === name);
+  } catch {
+    return true;
+  }
 }
 
 function ask(message) {
   if (!state.chats.includes(state.chat)) state.chats.unshift(state.chat);
   state.chat.messages.push(message);
+  if (message.media) keepMedia(state.chat.id, message.media);
   answer();
 }
 
@@ -188,25 +215,32 @@ function stop() {
   state.running?.abort();
 }
 
-/** Write a reply at a place, the end if none is given; another one there stays a version. */
-function answer(place = state.chat.messages.length) {
+/**
+ * Write a reply at a place, the end if none is given; another one there stays a version.
+ *
+ * @param approved ids of calls before it that the server may run
+ */
+async function answer(place = state.chat.messages.length, approved = state.chat.messages[place]?.approved) {
   const { chat } = state;
+  await loadMedia(chat);
+  if (state.chat !== chat) return undefined; // another one was opened meanwhile
   const reply = newReply(at("model").selectedOptions[0]?.textContent || "model");
-  const body = requestOf(chat.messages.slice(0, place));
-  if (body !== null) addVersion(chat, place, reply);
+  if (approved?.length) reply.approved = approved;
+  const work = workOf(chat.messages.slice(0, place), { approved });
+  if (work !== null) addVersion(chat, place, reply);
   keep(chat);
-  return body === null ? showChat() : write(chat, reply, body);
+  return work === null ? showChat() : write(chat, reply, work);
 }
 
 /** Write on a reply that was cut. */
 function goOn(reply) {
   const { chat } = state;
-  if (state.running || chat.messages.at(-1) !== reply) return;
-  const body = requestOf(chat.messages, { goesOn: true });
-  if (body !== null) write(chat, reply, body);
+  if (state.running || makesPictures() || chat.messages.at(-1) !== reply) return;
+  const work = workOf(chat.messages, { goesOn: true });
+  if (work !== null) write(chat, reply, work);
 }
 
-async function write(chat, reply, body) {
+async function write(chat, reply, work) {
   showChat();
   const view = new ReplyView(reply, { isLast: true });
   log.lastChild.replaceWith(view.root);
@@ -220,21 +254,23 @@ async function write(chat, reply, body) {
     view.update(state.running === controller);
     if (follows) toEnd();
   });
-  const status = await written(reply, body, { signal: controller.signal, onChange: drawing.ask });
+  const status = await written(reply, work, { signal: controller.signal, onChange: drawing.ask });
   drawing.stop();
   setRunning(null);
   keep(chat);
+  if (reply.media && state.chats.includes(chat)) keepMedia(chat.id, reply.media);
   const follows = isAtEnd();
   if (state.chat === chat) showChat();
   if (follows) toEnd();
   say(reply.error ? "Failed." : reply.finish === "stopped" ? "Stopped." : "Done.");
   if (status === 401) await retryWithKey(chat, reply);
+  else if (isUnknown()) await showModels(); // it is in memory now
 }
 
-/** Stream a reply, with whatever ends it noted in it; the status of what refused it. */
-async function written(reply, body, options) {
+/** Do what writes a reply, with whatever ends it noted in it; the status of what refused it. */
+async function written(reply, work, options) {
   try {
-    await stream(reply, body, options);
+    await work(reply, options);
     return 200;
   } catch (error) {
     if (error.name === "AbortError") reply.finish = "stopped";
@@ -249,9 +285,15 @@ async function retryWithKey(chat, reply) {
   if (state.chat === chat && chat.messages.at(-1) === reply) retryLast();
 }
 
-function requestOf(messages, how) {
+/** What writes the next message of a chat into it: a stream of words, or a picture; null where it cannot begin. */
+function workOf(messages, how) {
+  if (makesPictures()) {
+    const body = store.pictureBody(messages, state.settings);
+    return (reply, options) => paint(reply, body, options);
+  }
   try {
-    return store.requestBody(messages, state.settings, how);
+    const body = store.requestBody(messages, state.settings, { ...how, takes });
+    return (reply, options) => stream(reply, body, options);
   } catch {
     say("The tools in Settings are not JSON.");
     at("settings").showModal();
@@ -270,12 +312,53 @@ async function showModels() {
     say(error.message);
   }
   const { settings } = state;
+  state.models = new Map(found.map((each) => [each.id, each]));
+  const hasSpoken = Boolean(modelFor("speech"));
+  found = found.filter((each) => can(each, "completion") || can(each, "image"));
   const options = found.map(({ id }) => el("option", { value: id, selected: id === settings.model }, id));
   at("model").replaceChildren(...options);
-  const chosen = found.some(({ id }) => id === settings.model);
-  if (!chosen) settings.model = found[0]?.id ?? "";
-  document.title = settings.model ? `${settings.model} · blazr` : "blazr";
+  if (!found.some(({ id }) => id === settings.model)) settings.model = found[0]?.id ?? "";
+  showModel();
+  // replies that are shown already can be read aloud from now on
+  if (hasSpoken && !state.running && !log.querySelector(".editor")) showChat();
   return undefined;
+}
+
+/** Offer what the chosen model can do. */
+function showModel() {
+  const { model } = state.settings;
+  document.title = model ? `${model} · blazr` : "blazr";
+  box.placeholder = makesPictures() ? "Describe a picture" : "Message";
+  const more = [takes("picture") && "pictures", hearer() && "sounds"].filter(Boolean);
+  const label = ["Add text files", ...more].join(", ").replace(/, (\w+)$/, " and $1");
+  at("attach").setAttribute("aria-label", label);
+  at("attach").title = `${label} (or drop or paste them)`;
+  at("microphone").hidden = !canRecord || !hearer();
+}
+
+const can = ({ capabilities }, what) => capabilities?.includes(what) ?? true;
+const chosen = () => state.models.get(state.settings.model);
+const makesPictures = () => chosen()?.capabilities?.includes("image") ?? false;
+
+/** Whether it is not known yet what the chosen model takes: what was never in memory has no figures. */
+function isUnknown() {
+  const model = chosen();
+  return Boolean(model && can(model, "completion") && (model.capabilities === null || model.meta === null));
+}
+
+/** Whether pictures or sounds can go with a message; where that is not known, the server will say. */
+function takes(kind) {
+  return isUnknown() || Boolean(chosen()?.capabilities?.includes(kind === "picture" ? "vision" : "audio"));
+}
+
+/** The first model that can surely do something. */
+function modelFor(what) {
+  return [...state.models.values()].find(({ capabilities }) => capabilities?.includes(what))?.id;
+}
+
+/** Where sounds can go: into the message, or as text into the box. */
+function hearer() {
+  return takes("sound") ? "message" : modelFor("transcription") && "box";
 }
 
 // The page's parts
@@ -298,11 +381,16 @@ function fitBox() {
 
 function submit() {
   const text = box.value.trim();
-  if (!(text || attachments.files.length) || state.running) return;
+  if ((!text && attachments.isEmpty) || state.running) return;
+  const refused = attachments.media.find(({ kind }) => !takes(kind));
+  if (refused) {
+    say(`${state.settings.model} takes no ${refused.kind}s. Remove ${refused.name}, or choose another model.`);
+    return;
+  }
+  if (makesPictures() && !text) return;
   box.value = "";
   fitBox();
-  const files = attachments.take();
-  ask({ role: "user", content: text, ...(files.length && { files }) });
+  ask({ role: "user", content: text, ...attachments.take() });
 }
 
 const SHORTCUTS = {
@@ -350,22 +438,80 @@ function onBoxKey(event) {
 
 const attachments = new Attachments(at("files"), say);
 
+async function addFiles(files) {
+  for (const file of files) {
+    const kind = kindOf(file);
+    if (kind === "text" || takes(kind)) await attachments.add(file);
+    else if (kind === "sound" && hearer()) await dictate(file);
+    else say(`${state.settings.model} takes no ${kind}s.`);
+  }
+  box.focus();
+}
+
+/** Write what is said in a sound into the box. */
+async function dictate(file) {
+  say("Listening…");
+  try {
+    const text = await transcript(modelFor("transcription"), blobOf(await readSound(file)));
+    box.value = [box.value.trim(), text.trim()].filter(Boolean).join(" ");
+    fitBox();
+    say("");
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+async function onMicrophone() {
+  if (state.recording) {
+    state.recording.stop();
+    return;
+  }
+  try {
+    state.recording = await record(MAX_SECONDS);
+  } catch (error) {
+    say(`The microphone cannot be used: ${error.message}`);
+    return;
+  }
+  at("microphone").setAttribute("aria-pressed", "true");
+  say("Recording…");
+  const file = await state.recording.file;
+  state.recording = null;
+  at("microphone").setAttribute("aria-pressed", "false");
+  say("");
+  await addFiles([file]);
+}
+
+/** Read a text aloud. */
+async function speak(text) {
+  say("Making speech…");
+  try {
+    const sound = await speech({ model: modelFor("speech"), input: text.slice(0, MAX_SPOKEN), response_format: "wav" });
+    URL.revokeObjectURL(player.src);
+    player.src = URL.createObjectURL(sound);
+    player.hidden = false;
+    await player.play();
+    say(text.length > MAX_SPOKEN ? `Only the first ${MAX_SPOKEN} characters are read aloud.` : "");
+  } catch (error) {
+    say(error.message);
+  }
+}
+
 function bindFiles() {
   const isDrop = (event) => event.dataTransfer?.types.includes("Files");
   const follow = (event) => {
     if (!isDrop(event)) return;
     event.preventDefault();
     document.body.classList.toggle("dropping", event.type === "dragover");
-    if (event.type === "drop") attachments.add(event.dataTransfer.files).then(() => box.focus());
+    if (event.type === "drop") addFiles([...event.dataTransfer.files]);
   };
   for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, follow);
   box.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
     if (!files.length) return;
     event.preventDefault();
-    attachments.add(files);
+    addFiles(files);
   });
-  bindChooser("attach", "choose-files", (files) => attachments.add(files).then(() => box.focus()));
+  bindChooser("attach", "choose-files", addFiles);
   bindChooser("import", "choose-chats", importChats);
 }
 
@@ -399,6 +545,7 @@ function bind() {
   at("search").addEventListener("input", showChats);
   bindFiles();
   bindChatDialog();
+  at("microphone").addEventListener("click", onMicrophone);
   at("stop").addEventListener("click", stop);
   at("new").addEventListener("click", () => openChat(store.newChat()));
   at("menu").addEventListener("click", openMenu);
@@ -410,7 +557,7 @@ function bind() {
   at("model").addEventListener("change", () => {
     state.settings.model = at("model").value;
     store.saveSettings(state.settings);
-    document.title = `${state.settings.model} · blazr`;
+    showModel();
   });
   document.addEventListener("keydown", onKey);
   bindSettings(state, { onKey: showModels, onForget: () => {

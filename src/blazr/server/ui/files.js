@@ -1,24 +1,43 @@
-// Text files that go with a message.
+// What goes with a message: text files, pictures and sounds.
 
 import { el, iconButton } from "./dom.js";
+import { mediaView, readPicture, readSound } from "./media.js";
 
 const MAX_BYTES = 262_144; // of the files of one message together
 
-/** The files to go with the next message, shown as chips. */
+/** What a file is sent as: a picture, a sound, or text. */
+export function kindOf({ type }) {
+  if (type.startsWith("image/") && type !== "image/svg+xml") return "picture";
+  return type.startsWith("audio/") ? "sound" : "text";
+}
+
+/** What is to go with the next message, shown above it. */
 export class Attachments {
   constructor(root, onProblem) {
     this.root = root;
     this.onProblem = onProblem;
     this.files = [];
+    this.media = [];
+  }
+
+  get isEmpty() {
+    return this.files.length + this.media.length === 0;
   }
 
   /** Add what was chosen, dropped or pasted; says why where a file is refused. */
-  async add(chosen) {
-    for (const file of chosen) {
+  async add(file) {
+    const kind = kindOf(file);
+    if (kind === "text") {
       const text = await this.read(file);
       if (text !== null) this.files.push({ name: file.name || "text", text });
-      this.show();
+    } else {
+      try {
+        this.media.push(await (kind === "picture" ? readPicture(file) : readSound(file)));
+      } catch (error) {
+        this.onProblem(error.message);
+      }
     }
+    this.show();
   }
 
   async read(file) {
@@ -39,18 +58,23 @@ export class Attachments {
 
   /** Hand them over; none are left. */
   take() {
-    const { files } = this;
+    const { files, media } = this;
     this.files = [];
+    this.media = [];
     this.show();
-    return files;
+    return { ...(files.length && { files }), ...(media.length && { media }) };
   }
 
   show() {
-    this.root.replaceChildren(...this.files.map((file) => chip(file, () => {
-      this.files = this.files.filter((other) => other !== file);
+    const remove = (list, item) => () => {
+      this[list] = this[list].filter((other) => other !== item);
       this.show();
-    })));
-    this.root.hidden = this.files.length === 0;
+    };
+    this.root.replaceChildren(
+      ...this.files.map((file) => chip(file, remove("files", file))),
+      ...this.media.map((item) =>
+        mediaView(item, iconButton("close", `Remove ${item.name}`, remove("media", item)))));
+    this.root.hidden = this.isEmpty;
   }
 }
 

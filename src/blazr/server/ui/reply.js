@@ -1,6 +1,7 @@
 // One reply: what its stream has said so far, and what it cost.
 
-import { chat } from "./api.js";
+import { chat, pictures } from "./api.js";
+import { madePicture } from "./media.js";
 
 /** An assistant's message into which `stream` writes. */
 export function newReply(model) {
@@ -14,7 +15,8 @@ export function newReply(model) {
  * @param onChange called after each chunk
  */
 export async function stream(message, body, { signal, onChange }) {
-  const watch = { began: performance.now(), first: 0, last: 0, deltas: 0 };
+  const numSteps = message.steps?.length ?? 0;
+  const watch = { began: performance.now(), first: 0, last: 0, deltas: 0, numSteps };
   const before = message.stats?.tokens ?? 0;
   message.stats = {};
   delete message.finish;
@@ -30,6 +32,17 @@ export async function stream(message, body, { signal, onChange }) {
   }
 }
 
+/** Make a picture and put it into a message. */
+export async function paint(message, body, { signal }) {
+  const began = performance.now();
+  message.stats = {};
+  delete message.error;
+  delete message.finish;
+  const made = await pictures(body, signal);
+  message.media = await Promise.all(made.map((file) => madePicture(file, body.prompt)));
+  message.stats.pictureMs = performance.now() - began;
+}
+
 function take(message, chunk, watch) {
   if (chunk.reuse !== undefined) {
     message.stats.reuse = chunk.reuse;
@@ -38,7 +51,7 @@ function take(message, chunk, watch) {
   if (chunk.usage) takeUsage(message.stats, chunk.usage);
   const choice = chunk.choices?.[0];
   if (!choice) return;
-  const { content, reasoning_content: thought, tool_calls: calls = [] } = choice.delta;
+  const { content, reasoning_content: thought, tool_calls: calls = [], mcp_calls: steps = [] } = choice.delta;
   if (content || thought || calls.length) {
     watch.last = performance.now();
     watch.first ||= watch.last;
@@ -50,6 +63,7 @@ function take(message, chunk, watch) {
   }
   if (content) message.content += content;
   for (const call of calls) takeCall(message.calls, call);
+  for (const step of steps) takeStep(message, step, watch.numSteps);
   if (choice.finish_reason) message.finish = choice.finish_reason;
 }
 
@@ -57,6 +71,12 @@ function takeCall(calls, { index, id, function: part }) {
   calls[index] ??= { id: id ?? "", name: "", arguments: "" };
   if (part?.name) calls[index].name = part.name;
   calls[index].arguments += part?.arguments ?? "";
+}
+
+/** A call that the server runs itself; it is told of when it begins, and when it ends. */
+function takeStep(message, { index, id, server_label: server, name, arguments: given, status, output }, before) {
+  message.steps ??= [];
+  message.steps[before + index] = { id, server, name, arguments: given, status, output: output ?? undefined };
 }
 
 function takeUsage(stats, usage) {
@@ -94,6 +114,7 @@ export function costs(stats) {
     const count = `${stats.isGuess ? "≈ " : ""}${stats.tokens}`;
     found.push([`${count} ${stats.tokens === 1 ? "token" : "tokens"}`, "generated"]);
   }
+  if (stats?.pictureMs) found.push([`made in ${duration(stats.pictureMs)}`, "time to make the picture"]);
   if (stats?.speed) found.push([`${stats.speed.toFixed(1)} tokens/s`, "after the first token"]);
   if (stats?.firstMs) found.push([`first after ${duration(stats.firstMs)}`, "time to first token"]);
   if (stats?.prompt !== undefined) {

@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 import { DEFAULTS, forgetAll, NUMBERS, saveSettings } from "./store.js";
 
 const at = (id) => document.getElementById(id);
-const TEXTS = { system: "system", stop: "stop-strings", tools: "tools", thinking: "thinking" };
+const TEXTS = { system: "system", stop: "stop-strings", tools: "tools", agent: "agent", thinking: "thinking" };
 
 /** Show the settings and follow what is changed. */
 export function bindSettings(state, { onKey, onForget }) {

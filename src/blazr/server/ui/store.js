@@ -3,10 +3,13 @@
 import { isSaid } from "./branches.js";
 import { shortened } from "./dom.js";
 import { withFiles } from "./files.js";
+import { newId } from "./ids.js";
+import { forgetMedia, partOf } from "./media.js";
 
 const CHAT = "blazr.chat.";
 const SETTINGS = "blazr.settings";
 const MAX_CHATS = 100;
+const MAX_SENT = 7_500_000; // characters of pictures and sounds in a request; servers take 10 MB
 
 /** Settings that go into requests as numbers, by field: label, bounds, step, what it does, what it is if empty. */
 export const NUMBERS = {
@@ -21,23 +24,18 @@ export const NUMBERS = {
   seed: ["Seed", 0, 4294967295, 1, "makes replies repeatable"],
 };
 
-export const DEFAULTS = { system: "", stop: "", tools: "", thinking: "", model: "" };
+export const DEFAULTS = { system: "", stop: "", tools: "", agent: "", thinking: "", model: "" };
 
 /** A chat without messages. */
 export function newChat() {
   return { id: newId(), created: Date.now(), messages: [] };
 }
 
-// Secure contexts alone have randomUUID, and this page may come from another machine.
-export function newId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
-  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
 /** A chat's name: the one it was given, or its beginning. */
 export function titleOf(chat) {
   const first = chat.messages[0];
-  return shortened(chat.title || first?.content || first?.files?.[0]?.name || "", 60) || "New chat";
+  const name = first?.files?.[0]?.name ?? first?.media?.[0]?.name;
+  return shortened(chat.title || first?.content || name || "", 60) || "New chat";
 }
 
 /** Whether a chat's name or the version of it that is shown has some words in it. */
@@ -77,10 +75,12 @@ export function saveChat(chat) {
 
 export function forgetChat(id) {
   localStorage.removeItem(CHAT + id);
+  forgetMedia(id);
 }
 
 export function forgetAll() {
   for (const name of storedKeys("blazr.")) localStorage.removeItem(name);
+  forgetMedia();
 }
 
 export function loadSettings() {
@@ -111,8 +111,14 @@ function parsed(name) {
   }
 }
 
-/** The request for a chat as it stands; with `goesOn` its last message is written on. */
-export function requestBody(messages, settings, { goesOn = false } = {}) {
+/**
+ * The request for a chat as it stands.
+ *
+ * @param goesOn whether its last message is written on
+ * @param approved ids of calls that the server may run now
+ * @param takes whether the model takes a kind of media
+ */
+export function requestBody(messages, settings, { goesOn = false, approved = [], takes = () => false } = {}) {
   const body = { model: settings.model || "default", stream: true,
     stream_options: { include_usage: true }, truncation: "auto" };
   for (const name of Object.keys(NUMBERS)) {
@@ -121,6 +127,8 @@ export function requestBody(messages, settings, { goesOn = false } = {}) {
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;
   if (settings.tools.trim()) body.tools = JSON.parse(settings.tools);
+  if (settings.agent) body.agent = settings.agent === "on";
+  if (approved.length) body.approved_tool_calls = approved;
   if (settings.thinking) {
     body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   }
@@ -130,19 +138,58 @@ export function requestBody(messages, settings, { goesOn = false } = {}) {
     if (messages.at(-1).thought) body.chat_template_kwargs = { enable_thinking: false };
   }
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  body.messages = [...system, ...messages.filter(isSaid).map(asSent)];
+  const said = messages.filter(isSaid);
+  const parts = mediaParts(said, takes);
+  const called = new Set(said.flatMap(({ calls = [] }) => calls.map(({ id }) => id)));
+  body.messages = [...system, ...said.flatMap((message) => asSent(message, parts, called))];
   return body;
 }
 
-function asSent(message) {
-  if (message.role === "tool") {
-    return { role: "tool", tool_call_id: message.callId, content: message.content };
+/** The request for a picture of what a chat's last question says. */
+export function pictureBody(messages, settings) {
+  const asked = messages.findLast(({ role }) => role === "user");
+  const body = { model: settings.model, prompt: withFiles(asked), response_format: "b64_json" };
+  if (Number.isFinite(settings.seed)) body.seed = settings.seed;
+  return body;
+}
+
+/** What stands in a request for pictures and sounds: the newest that there is room for. */
+function mediaParts(messages, takes) {
+  const parts = new Map();
+  let room = MAX_SENT;
+  for (const item of messages.flatMap(({ media = [] }) => media).toReversed()) {
+    const part = takes(item.kind) ? partOf(item) : null;
+    room -= part ? JSON.stringify(part).length : 0;
+    parts.set(item, part && room >= 0 ? part : { type: "text", text: `(a ${item.kind})\n\n` });
   }
-  const sent = { role: message.role, content: withFiles(message) };
+  return parts;
+}
+
+/** A message for the server, after what came of calls in earlier messages that it has run. */
+function asSent(message, parts, called) {
+  if (message.role === "tool") {
+    return [{ role: "tool", tool_call_id: message.callId, content: message.content }];
+  }
+  const sent = { role: message.role, content: contentOf(message, parts) };
+  const steps = (message.steps ?? []).filter(({ output }) => output !== undefined);
+  const results = steps.filter(({ id }) => called.has(id))
+    .map(({ id, output }) => ({ role: "tool", tool_call_id: id, content: output }));
+  const ran = steps.filter(({ id }) => !called.has(id))
+    .map(({ id, name, arguments: given, output }) => ({ id, name, arguments: given, output }));
+  if (ran.length) sent.mcp_calls = ran;
   if (message.thought) sent.reasoning_content = message.thought;
   if (message.calls?.length) {
     sent.tool_calls = message.calls.map(({ id, name, arguments: given }) =>
       ({ id, type: "function", function: { name, arguments: given } }));
   }
-  return sent;
+  return [...results, sent];
+}
+
+function contentOf(message, parts) {
+  const text = withFiles(message);
+  const { media = [] } = message;
+  if (!media.length) return text;
+  // what the model has made is told of in words: templates have a place for media in questions alone
+  if (message.role === "assistant") return text || `(a ${media[0].kind})`;
+  return [...media.map((item) => parts.get(item)), ...(text ? [{ type: "text", text }] : [])];
 }

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { fenced, withFiles } from "./files.js";
-import { newId } from "./store.js";
+import { newId } from "./ids.js";
 
 const MAX_BYTES = 16_777_216;
 
@@ -17,15 +17,23 @@ export function download(name, text, type) {
 export function chatAsMarkdown(chat, title) {
   const parts = [`# ${title}`];
   for (const message of chat.messages) {
-    if (message.role === "user") parts.push("## You", withFiles(message));
+    if (message.role === "user") parts.push("## You", withFiles(message), namesOf(message));
     if (message.role === "tool") parts.push("### Result", fenced(message.content));
     if (message.role !== "assistant") continue;
     parts.push(`## ${message.model}`);
     if (message.thought) parts.push(message.thought.trim().replace(/^/gm, "> "));
-    parts.push(message.content);
+    for (const { server, name, arguments: given, output } of message.steps ?? []) {
+      parts.push(`### ${name} of ${server}`, fenced(given, "json"), fenced(output ?? ""));
+    }
+    parts.push(message.content, namesOf(message));
     for (const call of message.calls) parts.push(`### Call of ${call.name}`, fenced(call.arguments, "json"));
   }
   return `${parts.filter(Boolean).join("\n\n")}\n`;
+}
+
+/** What a message shows or plays, by name: the files stay in the browser. */
+function namesOf({ media = [] }) {
+  return media.map(({ kind, name }) => `(${kind}: ${name})`).join("\n");
 }
 
 /** A chat with all its versions, for `chatsFrom`. */
@@ -60,7 +68,7 @@ export async function chatsFrom(file) {
 /** Messages made anew from what a file says, with nothing but what the page knows. */
 function messagesFrom(messages) {
   return messages.filter(({ role }) => role !== "system").map((message) => {
-    const { role, content, thought, calls, callId, model, files, finish, fork } = message;
+    const { role, content, thought, calls, callId, model, files, finish, fork, steps } = message;
     const made = { role, content: textOf(content ?? "") };
     if (!["user", "assistant", "tool"].includes(role)) throw new Error("A message has an unknown role.");
     if (role === "assistant") {
@@ -70,6 +78,7 @@ function messagesFrom(messages) {
         .map(({ id, name, arguments: given }) =>
           ({ id: textOf(id), name: textOf(name), arguments: textOf(given) }));
       if (finish !== undefined) made.finish = textOf(finish);
+      if (steps) made.steps = steps.map(stepFrom);
     }
     if (role === "tool") made.callId = textOf(callId ?? message.tool_call_id);
     if (files) made.files = files.map(({ name, text }) => ({ name: textOf(name), text: textOf(text) }));
@@ -79,6 +88,11 @@ function messagesFrom(messages) {
     }
     return made;
   });
+}
+
+function stepFrom({ id, server, name, arguments: given, status, output }) {
+  return { id: textOf(id), server: textOf(server), name: textOf(name), arguments: textOf(given),
+    status: textOf(status), output: textOf(output ?? "") };
 }
 
 function textOf(value) {
