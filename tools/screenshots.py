@@ -61,7 +61,7 @@ Let me look.
 </tool_call>"""
 
 
-SEEN = "A **lighthouse** on a rock, at sunset. The sky goes from orange to violet, and its light is on."
+SEEN = "A **lighthouse** on a rock, at sunset, with its light on. High tide is at **21:40**."
 STEP = {"index": 0, "id": "c1", "server_label": "tides", "name": "next_high_tide"}
 STEP |= {"arguments": '{"place": "Cabo da Roca"}', "status": "completed", "output": "21:40"}
 CAPABILITIES = {"eyes": ["completion", "vision", "audio"], "brush": ["image"], "voice": ["speech"]}

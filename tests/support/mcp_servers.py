@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import threading
@@ -75,16 +74,11 @@ def build(marks: Path | None = None):  # noqa: C901  (a tool each)
         return "written"
 
     @server.tool()
-    async def flood(size: int) -> str:
-        """Write a line that does not end."""
-        os.write(1, b"x" * size)
-        await asyncio.Event().wait()
-        return "never"
-
-    @server.tool()
     def die() -> str:
         """End the server."""
         sys.stdout.flush()
+        import os
+
         os._exit(3)
 
     return server
@@ -96,12 +90,15 @@ def on_stdio(**more: object) -> dict[str, object]:
     return {"command": sys.executable, "args": ["-c", code], "cwd": str(ROOT), **PATIENT, **more}
 
 
-def saying(tools: object, *, then: object = None, **more: object) -> dict[str, object]:
+def saying(
+    tools: object, *, then: object = None, flood: int = 0, **more: object
+) -> dict[str, object]:
     """The entry for a program that knows the protocol's beginning and lists these tools.
 
     Args:
         tools: What it lists.
         then: What it lists later, after it has said that its tools changed.
+        flood: So many bytes without an end of line are what it answers to a call.
         more: Other keys of the entry.
     """
     lists = json.dumps([tools] if then is None else [tools, then])
@@ -124,6 +121,9 @@ for line in sys.stdin:
             lists.pop(0)
             print(json.dumps(answer), flush=True)
             answer = {{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}
+    elif asked["method"] == "tools/call":
+        print("x" * {flood}, end="", flush=True)
+        continue
     else:
         answer["error"] = {{"code": -32601, "message": "unknown"}}
     print(json.dumps(answer), flush=True)

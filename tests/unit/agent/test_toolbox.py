@@ -158,9 +158,9 @@ def test_a_line_without_end_ends_the_program_and_not_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded_lines, "MAX_LINE_BYTES", 300_000)
-    with opened(tmp_path, tried=mcp_servers.on_stdio()) as toolbox:
-        assert len(call(toolbox, "long", '{"size": 90000}').text) > 19_000
-        gone = call(toolbox, "flood", '{"size": 400000}')  # it does not end after this
+    tool = {"name": "talk", "inputSchema": {"type": "object"}}
+    with opened(tmp_path, tried=mcp_servers.saying([tool], flood=400_000)) as toolbox:
+        gone = call(toolbox, "talk")
         assert gone == Outcome(f"{connection.ENDED}.", is_error=True)
         wait_until(lambda: "a line of more than 300,000 bytes" in toolbox.status()[0].failure)
 
