@@ -58,9 +58,9 @@ def test_text_files_go_with_a_message(saying, new_page) -> None:
 def test_files_that_are_no_text_or_too_long_are_refused(saying, new_page) -> None:
     page = new_page(saying(STORY).url)
     page.set_input_files(
-        "#choose-files", [{"name": "a.png", "mimeType": "", "buffer": b"\x89PNG\xff\x00"}]
+        "#choose-files", [{"name": "a.bin", "mimeType": "", "buffer": b"\x89PNG\xff\x00"}]
     )
-    page.get_by_text("a.png is no text file in UTF-8.").wait_for()
+    page.get_by_text("a.bin is no text file in UTF-8.").wait_for()
     page.set_input_files(
         "#choose-files", [{"name": "b.txt", "mimeType": "", "buffer": b"x" * 262_145}]
     )

@@ -21,7 +21,7 @@ from tests.browser.test_chat_page import STORY, ask, last_reply, prompts, wait_d
 from tests.support import mcp_servers
 from tests.support.calling import calling, calling_core
 from tests.support.loopback import Loopback, serving, serving_models
-from tests.support.scripted import thinking_core
+from tests.support.scripted import thinking_core, wait_until
 
 pytestmark = [
     pytest.mark.browser,
@@ -81,7 +81,7 @@ def opened(new_page):
         page.bodies = []
         page.on("request", lambda sent: sent.method == "POST" and page.bodies.append(sent))
         page.reload()
-        page.wait_for_function("document.querySelector('#model').options.length > 0")
+        page.locator("#model option").first.wait_for(state="attached")
         assert page.locator("#model").input_value() == model
         return page
 
@@ -210,6 +210,8 @@ def test_a_picture_is_made(server, opened) -> None:
     with Image.open(io.BytesIO(b64decode(made)), formats=["PNG"]) as image:
         expected = [*image.size, list(image.convert("RGBA").tobytes())]
     assert page.locator(".assistant img").evaluate(drawn) == expected
+    gap = "(box) => box.scrollHeight - box.scrollTop - box.clientHeight"
+    assert page.locator("#scroller").evaluate(gap) < 2, "the picture is in view"
     assert "made in" in last_reply(page).locator(".stats").inner_text()
     page.reload()
     page.click("#chats .open")
@@ -279,7 +281,7 @@ def test_a_sound_is_written_down_for_a_model_that_does_not_hear(server, opened) 
         talk = hearing.sound_file(hearing.speech(0, 4))
         hand(page, "drop", "talk.wav", "audio/wav", talk)
     text = heard.value.json()["text"].strip()
-    page.wait_for_function("document.querySelector('#status').textContent === ''")
+    wait_until(lambda: page.locator("#status").inner_text() == "")
     assert page.locator("#box").input_value() == f"They said: {text}".strip()
     assert page.locator("#files").is_hidden()
 
@@ -304,14 +306,14 @@ def test_a_reply_is_read_aloud(plans, opened) -> None:
             "input": "a cat",
             "response_format": "wav",
         }
-        page.wait_for_function("document.querySelector('#player').currentTime > 0")
-        assert page.locator("#player").evaluate("(player) => player.duration") > 0.1
+        player = page.locator("#player")
+        wait_until(lambda: player.evaluate("(player) => player.currentTime") > 0)
+        assert player.evaluate("(player) => player.duration") > 0.1
         core.engine.script_of = lambda _: core.tokenizer.encode("\u4f60")
         ask(page, "again")
         wait_done(page)
         last_reply(page).get_by_label("Read aloud").click()
-        page.wait_for_function("document.querySelector('#status').textContent.length > 20")
-        assert "text" in page.locator("#status").inner_text()
+        wait_until(lambda: "text" in page.locator("#status").inner_text())
         page.complaints.clear()  # the browser notes the 400
 
 

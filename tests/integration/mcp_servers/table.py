@@ -96,7 +96,13 @@ def _of_sdk(sdk: str) -> list[Served]:
     }
     is_new = sdk.startswith("2")
     rows = [
-        _example(sdk, "simple-tool", "stdio", calls={"fetch": ({}, "!url")}, num_tools=1),
+        _example(
+            sdk,
+            "simple-tool",
+            "stdio",
+            calls={"fetch": ({}, "!" if is_new else "!url")},
+            num_tools=1,
+        ),
         _example(
             sdk,
             "simple-pagination",
@@ -108,7 +114,7 @@ def _of_sdk(sdk: str) -> list[Served]:
         _example(sdk, "simple-streamablehttp", "http", "--json-response", calls=notes, num_tools=1),
         _example(sdk, "simple-streamablehttp-stateless", "http", calls=notes, num_tools=1),
         _example(
-            sdk, "everything-server", "http", calls=everything, num_tools=24 if is_new else 12
+            sdk, "everything-server", "http", calls=everything, num_tools=28 if is_new else 13
         ),
         _snippet(sdk, "echo", calls={"echo_tool": ({"text": "hi"}, "hi")}, num_tools=1),
         _snippet(sdk, "complex_inputs", calls={"name_shrimp": (shrimp, "Bo")}, num_tools=1),

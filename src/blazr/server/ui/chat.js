@@ -554,6 +554,8 @@ function bind() {
   at("open-settings").addEventListener("click", () => at("settings").showModal());
   at("to-end").addEventListener("click", toEnd);
   scroller.addEventListener("scroll", () => (at("to-end").hidden = isAtEnd()));
+  // a picture has its height once it was loaded
+  log.addEventListener("load", () => at("to-end").hidden && toEnd(), true);
   at("model").addEventListener("change", () => {
     state.settings.model = at("model").value;
     store.saveSettings(state.settings);
