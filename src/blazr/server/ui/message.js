@@ -58,7 +58,7 @@ export function editorView(message, { onSave, onCancel }) {
 
 /** What the model answers; `update` follows the message as it grows. */
 export class ReplyView {
-  constructor(message, { onRetry, onContinue, onVersion, onResults, onSpeak, isOwnTool, results = new Map(), isLast }) {
+  constructor(message, { onRetry, onContinue, onVersion, onResults, onSpeak, isOwnTool = () => true, results = new Map(), isLast }) {
     this.message = message;
     this.isOwnTool = isOwnTool;
     this.results = results;
