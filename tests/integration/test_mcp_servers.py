@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,7 @@ asyncio.run(main(json.loads(sys.argv[1])))
 
 
 @contextmanager
-def started(row: Served, folder: Path) -> Iterator[dict[str, Any]]:
+def started(row: Served, folder: Path) -> Iterator[dict[str, object]]:
     """The entry of an ``mcp.json`` for a server, which runs until the block ends."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -109,14 +108,14 @@ def server() -> Iterator[Loopback]:
         yield running
 
 
-def own_program(running: Loopback) -> dict[str, Any]:
+def own_program(running: Loopback) -> dict[str, object]:
     """Our server of tools over stdio."""
     args = ["-m", "blazr", "mcp", "--url", running.url]
     path = {"PYTHONPATH": ":".join(sys.path)}
     return {"command": sys.executable, "args": args, "env": path}
 
 
-def told(*command: str) -> Any:
+def told(*command: str):
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
