@@ -22,6 +22,7 @@ from blazr.engine.cache.transfer import Incoming, export
 from blazr.engine.request import Request
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
+from blazr.server.kv_nixl import Nixl
 from blazr.server.models import Models, ModelSource
 from tests.support import tiny
 from tests.support.examples import MIXES, STORED_MIXES
@@ -246,6 +247,19 @@ def test_what_is_not_whole_is_computed(
     assert cached(reply) == 0
     pair.proxy.status, pair.proxy.change = 200, lambda data: data
     assert complete(pair.decode, number, kv_transfer_params=params)["choices"] == wanted
+
+
+def test_memory_is_lent_where_there_is_nixl(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl")
+    lent = []
+    read = Nixl.read
+    monkeypatch.setattr(Nixl, "read", lambda self, offer: lent.append(offer) or read(self, offer))
+    wanted = complete(pair.alone, 12)["choices"]
+    told = complete(pair.prefill, 12, max_tokens=1, kv_transfer_params=PREFILL)
+    reply = complete(pair.decode, 12, kv_transfer_params=told["kv_transfer_params"])
+    assert reply["choices"] == wanted
+    assert cached(reply) > 0
+    assert [offer.num_bytes > 0 for offer in lent] == [True]
 
 
 def test_another_model_has_nothing_to_send(pair: Pair) -> None:

@@ -9,10 +9,12 @@ from urllib.parse import SplitResult, urlsplit
 import httpx2
 import msgspec
 
-from blazr.engine.cache.transfer import Incoming
+from blazr.engine.cache.transfer import Incoming, TransferError
 from blazr.server.config import ServerConfig
+from blazr.server.kv_nixl import Nixl, Offer
 
 EXPORT_PATH = "/kv_cache/export"
+NIXL_HEADER = "X-Blazr-Nixl"
 MOST_BLOCKS = 65_536  # of one prompt: four million tokens
 PORTS = {"http": 80, "https": 443}
 _CONNECT_S = 2.0
@@ -36,11 +38,15 @@ BlockName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class ExportBody(msgspec.Struct, kw_only=True):
-    """The names of a prompt's blocks, and after how many of them nothing is lacking."""
+    """The names of a prompt's blocks, and after how many of them nothing is lacking.
+
+    With ``nixl`` they may be lent, not sent: the answer then has no body and says where they are.
+    """
 
     blocks: Annotated[list[BlockName], msgspec.Meta(max_length=MOST_BLOCKS)]
     num_known: Annotated[int, msgspec.Meta(ge=0)]
     model: str | None = None
+    nixl: bool = False
 
 
 class Peers:
@@ -48,9 +54,13 @@ class Peers:
 
     Args:
         config: Has their addresses, and the operator's key that all share.
+
+    Attributes:
+        nixl: Reads their memory, and lends this server's; None where NIXL is not installed.
     """
 
     def __init__(self, config: ServerConfig) -> None:
+        self.nixl = Nixl() if Nixl.is_installed() else None
         self._urls = [urlsplit(each) for each in config.kv_peers]
         key = next(iter(config.admin_api_keys + config.api_keys), None)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -73,7 +83,7 @@ class Peers:
         """
         path = url.path.rstrip("/") + EXPORT_PATH
         address = url._replace(path=path).geturl()
-        content = msgspec.json.encode(body)
+        content = msgspec.json.encode(msgspec.structs.replace(body, nixl=self.nixl is not None))
         async with (
             asyncio.timeout(_LONGEST_S),
             httpx2.AsyncClient(
@@ -85,6 +95,18 @@ class Peers:
             client.stream("POST", address, content=content) as response,
         ):
             response.raise_for_status()
+            lent = response.headers.get(NIXL_HEADER)
+            if lent is not None and self.nixl is not None:
+                offer = _offer_of(lent)
+                data = await asyncio.to_thread(self.nixl.read, offer)
+                await asyncio.to_thread(incoming.feed, data)
             async for data in response.aiter_raw(_PIECE_BYTES):
                 await asyncio.to_thread(incoming.feed, data)
         incoming.end()
+
+
+def _offer_of(header: str) -> Offer:
+    try:
+        return msgspec.json.decode(header, type=Offer)
+    except msgspec.ValidationError as error:
+        raise TransferError(f"it lends what is no memory: {error}") from error
