@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -166,7 +166,8 @@ class BodyBudget:
 
     def _give_back(self) -> None:
         if not self.held:
-            asyncio.get_running_loop().run_in_executor(None, garbage.give_back)
+            with suppress(RuntimeError):  # the server ends, and takes no more work
+                asyncio.get_running_loop().run_in_executor(None, garbage.give_back)
 
 
 class ServerState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -20,6 +21,7 @@ from blazr.core.errors import ConfigError
 from blazr.server import params
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.endpoint import MAX_JSON_VALUES, Call, Route
+from blazr.server.models import BodyBudget
 from blazr.server.params import MAX_TOOL_NAME, MAX_VARIABLE_NAME, MAX_VARIABLES
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback, serving
@@ -218,3 +220,12 @@ def test_memory_goes_back_after_long_bodies() -> None:
 def test_the_longest_body_fits_among_all() -> None:
     with pytest.raises(ConfigError, match="max_bodies_bytes"):
         ServerConfig(max_body_bytes=2**30)
+
+
+def test_memory_is_not_given_back_where_the_server_has_ended_meanwhile() -> None:
+    async def end() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.shutdown_default_executor()
+        BodyBudget(1000)._give_back()
+
+    asyncio.run(end())
