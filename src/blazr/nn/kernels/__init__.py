@@ -59,7 +59,7 @@ _DTYPES = {
     "encode_q4_k": (torch.float32,),
     "pack": (torch.uint8,),
 }
-_TRITON_DTYPES = {"mamba2": (torch.bfloat16, torch.float16)}
+_TRITON_DTYPES = _DTYPES | {"mamba2": (torch.bfloat16, torch.float16)}
 
 
 KERNELS: Table[Kernel] = Table(
@@ -80,7 +80,7 @@ KERNELS: Table[Kernel] = Table(
         f"triton.{op}": Kernel(
             op,
             "cuda",
-            _TRITON_DTYPES.get(op) or _DTYPES.get(op, tuple(compiled.DTYPES)),
+            _TRITON_DTYPES.get(op, tuple(compiled.DTYPES)),
             f"blazr.nn.kernels.triton.{module}:{op}",
             available.missing,
             available.in_use,

@@ -231,6 +231,10 @@ def _fits(x: Tensor, _: Tensor, __: Tensor, mlps: ExpertMlps) -> bool:
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """See ``blazr.nn.ops.moe.experts``, for stacks that are plain tensors."""
     up, down, gate = mlps.up, mlps.down, mlps.up if mlps.gate is None else mlps.gate
+    # as _fits says
+    assert isinstance(up, Tensor)
+    assert isinstance(down, Tensor)
+    assert isinstance(gate, Tensor)
     count, inner, size = up.shape
     top, out = chosen.shape[1], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
