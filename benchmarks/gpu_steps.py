@@ -334,7 +334,9 @@ def _experts(
     pairs = tokens * top
     read = count * (1 - (1 - top / count) ** tokens)  # experts that are expected to be chosen
     nbytes = dtype.itemsize * (read * 3 * size * inner + pairs * (2 * size + 2 * inner))
-    return Step(name, arguments, nbytes, 2 * pairs * 3 * size * inner, 0, tokens > 1)
+    flops = 2 * pairs * 3 * size * inner
+    most_stack = 64 if dtype == torch.float32 else 0
+    return Step(name, arguments, nbytes, flops, most_stack, tokens > 1)
 
 
 def _block_linear(kind: str, name: str, rows: int) -> Step:
@@ -406,11 +408,11 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "gated_delta": (
         _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),
         _gated_delta("Qwen3-Next, 256 replies", _QWEN, (256, 1, 1055)),
-        _gated_delta("Qwen3-Next, prompt of 4,096", _QWEN, (1, 4096, 0), most_stack=832),
-        _gated_delta("Olmo Hybrid 7B, prompt of 4,096", _OLMO, (1, 4096, 0), most_stack=832),
+        _gated_delta("Qwen3-Next, prompt of 4,096", _QWEN, (1, 4096, 0), most_stack=1536),
+        _gated_delta("Olmo Hybrid 7B, prompt of 4,096", _OLMO, (1, 4096, 0), most_stack=1536),
         _gated_delta("Kimi Linear, 1 reply", _KIMI, (1, 1, 1055), by_channel=True),
         _gated_delta(
-            "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=1280
+            "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=1984
         ),
         _gated_delta(
             "Qwen3-Next in float32", _QWEN, (1, 4096, 0), dtype=torch.float32, most_stack=3456
