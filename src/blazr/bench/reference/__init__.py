@@ -34,10 +34,12 @@ SECTIONS: dict[str, str] = {
     "llava_next": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "ministral3",
+    "paligemma": "gemma",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "smolvlm": "llama",
+    "voxtral": "llama",
 }
