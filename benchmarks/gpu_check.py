@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
@@ -84,6 +84,10 @@ class Report:
         self._lock = threading.Lock()
         self.is_right = True
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
@@ -109,8 +113,9 @@ class Report:
             figures = {"error": f"{type(error).__name__}: {error}"[:500]}
         self.say(stage, name, **figures, took_s=round(time.monotonic() - started, 2))
 
-    def stop_in_time(self) -> None:
-        """End the process when the time is up, whatever it waits for."""
+    @contextmanager
+    def in_time(self) -> Iterator[None]:
+        """End the process when the time is up before the block ends, whatever it waits for."""
 
         def stop() -> None:
             self.say("end", "stopped", error="the time was up in the middle of something")
@@ -119,6 +124,11 @@ class Report:
         timer = threading.Timer(max(self.left_s, 0) + 20, stop)
         timer.daemon = True
         timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def check_device(report: Report, device: Device, *, tiny: bool) -> dict[str, float]:
@@ -511,9 +521,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device, report = resolve_device(options.device), Report(options.out, options.seconds)
     device.use()
-    report.stop_in_time()
     wanted = options.only or STAGES
-    with torch.inference_mode():
+    with closing(report), report.in_time(), torch.inference_mode():
         rates = check_device(report, device, tiny=options.tiny)
         if "ops" in wanted:
             check_ops(report, device, tiny=options.tiny)
@@ -523,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_speed(report, device, rates, tiny=options.tiny)
         if "rivals" in wanted:
             check_rivals(report, device, tiny=options.tiny)
-    report.say("end", "done", seconds_left=round(report.left_s, 1))
+        report.say("end", "done", seconds_left=round(report.left_s, 1))
     return 0 if report.is_right else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,5 @@ def test_when_no_time_is_left_the_rest_is_left_out(tmp_path):
     status, lines = run(tmp_path / "check.jsonl", "--seconds", "0")
     assert status == 0
     assert all("skipped" in line for line in lines[:-1])
+    # nothing is left that would end this process later
+    assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
