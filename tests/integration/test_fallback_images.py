@@ -58,20 +58,7 @@ def test_transformers_gives_the_same_scores(kind: str, tmp_path: Path) -> None:
         for name in [each for each in batch if each.endswith("token_type_ids")]:
             behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
             batch[name] = torch.cat((batch[name], behind), 1)
-        scores = []
-        for model in (theirs, exact):
-            dtype = next(model.parameters()).dtype
-            inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([ids]), **inputs).logits[0]
-            scores.append(logits.double().log_softmax(-1))
-        loss = (scores[0] - scores[1]).abs().max().item()
-        known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
-        assert [each.token_id for each in known] == ids
-        for place, each in enumerate(known):
-            if place:
-                expected = scores[1][place - 1, ids[place]].item()
-                assert each.logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+        seeing.check_scores(found, ids, seeing.scores_of(theirs, exact, ids, batch))
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:

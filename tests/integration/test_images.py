@@ -106,18 +106,8 @@ class Pair:
         if config.model_type == "paligemma" and images:
             num_prompt = len(self.ids) - len(reply)
             batch["token_type_ids"] = (torch.arange(len(self.ids)) >= num_prompt).int()[None]
-        found = []
-        for model in (self.theirs, self.exact):
-            dtype = next(model.parameters()).dtype
-            inputs = {
-                name: value.to(dtype) if value.is_floating_point() else value
-                for name, value in batch.items()
-                if name in _INPUTS
-            }
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([self.ids]), **inputs).logits[0]
-            found.append(logits.double().log_softmax(-1))
-        return found
+        inputs = {name: value for name, value in batch.items() if name in _INPUTS}
+        return seeing.scores_of(self.theirs, self.exact, self.ids, inputs)
 
 
 @pytest.fixture(scope="module", params=seeing.CASES)
@@ -150,15 +140,10 @@ def check(pair: Pair, llm: LLM, images: Sequence[bytes], found: Completion) -> N
     """Every token of prompt and reply has the log-probability that transformers gives it."""
     assert llm.core.template is not None
     text = llm.core.template.render([as_message(each) for each in chat(images)])
-    theirs, exact = pair.scores(text, images, found.token_ids)
-    loss = (theirs - exact).abs().max().item()
-    known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
-    first = len(pair.ids) - len(known)
+    scores = pair.scores(text, images, found.token_ids)
     assert found.usage.prompt_tokens == len(pair.ids) - len(found.token_ids)
-    assert [each.token_id for each in known] == pair.ids[first:]
-    for place in range(max(first, 1), len(pair.ids)):
-        expected = exact[place - 1, pair.ids[place]].item()
-        assert known[place - first].logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+    num_known = len(found.prompt_logprobs or ()) + len(found.logprobs or ())
+    seeing.check_scores(found, pair.ids, scores, first=len(pair.ids) - num_known)
 
 
 @pytest.mark.parametrize("budget", [256, 19])

@@ -80,23 +80,11 @@ def test_transformers_gives_the_same_scores(name: str, tmp_path: Path) -> None:
     if name != "llava_onevision":
         behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
         batch["mm_token_type_ids"] = torch.cat((kinds, behind), 1)
-    scores = []
-    for model in (theirs, copy.deepcopy(theirs).double()):
-        dtype = next(model.parameters()).dtype
-        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
-        with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([ids]), **inputs).logits[0]
-        scores.append(logits.double().log_softmax(-1))
-    loss = (scores[0] - scores[1]).abs().max().item()
-    known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
-    assert [each.token_id for each in known] == ids
-    for place, each in enumerate(known):
-        if place:
-            expected = scores[1][place - 1, ids[place]].item()
-            assert each.logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
+    exact = copy.deepcopy(theirs).double()
+    seeing.check_scores(found, ids, seeing.scores_of(theirs, exact, ids, batch))
 
 
-def _jpeg(width: int, height: int) -> bytes:
+def _black(width: int, height: int) -> bytes:
     file = io.BytesIO()
     Image.new("1", (width, height)).save(file, "PNG")
     return file.getvalue()
@@ -108,7 +96,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
     bad = {
         "cannot be read": [FRAMES[0], b"hello"],
         "several sizes": [FRAMES[0], PICTURE],
-        "too many pixels": [_jpeg(6000, 6000)] * 4,
+        "too many pixels": [_black(6000, 6000)] * 4,
     }
     with LLM(str(tmp_path), **OPTIONS) as llm:
         for message, frames in bad.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from blazr.llm.results import Completion
 from blazr.pipelines.vision import load_processor
 from tests.support.references import SIZES
 from tests.support.seeds import run_seed
@@ -552,3 +553,47 @@ def picture(width: int, height: int, seed: int = 0, *, kind: str = "PNG") -> byt
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
+
+
+def scores_of(
+    theirs: nn.Module, exact: nn.Module, ids: Sequence[int], inputs: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """The log-probabilities after each of some tokens, (tokens, vocabulary) in float64.
+
+    Args:
+        theirs: A model of transformers.
+        exact: The same in float64.
+        ids: The tokens.
+        inputs: What else both take.
+
+    Returns:
+        Those of the first model, and those of the second.
+    """
+    found = []
+    for model in (theirs, exact):
+        dtype = next(model.parameters()).dtype
+        own = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids]), **own).logits[0]
+        found.append(logits.double().log_softmax(-1))
+    return found
+
+
+def check_scores(
+    found: Completion, ids: Sequence[int], scores: Sequence[Tensor], first: int = 0
+) -> None:
+    """Assert that prompt and reply have the scores of a model, to ten times what float32 loses.
+
+    Args:
+        found: With the log-probabilities of its prompt and its reply.
+        ids: The tokens of both.
+        scores: As `scores_of` returns them.
+        first: From which of them on their log-probabilities were asked for.
+    """
+    loss = (scores[0] - scores[1]).abs().max().item()
+    known = [*(found.prompt_logprobs or ()), *(found.logprobs or ())]
+    assert [each.token_id for each in known] == ids[first:]
+    for place, each in enumerate(known, first):
+        if place:
+            expected = scores[1][place - 1, ids[place]].item()
+            assert each.logprob == pytest.approx(expected, abs=max(1e-4, 10 * loss))
