@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 
 MAX_WAITING = 16
 # Of 0 to 19. Text needs its processors for a moment at each token, and a pipeline for minutes: the
-# system then prefers text, and the pipeline has all that is left.
-_NICENESS = 15
+# system then prefers text, and the pipeline has all that is left. No more than this, as the thread
+# holds Python's lock at times, and whoever needs the lock waits until the thread has had its turn.
+_NICENESS = 5
 _END_S = 30.0  # for work that checks too rarely
 
 T = TypeVar("T")
