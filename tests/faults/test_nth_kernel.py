@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -166,6 +167,7 @@ def test_a_failed_read_is_told_and_the_next_load_is_right(
 ) -> None:
     with loaded(path) as core:
         right = say(core, *PROMPTS)
+    gc.collect()  # what earlier tests have left is not counted
     before = num_descriptors(), threading.active_count()
     for nth in every_nth(lambda: OSError(errno.EIO, "Input/output error"), step=3):
         with monkeypatch.context() as patch:
@@ -173,7 +175,8 @@ def test_a_failed_read_is_told_and_the_next_load_is_right(
             with suppress(CheckpointError), loaded(path) as core:
                 nth.is_over = True
                 assert say(core, *PROMPTS) == right
-        assert (num_descriptors(), threading.active_count()) == before, nth.n
+        assert num_descriptors() <= before[0], nth.n
+        assert threading.active_count() <= before[1], nth.n
     assert nth.n > 3
     with loaded(path) as core:
         assert say(core, *PROMPTS) == right
@@ -182,11 +185,13 @@ def test_a_failed_read_is_told_and_the_next_load_is_right(
 def test_a_failed_allocation_leaves_nothing_and_the_next_load_is_right(path: Path) -> None:
     with loaded(path) as core:
         right = say(core, *PROMPTS)
+    gc.collect()
     before = num_descriptors(), threading.active_count()
     for nth in every_nth(InjectedError, first=5, step=151):
         with suppress(InjectedError), FailingMode(nth), loaded(path):
             nth.is_over = True
-        assert (num_descriptors(), threading.active_count()) == before, nth.n
+        assert num_descriptors() <= before[0], nth.n
+        assert threading.active_count() <= before[1], nth.n
     assert nth.n > 500
     with loaded(path) as core:
         assert say(core, *PROMPTS) == right
