@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -274,3 +275,17 @@ def test_two_servers_do_not_share_a_folder_and_a_missing_one_is_named(tmp_path: 
         with pytest.raises(openai.APIStatusError, match="--files-dir") as caught:
             client.files.list()
         assert caught.value.status_code == 501
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_may_pass(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with keeping(folder) as server, client_of(server) as client:
+        shutil.rmtree(folder)
+        with pytest.raises(openai.APIStatusError, match="cannot be written") as caught:
+            client.files.create(file=("a", b"x"), purpose="batch")
+        assert (caught.value.status_code, caught.value.code) == (503, "disk_full")
+        assert caught.value.response.headers["retry-after"] == "60"
+        assert not client.files.list().data
+        folder.mkdir()
+        assert client.files.create(file=("a", b"x"), purpose="batch").bytes == 1

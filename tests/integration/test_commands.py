@@ -279,6 +279,21 @@ def test_a_profile_ends_by_itself_when_it_takes_too_much_memory(
     assert (tmp_path / stopped["file"]).stat().st_size > 0
 
 
+def test_a_profile_that_cannot_be_written_is_lost(shelf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with commanded(shelf, profile_dir=folder) as running:
+        tokens(running)
+        post(running, "/start_profile")
+        folder.rmdir()
+        reply = running.client.post("/stop_profile")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "profile_lost")
+        assert "retry-after" in reply.headers
+        folder.mkdir()
+        post(running, "/start_profile")
+        assert post(running, "/stop_profile")["file"]
+
+
 def test_memory_is_freed(running: Loopback) -> None:
     tokens(running)
     (slot,) = running.models.slots

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 MAX_KEPT = 1000  # of a key: files, and batches
 _ENTRY, _CONTENT, _FILE = ".json", ".jsonl", "file-"
-_NO_RETRY = {"X-Should-Retry": "false"}  # OpenAI's clients send what has failed again
+_RETRY = {"Retry-After": "60"}  # until somebody has made room
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -142,7 +142,7 @@ class FileStore:
         """Keep what a client has sent; on any thread.
 
         Raises:
-            HttpError: 413, it or one more is too much; 507, the disk is full.
+            HttpError: 413, it or one more is too much; 503, the disk is full.
         """
         name = fresh_id(_FILE)
         with self._changing:
@@ -157,9 +157,8 @@ class FileStore:
             return self.add(tenant, name, clean(filename, 200), "batch")
         except (OSError, EngineError):
             self.remove(name)
-            raise HttpError(
-                507, "the file cannot be written.", code="disk_full", headers=_NO_RETRY
-            ) from None
+            message = "the file cannot be written: the disk is full, or the folder is gone."
+            raise HttpError(503, message, code="disk_full", headers=_RETRY) from None
 
     def add(
         self, tenant: str, name: str, filename: str, purpose: Literal["batch", "batch_output"]

@@ -82,7 +82,8 @@ async def stop_profile(call: Call[None]) -> ProfileState:
             path = await asyncio.shield(recording.task)
         except (OSError, EngineError) as error:
             message = f"the profile is lost: {type(error).__name__}."
-            raise HttpError(500, message, code="profile_lost") from error
+            headers = {"Retry-After": "60"}  # until somebody has made room
+            raise HttpError(503, message, code="profile_lost", headers=headers) from error
     return ProfileState("stopped", path.name)
 
 
