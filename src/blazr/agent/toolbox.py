@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Self, TypeVar
 
 import anyio
@@ -132,6 +133,8 @@ class Toolbox:
         check_installed()
         for name in ("mcp", "client"):  # the SDK logs tracebacks of what a server does wrong
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        if servers:  # its modules import each other: two threads at once would find half of one
+            import_module("mcp")
         self._connections = [Connection(each) for each in servers]
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()

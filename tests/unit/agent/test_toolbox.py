@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,3 +194,28 @@ def test_policies(tmp_path: Path) -> None:
     assert [files.policy_of(each) for each in tools] == ["auto", "deny", "deny"]
     assert web.policy_of("anything") == "auto"
     assert McpServer(command="x").policy_of("y") == "ask", "unless the file says otherwise"
+
+
+FRESH = """
+import sys, threading
+from importlib.abc import MetaPathFinder
+from blazr.agent.config import McpServer
+from blazr.agent.toolbox import Toolbox
+
+class Notes(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "mcp" or name.startswith("mcp.server"):
+            print(name, threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Notes())
+with Toolbox([McpServer(name="x", command="/nonexistent/program")]) as toolbox:
+    toolbox.settled().result()
+"""
+
+
+def test_the_sdk_is_imported_before_there_is_a_second_thread() -> None:
+    """`mcp` and `mcp.server` import each other: threads that do it at once find half of one."""
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert {"mcp", "mcp.server"} <= set(found)
+    assert set(found.values()) == {"True"}
