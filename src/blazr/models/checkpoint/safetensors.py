@@ -25,6 +25,7 @@ from blazr.models.checkpoint.base import (
 )
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 16  # models have at most 5; the product of thousands takes minutes, and no print
 _LENGTH_BYTES = 8
 _HINT = "copy or download the file again"
 
@@ -100,11 +101,15 @@ def _tensor_info(path: Path, name: str, entry: object, base: int) -> TensorInfo:
             expected=", ".join(ELEMENT_TYPES),
             hint="save it in one of these, or download the file again",
         )
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+    if (
+        not (_are_sizes(shape) and _are_sizes(offsets))
+        or len(shape) > MAX_DIMENSIONS
+        or len(offsets) != 2
+    ):
         raise CheckpointError(
             f"{label} has a malformed shape or range.",
             found=f"shape {shape}, data_offsets {offsets}"[:100],
-            expected="whole numbers from 0, two offsets",
+            expected=f"whole numbers from 0, at most {MAX_DIMENSIONS} sizes, two offsets",
             hint=_HINT,
         )
     start, end = offsets

@@ -101,6 +101,12 @@ UNSOUND: dict[str, tuple[Header | bytes, bytes, int | None, str]] = {
     "a fractional size": ({"a": {**good, "shape": [4.0]}}, bytes(16), None, "malformed"),
     "a true size": ({"a": {**good, "shape": [True]}}, bytes(16), None, "malformed"),
     "a size of 2^63": ({"a": {**good, "shape": [2**63]}}, bytes(16), None, "malformed"),
+    "more sizes than can be multiplied": (
+        {"a": {**good, "shape": [2**62] * 300}},
+        bytes(16),
+        None,
+        "malformed",
+    ),
     "sizes that overflow": (
         {"a": {**good, "shape": [2**32, 2**32]}},
         bytes(16),
