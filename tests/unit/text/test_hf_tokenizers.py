@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from blazr.core.errors import CheckpointError
@@ -190,3 +190,43 @@ def test_an_inexact_decoder_is_refused(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "w.json"))
     with pytest.raises(CheckpointError, match="WordPiece"):
         load(str(tmp_path / "w.json"))
+
+
+def replace(old: str | Regex, new: str) -> normalizers.Replace:
+    return normalizers.Replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [
+        ("normalizer", normalizers.Sequence([replace("a", "aa")] * 40)),
+        ("normalizer", normalizers.Sequence([replace("a", "b" * 100), replace("b", "a" * 100)])),
+        ("normalizer", replace(Regex("."), "x" * 10_000)),
+        ("normalizer", normalizers.Sequence([normalizers.Prepend("x" * 99)] * 2)),
+        ("normalizer", normalizers.Sequence([normalizers.ByteLevel()] * 20)),
+        ("normalizer", normalizers.Sequence([normalizers.Sequence([replace("a", "aa")] * 40)])),
+        ("pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.ByteLevel()] * 20)),
+        ("decoder", decoders.Sequence([decoders.Replace("a", "aa")] * 40)),
+    ],
+    ids=str,
+)
+def test_rules_that_make_a_terabyte_of_a_character_are_refused(
+    part: str, steps: object, tmp_path: Path
+) -> None:
+    backend = metaspace()
+    setattr(backend, part, steps)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="makes texts too long"):
+        load(str(tmp_path / "tokenizer.json"))
+
+
+def test_rules_of_real_models_are_not_too_long(tmp_path: Path) -> None:
+    """As ALBERT's, which has most: quotes, a decomposition, and a table of SentencePiece."""
+    texts = "ﷺ".encode() + b"\0" + "صلى الله عليه وسلم".encode() + b"\0"
+    table = (0).to_bytes(4, "little") + texts
+    rules = [replace("``", '"'), replace("''", '"'), normalizers.NFKD(), normalizers.StripAccents()]
+    rules += [normalizers.Lowercase(), normalizers.Precompiled(table), replace(Regex(" {2,}"), " ")]
+    backend = metaspace()
+    backend.normalizer = normalizers.Sequence(rules)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert load(str(tmp_path / "tokenizer.json")).size > 1

@@ -14,6 +14,7 @@ from typing_extensions import override
 from blazr.core.errors import CheckpointError
 from blazr.text import sidecars
 from blazr.text.tokenizer import LARGEST_ID, Tokenizer
+from blazr.text.tokenizers.growth import check_growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -138,6 +139,7 @@ def _read(file: Path) -> Backend:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the package raises bare ones
         raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
+    check_growth(backend, file.name)
     backend.no_truncation()
     backend.no_padding()
     return backend
