@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 
 from blazr.core.gguf_header import read_gguf_header
@@ -72,8 +71,11 @@ def sampling_defaults_at(path: Path) -> dict[str, float]:
 
 
 def _is_in_range(name: str, value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     low, high = _RANGES[name]
+    # before anything is computed of it: JSON has ints that no float can be; NaN is in no range
+    if not low <= value <= high:
+        return False
     is_whole = name != "top_k" or value == int(value)
-    return is_whole and low <= value <= high and (name != "repetition_penalty" or value > 0)
+    return is_whole and (name != "repetition_penalty" or value > 0)

@@ -41,6 +41,7 @@ def test_the_metadata_of_a_gguf_file_is_read() -> None:
     [
         ("temperature", 3.5), ("temperature", "hot"), ("temperature", True), ("top_k", 2.5),
         ("top_p", float("nan")), ("repetition_penalty", 0), ("min_p", [0.1]),
+        ("temperature", 10**4000), ("top_k", 10**4000), ("top_k", float("inf")),
     ],
 )  # fmt: skip
 def test_values_that_no_request_could_have_are_left_out(
