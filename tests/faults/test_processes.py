@@ -18,18 +18,13 @@ import pytest
 
 from blazr.core import env
 from blazr.nn.kernels.cpu import compiled
+from tests.support.loopback import free_port
 from tests.support.scripted import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 LIMIT = 64  # descriptors
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def blazr(*words: str, limit: str = "") -> list[str]:

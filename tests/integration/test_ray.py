@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ import httpx2
 import openai
 import pytest
 
+from tests.support.loopback import free_port
 from tests.support.scripted import wait_until
 
 pytest.importorskip("ray")
@@ -40,12 +40,6 @@ PATIENCE_S = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 BODY = {"model": "nano", "max_tokens": 8, "temperature": 0}
 REPLICA = "x-blazr-replica"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

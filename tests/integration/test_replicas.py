@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.loopback import free_port
 from tests.support.scripted import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,12 +28,6 @@ PATIENCE_S = 120.0
 KEY = "secret"
 BODY = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 LONG = {**BODY, "max_tokens": 6000, "stream": True}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass

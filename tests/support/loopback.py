@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,13 @@ from blazr.server.routes import ROUTES
 from blazr.server.serve import DrainingServer, address_of, listen, make_server
 from blazr.server.tracing import Tracer
 from tests.support.scripted import ScriptedEngine, wait_until
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass
