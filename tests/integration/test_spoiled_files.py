@@ -1,4 +1,4 @@
-"""Model files spoiled at random: each is refused or works, within limits of time and memory."""
+"""Spoiled model files: each is refused or works, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import pytest
 
 from tests.support.seeds import run_seed
 from tests.support.spoiled_files import KINDS
+from tests.support.spoiled_kit import BY_HAND
 
 
 def check(kind: str, *, count: int, seed: int) -> None:
-    words = [kind, "--count", str(count), "--seed", str(run_seed(seed))]
+    found = outcomes(kind, "--count", str(count), "--seed", str(run_seed(seed)))
+    assert found["of"] == count
+    assert found["refused"] > count / 10
+
+
+def outcomes(*words: str) -> dict[str, int]:
     command = [sys.executable, "-m", "tests.support.spoiled_files", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["of"] == count
-    assert found["refused"] > count / 10
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,3 +37,11 @@ def test_some_spoiled_files(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_spoiled_files(kind: str) -> None:
     check(kind, count=400, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_files_spoiled_by_hand(kind: str) -> None:
+    found = outcomes(kind)
+    assert min(found["loaded"], found["refused"]) > 0

@@ -1,6 +1,8 @@
-"""Model files spoiled at random and loaded for use, each in a process of its own with limits.
+"""Spoiled model files loaded for use, each in a process of its own with limits.
 
 Run: python -m tests.support.spoiled_files KIND [--count N] [--seed N]
+
+At random, so many of a kind of model, or by hand, one in so many of what `spoiled_kit.py` has.
 
 Unlike what `tools/fuzz.py` reads, everything is loaded, weights too, and asked for some tokens.
 A line of JSON is written for each file that was not loaded or refused in the way it should be;
@@ -20,7 +22,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -33,6 +36,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from tests.support import tiny
+from tests.support.spoiled_kit import BY_HAND, Files
 from tools import fuzz
 
 TIME_LIMIT_S = 30  # of the processor, and twice that on the wall
@@ -41,8 +45,6 @@ FAILED, REFUSED, LOADED = 2, 1, 0
 GOLDEN = fuzz.GOLDEN
 MODEL = tiny.Tiny(layers=("StandardTransformer",) * 2, vocab_size=600, max_seq_len=128)
 HYBRID = tiny.Tiny(layers=("Mamba2", "MlaWithMoe"), vocab_size=600, max_seq_len=128)
-
-Files = dict[str, bytes]
 
 
 def _read(directory: Path) -> Files:
@@ -79,6 +81,9 @@ KINDS: dict[str, Callable[[], list[Files]]] = {
     "safetensors": _safetensors,
     "adapter": _adapter,
 }
+
+# What the ones by hand are loaded as, where it is not a model of several files.
+LOADED_AS = {"ggufs": "gguf", "adapters": "adapter"}
 
 
 def spoiled(files: Files, chance: random.Random) -> Files:
@@ -167,30 +172,42 @@ def attempt(kind: str, directory: Path, base: Path, log: Path) -> int | None:
     return None
 
 
-def run(kind: str, count: int, seed: int) -> Counter[int | None]:
-    """Spoil and use so many; how they ended."""
-    chance, ends = random.Random(f"{seed} {kind}"), Counter[int | None]()
-    seeds = KINDS[kind]()
+def at_random(kind: str, count: int, seed: int) -> Iterator[tuple[str, Files]]:
+    """So many spoiled files of a kind, named by their number."""
+    chance, seeds = random.Random(f"{seed} {kind}"), KINDS[kind]()
+    for number in range(count):
+        yield str(number), spoiled(chance.choice(seeds), chance)
+
+
+def by_hand(kind: str, every: int, first: int) -> Iterator[tuple[str, Files]]:
+    """One in so many of those that somebody has thought of."""
+    (sound, *_) = KINDS[LOADED_AS.get(kind, "safetensors")]()
+    yield from islice(BY_HAND[kind](sound), first, None, every)
+
+
+def run(kind: str, spoiled_ones: Iterable[tuple[str, Files]]) -> Counter[int | None]:
+    """Use the sound files of a kind of model, and spoiled ones; how these ended."""
+    ends = Counter[int | None]()
+    sound = [("sound", files) for files in KINDS[kind]()]
     with tempfile.TemporaryDirectory() as folder:
         directory, log = Path(folder) / "model", Path(folder) / "log"
         base = tiny.save(MODEL, Path(folder) / "base", layout="hf")
         for name, data in _read(GOLDEN / "tokenizers" / "byte_level").items():
             (base / name).write_bytes(data)
-        for number in range(-len(seeds), count):
-            files = seeds[number] if number < 0 else spoiled(chance.choice(seeds), chance)
+        for name, files in chain(sound, spoiled_ones):
             directory.mkdir(exist_ok=True)
             for old in directory.iterdir():
                 old.unlink()
-            for name, data in files.items():
-                (directory / name).write_bytes(data)
+            for file, data in files.items():
+                (directory / file).write_bytes(data)
             end = attempt(kind, directory, base, log)
-            if number < 0:
+            if name == "sound":
                 assert end == LOADED, f"{end}: {log.read_text('utf-8', 'replace')}"
                 continue
             ends[end] += 1
             if end not in {LOADED, REFUSED}:
                 said = log.read_text("utf-8", "replace")[-1500:]
-                report({"number": number, "ended": end, "log": said})
+                report({"name": name, "ended": end, "log": said})
     return ends
 
 
@@ -203,11 +220,17 @@ def report(line: dict[str, object]) -> None:
 def main() -> int:
     """Run one kind."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("kind", choices=[*KINDS, *BY_HAND])
+    parser.add_argument("--count", type=int, default=400, help="of those at random")
+    parser.add_argument("--every", type=int, default=1, help="one in so many of those by hand")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ends = run(options.kind, options.count, options.seed)
+    kind = options.kind
+    if kind in KINDS:
+        ends = run(kind, at_random(kind, options.count, options.seed))
+    else:
+        spoiled_ones = by_hand(kind, options.every, options.seed % options.every)
+        ends = run(LOADED_AS.get(kind, "safetensors"), spoiled_ones)
     report({"loaded": ends[LOADED], "refused": ends[REFUSED], "of": ends.total()})
     return 0 if ends[LOADED] + ends[REFUSED] == ends.total() else 1
 
