@@ -7,7 +7,8 @@ mutmut makes the changed functions ("mutants") and runs for each the tests that 
 many hours: of each module a random sample is tried, which a larger `--sample` of the same seed
 contains. Results are kept in `mutants`, and a run that was ended goes on. The table tells how many
 of the sample were noticed, by a test or because it took too long, with Wilson's interval of 95 %;
-below it are the mutants that no test noticed, each to be shown by `mutmut show NAME`.
+below it are the mutants that no test noticed, each to be shown by `mutmut show NAME`. The exit
+status is 1 if fewer than 85 % of all were noticed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "plan": ("models/loading/plan",),
     "rules": ("models/families/rules",),
 }
+LEAST = 0.85  # of all that was tried, or the exit status is 1
 UNNOTICED = {0: "survived", 33: "no test calls it"}  # by mutmut's exit codes
 
 
@@ -82,10 +84,11 @@ def wilson(hits: int, number: int) -> tuple[float, float]:
     return (middle - width) * scale, (middle + width) * scale
 
 
-def report(size: int, seed: int) -> None:
-    """Print the table, and what no test noticed."""
+def report(size: int, seed: int) -> float:
+    """Print the table, and what no test noticed; the share that was."""
     print("| | mutants | tried | noticed | | 95 % |\n|---|---:|---:|---:|---:|---:|")
     unnoticed: list[str] = []
+    num_tried = 0
     for module, files in MODULES.items():
         tried = {k: code for k, code in sample(module, size, seed).items() if code is not None}
         left = [f"{UNNOTICED[code]}: {k}" for k, code in tried.items() if code in UNNOTICED]
@@ -96,7 +99,9 @@ def report(size: int, seed: int) -> None:
             cells += f" | {hits / len(tried):.0%} | {low:.0f} to {high:.0f} %"
         print(f"| {module} | {cells} |")
         unnoticed += left
+        num_tried += len(tried)
     print(*sorted(unnoticed), sep="\n")
+    return 1 - len(unnoticed) / max(num_tried, 1)
 
 
 def main() -> int:
@@ -122,8 +127,7 @@ def main() -> int:
             print(f"{module}: {len(wanted)} mutants", flush=True)
             limit_s = left_s if options.seconds else None
             _mutmut("run", "--max-children", "1", *wanted, seconds=limit_s)
-    report(options.sample, options.seed)
-    return 0
+    return 0 if report(options.sample, options.seed) >= LEAST else 1
 
 
 if __name__ == "__main__":
