@@ -51,7 +51,7 @@ EXTENSIBLE = {
         "TOKENIZERS",
         lambda row: row.__module__,
         {
-            *("beside", "byte_pair", "character_map", "choose", "sentencepiece"),
+            *("beside", "byte_pair", "character_map", "choose", "growth", "sentencepiece"),
             *("gguf_entries", "gguf_kinds", "gguf_patterns", "to_gguf"),
         },
     ),
