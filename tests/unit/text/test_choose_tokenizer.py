@@ -176,3 +176,5 @@ def test_nothing_is_guessed_where_a_class_is_named(tmp_path: Path) -> None:
     assert name_of(tmp_path, None, 128_256) == "llama3"
     file.write_text('{"tokenizer_class": "OwnTokenizer"}')
     assert name_of(tmp_path, None, 128_256) is None
+    file.write_text('{"tokenizer_class": ["PreTrainedTokenizerFast"]}')  # who knows what that is
+    assert name_of(tmp_path, None, 128_256) is None

@@ -221,6 +221,8 @@ def test_word_pieces() -> None:
     [
         {"model": "rwkv"},
         {"model": 5},
+        {"model": ["llama"]},
+        {"model": memoryview(array("i", [1]))},
         {"tokens": []},
         {"tokens": "abc"},
         {"scores": memoryview(array("f", [1.0]))},
@@ -232,6 +234,13 @@ def test_metadata_that_cannot_be_used(change: dict[str, object]) -> None:
     with pytest.raises(CheckpointError) as caught:
         little(**change)
     assert "--vocab" in caught.value.hint
+
+
+@pytest.mark.parametrize("model", [["llama"], [], memoryview(array("i", [1])), True])
+def test_a_model_that_is_no_text_is_looked_at_as_a_tokenizer(model: object) -> None:
+    told = metadata(PIECES) | {"tokenizer.ggml.model": model}
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_tokenizer(find_tokenizer(vocab_size=15, metadata=told))
 
 
 def test_an_unknown_pattern_is_named() -> None:

@@ -37,6 +37,7 @@ _KINDS = {
 # With one of these, a vocabulary is not what the size of the embedding suggests; nor is it where
 # the config names a class.
 _UNREAD = ("*.model", "vocab.*", "merges.txt", "tokenization_*.py")
+_FAST = "PreTrainedTokenizerFast"  # what needs a tokenizer.json alone
 _CONFIG = "tokenizer_config.json"
 
 
@@ -119,7 +120,7 @@ def find_tokenizer(
             return _of_file(file, "beside the weights")
         unread = [each.name for pattern in _UNREAD for each in directory.glob(pattern)]
         config = sidecars.read_json(directory / _CONFIG)
-        if not unread and config.get("tokenizer_class") not in {None, "PreTrainedTokenizerFast"}:
+        if not unread and config.get("tokenizer_class") not in (None, _FAST):
             unread = [_CONFIG]
         if unread:
             reason = f"{min(unread)} tells of a vocabulary that is not here"

@@ -54,7 +54,7 @@ def load(path: str) -> Tokenizer:
 
 def has_tokenizer(metadata: Mapping[str, Value]) -> bool:
     """Whether a file's metadata hold a tokenizer."""
-    return metadata.get(KEY + "model") not in {None, "none", "no_vocab"}
+    return metadata.get(KEY + "model", "none") not in ("none", "no_vocab")
 
 
 def from_metadata(metadata: Mapping[str, Value], *, name: str) -> Tokenizer:
