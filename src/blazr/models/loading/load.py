@@ -526,6 +526,11 @@ def _fill(
     checkpoint.drop(info)
 
 
+def _rows_of(tensor: Tensor) -> Tensor:
+    """All its rows under each other; a vector, which some files have in blocks, is one row."""
+    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor[None]
+
+
 def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a tensor as plain numbers, some at a time, whatever it is stored in."""
     if isinstance(info, QuantizedInfo):
@@ -538,7 +543,7 @@ def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, 
     is_apart = tensor.dim() == 3 and not tensor.is_contiguous()
     step = max(1, TILE // max(1, info.shape[-1]))
     first = 0
-    for rows in tensor if is_apart else (tensor.flatten(0, -2),):
+    for rows in tensor if is_apart else (_rows_of(tensor),):
         for low in range(0, len(rows), step):
             tile = rows[low : low + step].contiguous()
             numbers = GGML_TYPES[info.dtype].decode(tile) if info.is_packed else tile
@@ -572,7 +577,7 @@ def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:
     if not info.is_packed:
         return checkpoint.view(info)
     whole = torch.empty(info.shape)
-    flat = whole.flatten(0, -2)
+    flat = _rows_of(whole)
     for part, numbers in tiles_of(info, checkpoint):
         flat[part] = numbers
     return whole

@@ -7,6 +7,7 @@ import torch
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.loading.load import read_plain
 from blazr.nn.quant.gguf import GGML_TYPES
 from tests.support import ggufs
 
@@ -37,6 +38,15 @@ def test_packed_tensors_are_read_as_the_bytes_they_are(name: str, tmp_path: Path
     assert torch.equal(found.read("w"), stored[2])
     assert torch.equal(found.read("b"), torch.ones(3))
     assert found.metadata["general.architecture"] == "llama"
+
+
+def test_a_vector_in_blocks_is_one_row(tmp_path: Path) -> None:
+    number, (_, length), data = blocks("Q4_0", 1, 3)
+    data[:, 1::18] &= 0x3B  # the scales' high bytes: no NaN
+    file = ggufs.write(tmp_path / "m.gguf", {"w": (number, (length,), data)}, META)
+    checkpoint = open_checkpoint(file)
+    found = read_plain(checkpoint.tensors["w"], checkpoint)
+    assert torch.equal(found, GGML_TYPES["Q4_0"].decode(data)[0])
 
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
