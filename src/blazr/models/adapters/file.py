@@ -149,6 +149,20 @@ def check_finite(path: Path, name: str, numbers: Tensor) -> Tensor:
     return numbers
 
 
+def check_scaled(path: Path, name: str, b: Tensor, scale: float) -> None:
+    """Refuse a scale that makes numbers infinite, or NaN: they would make every answer NaN.
+
+    Raises:
+        CheckpointError: Numbers are not finite in float32 when they are scaled.
+    """
+    if not torch.isfinite(b.float() * scale).all():
+        raise CheckpointError(
+            f"{path}: the scale of {name[:100]} leaves no finite numbers.",
+            found=f"{scale:g}",
+            expected="alpha / rank, or alpha / sqrt(rank), that fits float32",
+        )
+
+
 def hash_of(*contents: bytes) -> str:
     """A fingerprint of files' contents, 32 hexadecimal digits."""
     digest = blake2b(digest_size=16)

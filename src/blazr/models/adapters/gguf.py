@@ -14,7 +14,13 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.core.gguf_header import Value
-from blazr.models.adapters.file import AdapterFile, LowRankChange, check_finite, hash_of
+from blazr.models.adapters.file import (
+    AdapterFile,
+    LowRankChange,
+    check_finite,
+    check_scaled,
+    hash_of,
+)
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.gguf import read_header
@@ -184,13 +190,15 @@ def _change(path: Path, name: str, pair: Mapping[str, Tensor], alpha: float) -> 
             expected="lora_a (rank, in) and lora_b (out, rank), of rank 1 or more",
         )
     rank = b.shape[-1]
+    scale = alpha / rank if alpha else 1.0
+    check_scaled(path, name, b, scale)
     if is_stack:
         a, b = a.flatten(0, 1), b.movedim(0, -1).flatten(1)
     return LowRankChange(
         names=(name,),
         a=a,
         b=b,
-        scale=alpha / rank if alpha else 1.0,
+        scale=scale,
         rank=rank,
         is_embedding=is_embedding,
     )

@@ -20,6 +20,7 @@ from blazr.models.adapters.file import (
     LowRankChange,
     WholeChange,
     check_finite,
+    check_scaled,
     hash_of,
 )
 from blazr.models.checkpoint.base import Checkpoint, read_json
@@ -277,6 +278,7 @@ def _low_rank(
             found=f"A {list(a.shape)}, B {list(b.shape)}, rank {rank} in {CONFIG}",
             expected="A (rank, in) and B (out, rank)",
         )
+    check_scaled(path, module, b, scale)
     targets = config.get("target_parameters")
     named = targets if isinstance(targets, list) else []
     leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
