@@ -272,16 +272,18 @@ def _low_rank(
     a, b = parts[f"{kind}A"], parts[f"{kind}B"]
     own = module.replace(_INNER, "")
     rank, scale = scales.of(own)
-    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or a.shape[0] % rank:
+    targets = config.get("target_parameters")
+    named = targets if isinstance(targets, list) else []
+    leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
+    is_pair = a.dim() == b.dim() == 2 and 0 < a.shape[0] == b.shape[1]
+    # experts in one tensor, which target_parameters name, have that rank each
+    if not is_pair or a.shape[0] % rank or (a.shape[0] != rank and not leaves):
         raise CheckpointError(
             f"{path}: the matrices of {module[:100]} do not fit each other.",
             found=f"A {list(a.shape)}, B {list(b.shape)}, rank {rank} in {CONFIG}",
             expected="A (rank, in) and B (out, rank)",
         )
     check_scaled(path, module, b, scale)
-    targets = config.get("target_parameters")
-    named = targets if isinstance(targets, list) else []
-    leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
     return LowRankChange(
         names=(f"{own}.weight", *(f"{own}.{leaf}" for leaf in leaves)),
         a=a,

@@ -1,4 +1,4 @@
-"""Adapters whose numbers are finite as they are stored, and not as they are used."""
+"""Adapters whose configuration and numbers do not go together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from blazr.core.errors import CheckpointError
 from blazr.models.adapters.read import read_adapter
 
 
-def save_peft(directory: Path, alpha: float) -> Path:
-    """One change of one projection."""
+def save_peft(directory: Path, alpha: float = 2.0, *, r: int = 2, rank: int = 2) -> Path:
+    """One change of one projection, with another rank in its configuration where r differs."""
     directory.mkdir()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
-    tensors = {f"{name}_A.weight": torch.ones(2, 8), f"{name}_B.weight": torch.ones(8, 2)}
+    tensors = {f"{name}_A.weight": torch.ones(rank, 8), f"{name}_B.weight": torch.ones(8, rank)}
     save_file(tensors, directory / "adapter_model.safetensors")
-    about = {"peft_type": "LORA", "r": 2, "lora_alpha": alpha}
+    about = {"peft_type": "LORA", "r": r, "lora_alpha": alpha}
     (directory / "adapter_config.json").write_text(json.dumps(about))
     return directory
 
@@ -58,3 +58,10 @@ def test_scales_of_either_kind_are_alpha_by_rank(tmp_path: Path) -> None:
     for path in (save_peft(tmp_path / "a", 3.0), write_gguf(tmp_path / "a.gguf", 3.0)):
         (change,) = read_adapter(path).low_rank
         assert change.scale == 1.5
+
+
+@pytest.mark.parametrize(("r", "rank"), [(1, 2), (2, 4), (2, 3), (2, 0)])
+def test_another_rank_than_the_configuration_s(r: int, rank: int, tmp_path: Path) -> None:
+    """Also a multiple of it, which only experts in one tensor have, and none."""
+    with pytest.raises(CheckpointError, match="do not fit each other"):
+        read_adapter(save_peft(tmp_path / "a", r=r, rank=rank))
