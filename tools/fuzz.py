@@ -152,13 +152,13 @@ def _adapter() -> Target:
     config: dict[str, object] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
     config |= {"base_model_name_or_path": "base", "target_modules": ["q_proj", "down_proj"]}
     more = {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3}}
-    at = "base_model.model.model.layers.0."
+    at, parts = "base_model.model.model.layers.0.", ("self_attn.q_proj", "mlp.down_proj")
     tensors = {
         f"{at}{part}.lora_{side}.weight": torch.ones(shape)
-        for part in ("self_attn.q_proj", "mlp.down_proj")
+        for part in parts
         for side, shape in (("A", (2, 8)), ("B", (8, 2)))
     }
-    lengths = {f"{at}self_attn.q_proj.lora_magnitude_vector": torch.ones(8)}
+    lengths = {f"{at}{part}.lora_magnitude_vector": torch.ones(8) for part in parts}
     kinds = ((config, tensors), (config | more, tensors), (config | {"use_dora": True}, lengths))
     return Target(
         _read_adapter,

@@ -284,6 +284,12 @@ def _low_rank(
             expected="A (rank, in) and B (out, rank)",
         )
     check_scaled(path, module, b, scale)
+    if config.get("use_dora") is True and "lora_magnitude_vector" not in parts:
+        raise CheckpointError(
+            f"{path}: {module[:100]} has no lengths of rows.",
+            found=f"use_dora in {CONFIG}, and " + ", ".join(sorted(parts)),
+            expected="lora_magnitude_vector, too",
+        )
     return LowRankChange(
         names=(f"{own}.weight", *(f"{own}.{leaf}" for leaf in leaves)),
         a=a,

@@ -65,3 +65,11 @@ def test_another_rank_than_the_configuration_s(r: int, rank: int, tmp_path: Path
     """Also a multiple of it, which only experts in one tensor have, and none."""
     with pytest.raises(CheckpointError, match="do not fit each other"):
         read_adapter(save_peft(tmp_path / "a", r=r, rank=rank))
+
+
+def test_lengths_of_rows_that_are_missing(tmp_path: Path) -> None:
+    """Without them it would be taken for an adapter that leaves the lengths."""
+    path = save_peft(tmp_path / "a") / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    with pytest.raises(CheckpointError, match="no lengths of rows"):
+        read_adapter(path.parent)
