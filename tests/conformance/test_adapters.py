@@ -19,7 +19,6 @@ from blazr.core.errors import BlazrError, CheckpointError, ConfigError, RequestE
 from blazr.llm.results import Completion
 from blazr.nn.operands.lora import LoraFactors
 from tests.support.adapters import projections, save_adapter
-from tests.support.closeness import ALLOWED, sensitivity
 from tests.support.references import CASES, reference_logits, save_reference
 
 pytest.importorskip("transformers")
@@ -70,13 +69,6 @@ def distance(completion: Completion, reference: nn.Module, ids: tuple[int, ...] 
     wanted = reference_scores(reference, [*ids, *completion.token_ids])
     error = (torch.tensor(scores(completion)) - wanted).abs().max()
     return float(error / max(1.0, float(wanted.abs().max())))
-
-
-def lost(completion: Completion, reference: nn.Module, ids: tuple[int, ...]) -> float:
-    """How far that network's own scores move with the last bits of its weights, likewise."""
-    whole = [*ids, *completion.token_ids]
-    scale = float(reference_scores(reference, whole).abs().max())
-    return sensitivity(reference, lambda moved: reference_scores(moved, whole)) / max(1.0, scale)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
@@ -366,7 +358,7 @@ def test_each_request_of_a_batch_has_its_own(llm: LLM, shelf: Path) -> None:
 
 KINDS: tuple[dict[str, object], ...] = (
     {},
-    {"use_rslora": True},
+    {"use_rslora": True, "lora_alpha": 3},  # as strong as the others, about
     {"use_dora": True},
     {"rank_pattern": {"o_proj": 11}},
     {"alpha_pattern": {"down_proj": 15}},
@@ -398,9 +390,10 @@ def test_eight_at_once_with_five_kinds_and_none(case: str, tmp_path: Path) -> No
             llm.generate([[number, *IDS]], params, adapter=name)[0]
             for number, name in enumerate(wanted)
         ]
+    # transformers' own float32 is up to 2e-5 off in Zamba2, so the sums are made in float64
+    exact = {name: copy.deepcopy(network).double() for name, network in networks.items()}
     for number, name in enumerate(wanted):
-        asked = together[number], networks[name], (number, *IDS)
-        assert distance(*asked) < max(1e-5, ALLOWED * lost(*asked)), name
+        assert distance(together[number], exact[name], (number, *IDS)) < 1e-5, name
         assert scores(together[number]) == scores(alone[number])
 
 
