@@ -20,14 +20,16 @@ LIBRARY = SOURCES.parent / "libblazr_cpu.so.1"  # no name that Python would impo
 # An object file per instruction set: only what runs where the processor has it may use its
 # instructions. By what the compiler makes code for; the other files are empty there.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_Flags = dict[str, tuple[str, ...]]  # by source file
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
+# Tuned for no processor, GCC puts a tile's products in an order that is 3 % slower on AVX2.
+_TUNED = "-mtune=skylake"
+_Flags = dict[str, tuple[str, ...]]  # by source file
 _X86: _Flags = {
     "kernels_amx.cpp": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "kernels_avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
     "kernels_avx512.cpp": _AVX512,
-    "kernels_avx_vnni.cpp": (*_AVX2, "-mavxvnni"),
-    "kernels_avx2.cpp": _AVX2,
+    "kernels_avx_vnni.cpp": (*_AVX2, "-mavxvnni", _TUNED),
+    "kernels_avx2.cpp": (*_AVX2, _TUNED),
 }
 _ARM: _Flags = {"kernels_neon.cpp": ("-march=armv8.2-a+dotprod",)}
 _FLAGS: dict[str, _Flags] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}

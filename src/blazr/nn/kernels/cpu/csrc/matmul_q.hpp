@@ -101,11 +101,17 @@ struct MatmulQ {
   // How far ahead of the product memory fetches, in bytes, while w is read in one run.
   static constexpr int64_t kRunAhead = 4096;
 
-  // What memory should fetch during a tile: so many lines of 64 bytes a block, from there on.
+  // What is fetched during a tile: by memory, so many lines of 64 bytes a block, from there on, into the
+  // second cache. Where several tiles share that, also the block after the next into the first cache: the
+  // processor finds a single run by itself.
   struct Ahead {
     const uint8_t* from;
     int lines;
-    [[gnu::always_inline]] void fetch(int64_t b) const {
+    [[gnu::always_inline]] void fetch(int64_t b, const uint8_t* block) const {
+      if (0 < lines && lines < kLines)
+#pragma GCC unroll 16
+        for (int line = 0; line < kLines; line++)
+          __builtin_prefetch(block + 2 * (P::kBytes / P::kBlocks) + 64 * line);
       const uint8_t* next = from + b * lines * 64;
       for (int line = 0; line < lines; line++) __builtin_prefetch(next + 64 * line, 0, 2);
     }
@@ -181,7 +187,7 @@ struct MatmulQ {
     if constexpr (Scales::kHasMinima) minimum = Scales::minimum(super, scale);
     for (int i = 0; i < P::kBlocks; i++) {
       Ints acc[C];
-      ahead.fetch(b + i);
+      ahead.fetch(b + i, super + i * (P::kBytes / P::kBlocks));
       dots<As, C>(super, i, 0, x, b + i, acc);
       for (int c = 0; c < C; c++)
         total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
@@ -198,7 +204,7 @@ struct MatmulQ {
     Ints sums[C];
     for (int c = 0; c < C; c++) sums[c] = Ints{};
     for (int i = 0; i < P::kBlocks; i++) {
-      ahead.fetch(b + i);
+      ahead.fetch(b + i, super + i * (P::kBytes / P::kBlocks));
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; part++) {
         if constexpr (kScalesHalves) {
