@@ -13,7 +13,7 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
-from blazr.core import log
+from blazr.core import garbage, log
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 
@@ -80,6 +80,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.serve import serve as run_server
 
     log.setup("debug" if verbose else "info", levels=log_level)
+    garbage.share_heaps()
     if server.replicas > 1:
         if load.num_ranks > 1:
             raise ConfigError(

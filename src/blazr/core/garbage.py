@@ -7,6 +7,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+
 
 @contextmanager
 def loading() -> Iterator[None]:
@@ -42,6 +44,17 @@ def unload() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def share_heaps() -> None:
+    """Have all threads that are yet to start take memory from two heaps of the C library.
+
+    Otherwise each gets one of its own, up to eight for a processor, which keeps what it ever needed
+    at once: a server of many threads held 100 to 150 MB more after storms of requests.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def give_back() -> None:

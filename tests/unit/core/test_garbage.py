@@ -1,0 +1,44 @@
+"""How memory goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+_COUNT_HEAPS = """
+import ctypes, sys, threading
+from blazr.core import garbage
+
+if sys.argv[1] == "shared":
+    garbage.share_heaps()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.fdopen.restype = ctypes.c_void_p
+taken = threading.Barrier(7)
+
+def take():
+    assert libc.malloc(ctypes.c_size_t(1000))
+    taken.wait()
+
+threads = [threading.Thread(target=take) for _ in range(6)]
+for each in threads:
+    each.start()
+taken.wait()
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+for each in threads:
+    each.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc")
+@pytest.mark.parametrize("how", ["shared", "apart"])
+def test_threads_share_two_heaps(how: str) -> None:
+    script = [sys.executable, "-c", _COUNT_HEAPS, how]
+    told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    count = told.count("<heap nr=")
+    assert count <= 2 if how == "shared" else count > 2
