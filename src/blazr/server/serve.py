@@ -277,6 +277,17 @@ class PatientProtocol(H11Protocol):
         self.conn.receive_data(data)
         self.handle_events()
 
+    def send_400_response(self, msg: str) -> None:
+        """A client has sent what is no HTTP; a handler that still works has lost its client."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:  # an answer has begun
+            self.transport.close()
+
     def _is_crowded(self) -> bool:
         return len(self.connections) > self._max_connections
 

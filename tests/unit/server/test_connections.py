@@ -70,6 +70,22 @@ def test_two_lengths_end_the_connection(running: Loopback) -> None:
         assert stream.read() == b""  # what was smuggled is not answered
 
 
+def test_a_body_that_is_no_http_is_answered_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The handler, which refuses a client that asks before it sends, may not answer as well."""
+    lines = ["POST /generate HTTP/1.1", "Host: localhost", "Expect: everything"]
+    lines += ["Transfer-Encoding: chunked", "", "x" * 20_000]
+    with (
+        serving(scripted_core(), api_keys=("secret",)) as running,
+        connect(running) as sock,
+        sock.makefile("rb") as stream,
+    ):
+        sock.sendall("\r\n".join(lines).encode())
+        assert stream.readline().startswith(b"HTTP/1.1 400 ")
+        assert b"HTTP/1.1" not in stream.read()
+        wait_until(lambda: not running.server.server_state.tasks)
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 @pytest.mark.parametrize(
     ("path", "size", "status"),
     [("/generate", 30_000_000, 413), ("/nope", 9_000_000, 404), ("/sleep", 9_000_000, 403)],
