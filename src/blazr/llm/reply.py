@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine
 
 
+# Steps that may wait to be taken. Later ones are joined to some of so many tokens, so that a reply
+# that nobody reads takes little memory.
+MOST_WAITING = 256
+
+
 class Reply:
     """The replies to one or more prompts.
 
-    The engine's thread only appends to the inbox and calls ``notify``; everything else happens on
+    The engine's thread only puts into the inbox and calls ``notify``; everything else happens on
     the one thread that consumes the reply. Whoever started it calls `abort` at the end, whatever
     happened: it is idempotent, and without it a reply nobody reads would run to its end.
 
@@ -53,6 +59,7 @@ class Reply:
         self._notify = notify
         self._started_s = monotonic()
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
+        self._lock = Lock()  # of the inbox and what waits there
         self._prompts: list[_PromptState] = []
         first = 0
         for each in requests:
@@ -92,11 +99,14 @@ class Reply:
         left = len(self._inbox)  # what comes meanwhile waits for the next call
         num_seen = 0
         while left and (most is None or num_seen < most):
-            position, output = self._inbox.popleft()
+            with self._lock:
+                position, output = self._inbox.popleft()
+                prompt = self._prompts[position]
+                choice = prompt.choices[output.index]
+                if choice.waiting is output:
+                    choice.waiting = None
             left -= 1
-            num_seen += 1 + len(output.prompt_logprobs or ())
-            prompt = self._prompts[position]
-            choice = prompt.choices[output.index]
+            num_seen += max(len(output.token_ids), 1) + len(output.prompt_logprobs or ())
             was_done = prompt.is_done
             events.extend(choice.push(output))
             if choice.is_done and output.finish_reason is None and prompt.request_id is not None:
@@ -142,7 +152,12 @@ class Reply:
 
     def _deliver(self, position: int, output: TokenOutput) -> None:
         """Take a step of the prompt at ``position``; on the engine's thread."""
-        self._inbox.append((position, output))
+        with self._lock:
+            choice = self._prompts[position].choices[output.index]
+            if len(self._inbox) >= MOST_WAITING and choice.joins(output):
+                return
+            self._inbox.append((position, output))
+            choice.waiting = output
         self._notify()
 
 
@@ -166,10 +181,15 @@ class _PromptState:
 
 
 class _ReplyState:
-    """One reply: its first event, its text, its end."""
+    """One reply: its first event, its text, its end.
+
+    Attributes:
+        waiting: Its step that came last, while it waits to be taken.
+    """
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, index: int) -> None:
         self.is_done = False
+        self.waiting: TokenOutput | None = None
         self._index = index
         self._tokenizer = tokenizer
         self._prompt_ids = prepared.request.prompt_ids
@@ -190,6 +210,15 @@ class _ReplyState:
             prompt_ids=self._prompt_ids,
             reply_format=self._prepared.reply_format,
         )
+
+    def joins(self, output: TokenOutput) -> bool:
+        """Add a step to the one that waits; whether that could be done."""
+        last = self.waiting
+        if last is None or len(last.token_ids) >= MOST_WAITING or output.finish_reason is not None:
+            return False
+        last.token_ids += output.token_ids
+        last.logprobs += output.logprobs
+        return True
 
     def push(self, output: TokenOutput) -> list[Event]:
         if self.is_done:  # ended by a stop string while the engine was a step ahead

@@ -1,0 +1,46 @@
+"""A reply that nobody reads takes little memory, and says the same once it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.generation import GenerationRequest
+from blazr.llm.reply import MOST_WAITING, Reply
+from blazr.llm.results import Completion, fold
+from tests.support.scripted import scripted_core, wait_until
+
+WORDS = 5 * MOST_WAITING
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"n": 3},
+        {"logprobs": 2, "n": 2},
+        {"stop": (f"n{3 * MOST_WAITING + 7} ",)},
+    ],
+)
+def test_steps_that_wait_are_joined(params: dict[str, object]) -> None:
+    core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
+    asked = GenerationRequest(prompt="a", params=SamplingParams(max_tokens=8 * WORDS, **params))
+
+    def answer(*, is_late: bool) -> tuple[list[Completion], int]:
+        reply = Reply(core.engine, core.tokenizer, [core.prepare(asked)], notify=lambda: None)
+        if is_late:
+            wait_until(lambda: not core.engine.num_running)
+        num_waiting = len(reply._inbox)
+        events = []
+        while not reply.is_done:
+            events += reply.take()
+        return fold(events), num_waiting
+
+    early, _ = answer(is_late=False)
+    late, num_waiting = answer(is_late=True)
+    assert late == early
+    num_tokens = sum(len(each.token_ids) for each in late)
+    choices = asked.params.n
+    assert num_waiting <= MOST_WAITING + choices * (len(core.engine.script) // MOST_WAITING + 3)
+    assert num_tokens > 2 * num_waiting
+    core.close()
