@@ -37,7 +37,11 @@ BEYOND_A_SCHEMA = (
     # what the server holds, or was started with
     "only a response in the background",
     "cannot be loaded again",
+    "this server has no tools",
+    "nothing is kept that could be sent",
     # what the model is
+    "this model has no prompts",
+    "a message has an unknown role",  # unless the model's template knows it
     "is empty.",  # a text, unless the model's vocabulary begins every text with a token
     "the context holds",
     "outside the vocabulary",
@@ -58,10 +62,14 @@ BEYOND_A_SCHEMA = (
     "chat templates come with the model",
     "the grammar is not valid",
     "the schema is no",  # also none in JSON, where it is sent as a text
+    "the schema is not valid JSON",
+    "an image is not in its request",
+    "Invalid base64 encoded string",
     "a custom tool has no name",
     "the arguments of a tool call",
     "a tool call in a message",
     "a block is not text",
+    "a block is neither text",
     # what could be said in many words
     "samplers are not understood",  # one of them comes twice
     "has the wrong shape",  # ids beside texts, or too many
@@ -74,6 +82,8 @@ BEYOND_A_SCHEMA = (
 
 def is_beyond_a_schema(failure: str) -> bool:
     """Whether a request was refused for what the document cannot say."""
+    if "[501] Not Implemented" in failure:  # it has no such model, or was not started for that
+        return True
     found = re.search(r"rejected$.*?^\[400\].*?`(\{.*\})`$", failure, re.MULTILINE | re.DOTALL)
     return found is not None and any(reason in found[1] for reason in BEYOND_A_SCHEMA)
 
@@ -82,7 +92,7 @@ def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
     with serving(scripted_core()) as running:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{running.url}/openapi.json"),
-            *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "5"),
+            *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20"),
             *("--checks", ",".join(CHECKS), "--seed", "1", "--no-color"),
             *("--exclude-path", "/models/sse", "--continue-on-failure"),  # it has no end
         ]
@@ -95,6 +105,6 @@ def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
     assert not unknown, "\n".join(unknown)
     assert done.returncode == bool(failures), done.stdout[-6000:] + done.stderr[-2000:]
     (num_cases,) = re.findall(r"(\d+) generated", done.stdout)
-    assert int(num_cases) >= 2000
+    assert int(num_cases) >= 5000
     phases = re.findall(r"^  [✅❌] (\w+)$", done.stdout, re.MULTILINE)
     assert phases == ["Examples", "Coverage", "Fuzzing", "Stateful"]

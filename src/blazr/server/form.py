@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from python_multipart.multipart import parse_options_header
@@ -24,7 +24,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     """Decode a form; of its files, the content, by the names of their fields.
 
     The name of a file is the field ``filename``. A field whose name ends in ``[]`` is an item of a
-    list.
+    list, as is each of the fields that have the name of one.
 
     Args:
         headers: Of the request.
@@ -53,19 +53,26 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
         raise HttpError(400, message, code="invalid_form") from None
     found: dict[str, Any] = {}
     items: dict[str, Any] = {}
+    lists = {each.name for each in msgspec.structs.fields(kind) if _takes_list(each.type)}
     try:
         for name, value in form.multi_items():
             content: object = value
             if isinstance(value, UploadFile):
                 content = await value.read()
                 found["filename"] = value.filename or ""
-            if name.endswith("[]"):
+            is_item = name in lists and content != "null"
+            if is_item or name.endswith("[]"):
                 items.setdefault(name.removesuffix("[]"), []).append(content)
             else:
                 found[name] = content
     finally:
         await form.close()
     return msgspec.convert({**found, **items}, kind, strict=False)
+
+
+def _takes_list(annotation: object) -> bool:
+    """Whether a field of that type is a list, or may be one."""
+    return get_origin(annotation) is list or any(map(_takes_list, get_args(annotation)))
 
 
 def _check_encoding(media_type: str) -> None:

@@ -243,6 +243,6 @@ def _explain(field: str, schema: Schema) -> None:
             continue
         low, high = _BOUNDS.get(name, (None, None))
         bounds = {"minimum": _LOWEST.get(field, low), "maximum": high}
-        choice |= {key: bound for key, bound in bounds.items() if bound is not None}
-        if name == "repetition_penalty":  # it divides
-            choice["exclusiveMinimum"] = choice.pop("minimum")
+        for key, bound in bounds.items():
+            if bound is not None:
+                choice.setdefault(key, bound)

@@ -397,16 +397,23 @@ def grammar_of(
     if form is None or kind == "text":
         return None
     if kind == "json_object":  # llama.cpp's server takes a schema with it
-        return {"json_schema": form["schema"]} if "schema" in form else {"json_object": True}
+        return _of_schema(form, param) if "schema" in form else {"json_object": True}
     inner = form.get("json_schema", form)  # the newer API has it flat
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
-        return {"json_schema": inner["schema"]}
+        return _of_schema(inner, param)
     raise RequestError(
         f"{param} is of no known kind, or lacks its schema.",
         param=param,
         found=repr(kind)[:50],
         expected="'text', 'json_object' or 'json_schema'",
     )
+
+
+def _of_schema(form: Mapping[str, object], param: str) -> dict[str, object]:
+    schema = form["schema"]
+    if isinstance(schema, Mapping | str) or schema is True:
+        return {"json_schema": schema}
+    raise RequestError("the schema is no schema.", param=param, expected="an object, or true")
 
 
 def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
@@ -527,21 +534,18 @@ def to_prompts(given: Prompts, *, param: str = "prompt", most: int = MAX_PROMPTS
     return [each for each in given if not isinstance(each, int)]
 
 
-DataUrl = Annotated[str, schema_hint(pattern="^[dD][aA][tT][aA]:")]
-
-
 class ImageUrl(NamesMedia):
     """An image within its URL, ``data:image/png;base64,...``; others need a flag."""
 
     media_fields: ClassVar = ("url",)
-    url: DataUrl
+    url: str
     detail: str | None = None  # each model has one size
 
 
 class VideoUrl(msgspec.Struct):
     """Frames of a video, one a second, in a URL: ``data:video/jpeg;base64,<frame>,<frame>``."""
 
-    url: DataUrl
+    url: str
 
 
 class InputAudio(msgspec.Struct):
@@ -557,7 +561,7 @@ class ContentPart(NamesMedia):
     media_fields: ClassVar = ("image_url",)
     type: Annotated[str, schema_hint(enum=["text", "image_url", "video_url", "input_audio"])]
     text: str | None = None
-    image_url: ImageUrl | DataUrl | None = None
+    image_url: ImageUrl | str | None = None
     video_url: VideoUrl | None = None
     input_audio: InputAudio | None = None
     schema_extra: ClassVar[Schema] = {

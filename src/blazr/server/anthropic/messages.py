@@ -80,7 +80,7 @@ class Turn(msgspec.Struct):
 class MessageTool(msgspec.Struct, kw_only=True):
     """A tool the model may use. Those without a schema run at Anthropic's, and are left out."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 

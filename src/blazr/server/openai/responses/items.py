@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from blazr.core.errors import RequestError
 from blazr.server.media import NamesMedia
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, DataUrl, not_text
+from blazr.server.params import MAX_MESSAGES, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import join_parts, read_data_url
 from blazr.text.messages import Message
@@ -33,7 +33,7 @@ class ItemPart(NamesMedia):
     type: PartType
     text: str | None = None
     refusal: str | None = None
-    image_url: DataUrl | None = None
+    image_url: str | None = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [of_type(*sorted(_TEXT_PARTS)), of_type("input_image", **any_given("image_url"))]
     }
