@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,11 +25,13 @@ from blazr.core import env
 from blazr.nn.kernels.cpu import compiled
 from tests.support.loopback import free_port
 from tests.support.scripted import wait_until
+from tests.support.seeds import run_seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 LIMIT = 64  # descriptors
+LOGGER = logging.getLogger(__name__)
 
 
 def blazr(*words: str, limit: str = "") -> list[str]:
@@ -40,7 +47,7 @@ class Server:
         words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
         with log.open("wb") as stderr:
             command = blazr(*words, "--memory", "24MiB", limit=limit)
-            self.process = subprocess.Popen(command, stderr=stderr)
+            self.process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
         wait_until(self._is_ready, timeout_s=120)
 
@@ -77,7 +84,7 @@ def log(tmp_path: Path) -> Path:
 def test_after_kill_9_under_load_the_next_server_answers_as_before(log: Path) -> None:
     port = free_port()
     said = set()
-    for _ in range(4):
+    for _ in range(20):
         with served(port, log) as server:
             said.add(server.say())
 
@@ -94,6 +101,47 @@ def test_after_kill_9_under_load_the_next_server_answers_as_before(log: Path) ->
                 each.join(60)
                 assert not each.is_alive(), "a client waits for a server that is gone"
     assert len(said) == 1
+
+
+@pytest.mark.timeout(1800)
+def test_a_hundred_times_sigterm_cuts_no_reply(log: Path) -> None:
+    port, chance = free_port(), random.Random(run_seed(17))
+    outcomes: Counter[str] = Counter()
+    right = ""
+
+    def ask(server: Server, max_tokens: int, stream: bool) -> str:
+        body = {**BODY, "max_tokens": max_tokens, "stream": stream}
+        try:
+            reply = server.client.post("/v1/completions", json=body)
+        except httpx2.ConnectError:
+            return "refused"
+        if reply.status_code == 503:
+            return "refused"
+        lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+        if stream:
+            assert lines.pop() == "[DONE]"
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        assert choices[-1]["finish_reason"] == "length"
+        text = "".join(each["text"] for each in choices)
+        assert text
+        assert right.startswith(text)
+        return "whole"
+
+    for _ in range(100):
+        with served(port, log) as server, ThreadPoolExecutor(6) as pool:
+            right = right or server.say(max_tokens=300)
+            asked = [
+                pool.submit(ask, server, chance.randint(1, 300), stream=each % 2 == 0)
+                for each in range(6)
+            ]
+            time.sleep(chance.random() * 0.3)
+            server.process.send_signal(signal.SIGTERM)
+            outcomes += Counter(each.result(120) for each in asked)
+            assert server.process.wait(60) == 0
+            with pytest.raises(ProcessLookupError):
+                os.killpg(server.process.pid, 0)  # no child is left of its group
+    LOGGER.info("%s", outcomes)
+    assert outcomes["whole"] > 0
 
 
 def test_a_server_that_was_stopped_goes_on_where_it_was(log: Path) -> None:

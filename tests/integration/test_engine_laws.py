@@ -202,10 +202,9 @@ def test_neighbours_cancelled(lab_of, alone):
         agree(lab.answer(request), expected)
 
 
-def test_in_memory_for_a_tenth(lab_of, alone):
+def in_memory_for_a_tenth(lab, prompts):
     """All finish, in spite of preemptions, and no token is wrong."""
-    lab = lab_of(max_running=12, tokens=4 * 64, budget=512)
-    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
+    asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in prompts]
     for step in itertools.count():
         if not lab.engine.has_work():
             break
@@ -213,8 +212,19 @@ def test_in_memory_for_a_tenth(lab_of, alone):
         if step % 5 == 0 and lab.scheduler.running:  # besides those that memory forces
             lab.scheduler.preempt(lab.scheduler.running[-1])
     assert lab.scheduler.counts.preempted > 0
-    for request, expected in zip(asked, alone, strict=True):
+    for request, expected in zip(asked, prompts, strict=True):
         agree(lab.answer(request), expected)
+
+
+def test_in_memory_for_a_tenth(lab_of, alone):
+    in_memory_for_a_tenth(lab_of(max_running=12, tokens=4 * 64, budget=512), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_in_memory_for_a_tenth(lab_of, alone):
+    chosen = random.Random(run_seed(6)).choices(alone, k=1000)
+    in_memory_for_a_tenth(lab_of(max_running=12, tokens=4 * 64, budget=512), chosen)
 
 
 def following(alone, history):
@@ -251,29 +261,42 @@ def test_with_drafts(lab_of, alone, right):
 
 
 def test_a_nan_ends_its_own_request(lab_of, alone):
+    end_by_nan(lab_of(), alone, victim=1, after=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_times_a_nan_ends_its_own_request(lab_of, alone):
     lab = lab_of()
+    rng = random.Random(run_seed(7))
+    for _ in range(100):
+        end_by_nan(lab, alone, victim=rng.randrange(4), after=rng.randrange(MAX_TOKENS))
+
+
+def end_by_nan(lab, alone, *, victim, after):
+    """Spoil the scores of one of four requests once it has so many tokens."""
     asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone[:4]]
     sample = lab.sample
 
     def spoil(logits, rows):
         logits = logits.clone()
         for place, sequence in rows:
-            if sequence.request_id == asked[1] and sequence.num_output == 2:
+            if sequence.request_id == asked[victim] and sequence.num_output == after:
                 logits[place, 0] = float("nan")
         return sample(logits, rows)
 
     lab.sample = spoil
     lab.run()
-    assert lab.reasons[asked[1], 0] is FinishReason.ERROR
-    assert "NaN" in lab.errors[asked[1], 0]
+    assert lab.reasons[asked[victim], 0] is FinishReason.ERROR
+    assert "NaN" in lab.errors[asked[victim], 0]
     for request, expected in zip(asked, alone, strict=False):
-        if request != asked[1]:
+        if request != asked[victim]:
             agree(lab.answer(request), expected)
-    again = lab.ask(alone[1][0], max_tokens=MAX_TOKENS)
+    again = lab.ask(alone[victim][0], max_tokens=MAX_TOKENS)
     lab.sample = sample
     lab.run()
     assert torch.isfinite(lab.answer(again)[1]).all()
-    assert lab.tokens[again, 0] == alone[1][1]
+    assert lab.tokens[again, 0] == alone[victim][1]
 
 
 def test_many_clients_in_a_pool_for_eight():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +19,7 @@ from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
 from tests.support import hearing, seeing, tiny
 from tests.support.hostile_requests import Hostile, hostile_request, send
+from tests.support.leaks import resident_bytes
 from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.scripted import wait_until
 from tests.support.seeds import run_seed
@@ -90,11 +89,6 @@ def check_as_before(server: Loopback, before: list[str]) -> None:
     wait_until(lambda: server.service.num_working == 0)
     assert greedy(server) == before
     assert server.client.get("/health").status_code == 200
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
 
 def test_some(server: Loopback, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,6 @@
-"""Clients that leave by the thousand, and more than can be served: each is told, none stays.
+"""Clients that leave by the thousand, that do not read, and more than can be served; dead engines.
+
+Each is told, and none stays.
 
 ``--log-cli-level=info`` shows how many of each kind there were.
 """
@@ -11,21 +13,27 @@ import logging
 import random
 import re
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from blazr.engine import async_engine
+from blazr.engine.async_engine import AsyncEngine
+from blazr.engine.engine import Engine
+from blazr.engine.outputs import TokenOutput
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from tests.support import tiny
-from tests.support.leaks import check_memory_is_back
+from tests.support.leaks import check_memory_is_back, resident_bytes
 from tests.support.loopback import Loopback, serving
-from tests.support.scripted import wait_until
+from tests.support.scripted import scripted_core, wait_until
 from tests.support.seeds import run_seed
 
 MODEL = tiny.Tiny(layers=("Mamba2", "StandardTransformer", "MlaWithMoe"), vocab_size=100315)
@@ -181,3 +189,111 @@ def test_under_heavy_overload_each_request_has_one_outcome(server: Loopback) -> 
     statuses = overload(server, clients=500, times=10)
     assert statuses[200] > 0
     assert statuses[429] > 0, "nobody was refused, so it was no overload"
+
+
+def plant_death(engine: AsyncEngine, num_waiting: int) -> threading.Event:
+    """End the engine's thread when so many wait; the event lets a new engine come."""
+    may_come = threading.Event()
+    build = engine._build
+
+    def wait_and_build() -> Engine:
+        engine._build = build
+        may_come.wait()
+        return build()
+
+    def step(*_: object) -> list[TokenOutput]:
+        if engine.stats()["num_waiting"] < num_waiting:
+            time.sleep(0.001)
+            return []
+        raise SystemExit("dead")
+
+    def plant() -> None:
+        engine._build = wait_and_build
+        engine._engine.step = step  # type: ignore[method-assign]
+
+    engine.call(plant)
+    return may_come
+
+
+def deaths(server: Loopback, count: int) -> None:
+    """Let the engine's thread die under four requests, again and again."""
+    before = probe(server)
+    engine = server.core.engine
+    told_s, back_s = [], []
+
+    def is_told(stream: bool) -> bool:
+        reply = server.client.post("/v1/completions", json={**PROBE, "stream": stream})
+        return reply.status_code in {200, 500} and "the engine failed" in reply.text
+
+    for number in range(count):
+        may_come = plant_death(engine, num_waiting=4)
+        with ThreadPoolExecutor(4) as pool:
+            asked_s = time.monotonic()
+            waiting = [pool.submit(is_told, stream=each % 2 == 0) for each in range(4)]
+            wait_until(lambda: server.client.get("/health").status_code == 503)
+            told_s.append(time.monotonic() - asked_s)
+            assert all(each.result(60) for each in waiting)
+        came_s = time.monotonic()
+        may_come.set()
+        wait_until(lambda: server.client.get("/health").is_success, timeout_s=60)
+        back_s.append(time.monotonic() - came_s)
+        assert engine.stats()["restarts"] == number + 1
+    LOGGER.info("%d deaths: told after %.2f s, back after %.2f", count, max(told_s), max(back_s))
+    assert probe(server) == before
+    engine.call(lambda: check_memory_is_back(engine._engine))
+
+
+def test_whoever_waits_for_an_engine_that_dies_is_told(server: Loopback) -> None:
+    deaths(server, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_whoever_waits_for_fifty_engines_that_die_is_told(
+    server: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "RESTART_WINDOW_S", 0.0)  # else it is given up soon
+    deaths(server, 50)
+
+
+def read_all(url: str, words: int) -> None:
+    """Read a stream to its end."""
+    body = {"prompt": "a", "max_tokens": words, "stream": True, "ignore_eos": True}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as reply:
+        assert list(reply.iter_lines())[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_that_do_not_read_slow_down_nobody() -> None:
+    """What is kept for each is bounded, whatever is said to it."""
+    words, crowd = 20_000, 100
+    core = scripted_core(text=" word" * words, max_seq_len=2 * words)
+    body = {"prompt": "a", "max_tokens": words, "stream": True, "ignore_eos": True}
+    with serving(core) as running, ExitStack() as stalled:
+
+        def seconds_of_readers() -> float:
+            started_s = time.monotonic()
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(lambda _: read_all(running.url, 3000), range(16)))
+            return time.monotonic() - started_s
+
+        def stand_still() -> bool:
+            before = core.engine.num_steps
+            time.sleep(1)
+            return core.engine.num_steps == before
+
+        alone_s = seconds_of_readers()
+        before = resident_bytes()
+        host, port = running.url.removeprefix("http://").split(":")
+        for _ in range(crowd):
+            client = stalled.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect((host, int(port)))
+            client.sendall(request_bytes(body))
+        wait_until(lambda: running.service.num_working == crowd, timeout_s=60)
+        wait_until(stand_still, timeout_s=120)
+        kept = (resident_bytes() - before) / crowd
+        beside_s = seconds_of_readers()
+        LOGGER.info("alone %.2f s, beside %.2f s, %d bytes for each", alone_s, beside_s, kept)
+        assert kept < 1e6

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.engine import Engine
 
@@ -25,3 +29,10 @@ def check_memory_is_back(engine: Engine) -> None:
     assert memory.trie.num_nodes == 0, "a block is locked"
     assert memory.arena.used(ItemClass.PAGE) == 0, "a page is lost"
     assert memory.arena.used(ItemClass.STATE) == 1, "a state is lost"
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is not swapped out, garbage left aside."""
+    gc.collect()
+    pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

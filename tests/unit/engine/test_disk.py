@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from blazr.core.errors import ConfigError
 from blazr.engine.block import Node, StateKind
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.disk import MOST_WAITING, DiskCache, DiskItem, next_name
+from tests.support.seeds import run_seed
 
 SIZE = 1000
 PAGE, STATE = ItemClass.PAGE, ItemClass.STATE
@@ -142,14 +144,17 @@ def test_a_flipped_byte(tmp_path: Path, place: int, caplog: pytest.LogCaptureFix
         assert memory.read(PAGE, name) is not None
 
 
-@pytest.mark.parametrize("length", [0, 5, 63, 64, 500, SIZE + 63, SIZE + 65])
-def test_a_file_of_another_length(tmp_path: Path, length: int) -> None:
+def test_a_file_of_another_length(tmp_path: Path) -> None:
     (name,) = names(1)
+    lengths = {0, 5, 63, 64, 500, SIZE + 63, SIZE + 65}
+    lengths |= set(random.Random(run_seed(21)).sample(range(SIZE + 64), 100))
     with closing(Memory(tmp_path)) as memory:
-        memory.keep(PAGE, name)
-        (file,) = files(tmp_path)
-        file.write_bytes(file.read_bytes()[:length].ljust(length, b"?"))
-        assert memory.read(PAGE, name) is None
+        for length in lengths:
+            memory.keep(PAGE, name)
+            assert memory.read(PAGE, name) is not None
+            (file,) = files(tmp_path)
+            file.write_bytes(file.read_bytes()[:length].ljust(length, b"?"))
+            assert memory.read(PAGE, name) is None
 
 
 def test_a_state_is_no_page(tmp_path: Path) -> None:
