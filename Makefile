@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow isas seeds invariance mutation kernels sanitize arm check integration clients docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow security isas seeds invariance mutation kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -31,13 +31,18 @@ test: ## every test that needs no device, no network and no patience
 	$(PYTHON) -m pytest
 
 test-fast: ## the half that never imports torch
-	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server
+	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server tests/security
 
 smoke: ## under a minute: some tests of every floor
 	$(PYTHON) -m pytest -m smoke
 
 slow: ## the laws that take long
 	$(PYTHON) -m pytest -m slow --timeout 3600
+
+UNCHECKED = -W "ignore:assertions not in test modules"  # pytest itself checks those of tests
+
+security: ## what others must not reach, run or overload, without Python's asserts
+	$(PYTHON) -O $(UNCHECKED) -m pytest $(UNCHECKED) -n 0 tests/security
 
 isas: ## what depends on numbers, under each instruction set of this processor
 	$(PYTHON) tools/seeds.py --seeds 0 --numeric
