@@ -243,6 +243,13 @@ def test_a_model_that_is_no_text_is_looked_at_as_a_tokenizer(model: object) -> N
         load_tokenizer(find_tokenizer(vocab_size=15, metadata=told))
 
 
+@pytest.mark.parametrize("none", [[], memoryview(array("i"))])
+def test_a_vocabulary_without_merges(none: object) -> None:
+    """Of an empty list some writers say that it is one of numbers."""
+    found = little(model="gpt2", pre="gpt-2", merges=none)
+    assert spelled(found, "abc") == ["a", "b", "c"]
+
+
 def test_an_unknown_pattern_is_named() -> None:
     entries = {"model": "gpt2", "pre": "of-tomorrow", "merges": []}
     with pytest.raises(CheckpointError, match="not known") as caught:

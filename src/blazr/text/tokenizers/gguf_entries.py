@@ -49,6 +49,8 @@ class Entries:
     def texts(self, key: str) -> list[str]:
         """A list of strings; an empty one where there is none."""
         value = self._metadata.get(KEY + key, [])
+        if isinstance(value, memoryview) and not value:
+            return []  # of nothing some writers say that it is of numbers
         if not isinstance(value, list):
             raise wrong(key, repr(value))
         return [str(each) for each in value]
