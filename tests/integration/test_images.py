@@ -139,6 +139,7 @@ def chat(images: Sequence[bytes], *, before: str = "Look: ") -> list[dict[str, o
 def check(pair: Pair, llm: LLM, images: Sequence[bytes], found: Completion) -> None:
     """Every token of prompt and reply has the log-probability that transformers gives it."""
     assert llm.core.template is not None
+    assert len(found.logprobs or ()) == GREEDY.max_tokens
     text = llm.core.template.render([as_message(each) for each in chat(images)])
     scores = pair.scores(text, images, found.token_ids)
     assert found.usage.prompt_tokens == len(pair.ids) - len(found.token_ids)
