@@ -78,6 +78,8 @@ class Architecture:
         head: Whether it wants a matrix of the vocabulary's scores of its ``own``, none (``tied``),
             or takes ``either``.
         reads_weights_norm: Whether it looks at ``expert_weights_norm``.
+        axes: How the channels lie that turn with the time, row and column of an image's tokens: in
+            ``runs``, ``mixed``, or none.
     """
 
     families: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class Architecture:
     needs_biases: bool = False
     head: Literal["own", "tied", "either"] = "either"
     reads_weights_norm: bool = False
+    axes: Literal["", "runs", "mixed"] = ""
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer has the window, where no key says so."""
@@ -307,9 +310,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "pangu-embedded": Architecture(read_by=_LLAMA),
     "seed_oss": Architecture(read_by=_LLAMA, late_norm=True),
     "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, implied={"hidden_act": "relu2"}),
-    "qwen2vl": Architecture(read_by={"": "qwen2"}),
-    "qwen3vl": Architecture(read_by={"": "qwen3"}),
-    "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}),
+    "qwen2vl": Architecture(read_by={"": "qwen2"}, axes="runs"),
+    "qwen3vl": Architecture(read_by={"": "qwen3"}, axes="mixed"),
+    "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}, axes="mixed"),
     "ernie4_5": Architecture(read_by={"": "glm"}),
     "dots1": Architecture(read_by={"": "glm4_moe"}),
     "minimax-m2": Architecture(read_by={"": "glm4_moe"}),

@@ -466,6 +466,9 @@ def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues
     if not base and not scaling and is_long:
         scaling = {"rope_type": "linear", "factor": row.long_factor}
     whole: ConfigValues = {**theta, **share, **scaling}
+    sections = file.metadata.get("rope.dimension_sections")
+    if row.axes and isinstance(sections, memoryview):
+        whole |= {"mrope_section": [*sections][:3], "mrope_interleaved": row.axes == "mixed"}
     values: ConfigValues = {"rope_parameters": whole}
     if "original_max_position_embeddings" in scaling:
         values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
