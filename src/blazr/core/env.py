@@ -74,6 +74,7 @@ SERVE_FLAGS = (
     "ACCESS_LOG",
     "OTLP_ENDPOINT",
     "VOCAB",
+    "MMPROJ",
     "CHAT_TEMPLATE",
     "TOOL_PARSER",
     "REASONING_PARSER",

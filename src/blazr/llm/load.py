@@ -159,7 +159,7 @@ def _bundle(
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
-        sense=load_sense(loaded) if processes is None else None,
+        sense=load_sense(loaded, tokenizer, options.mmproj) if processes is None else None,
         processes=processes,
     )
     thinking = reply_format.reasoning

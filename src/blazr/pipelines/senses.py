@@ -4,22 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blazr.core.errors import ConfigError
 from blazr.models.families.hf.vision import WITH_IMAGES, WITH_SOUNDS
 from blazr.pipelines.fallback import FallbackModel
 from blazr.pipelines.hearing import Hearing
+from blazr.pipelines.mmproj import load_mmproj
 from blazr.pipelines.sight import Sight
 from blazr.pipelines.vision import Vision
 
 if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
+    from blazr.text.tokenizer import Tokenizer
 
 
-def load_sense(loaded: LoadedModel | FallbackModel) -> Vision | Sight | None:
-    """The part of a model that sees or hears; None where there is none that is known here."""
+def load_sense(
+    loaded: LoadedModel | FallbackModel, tokenizer: Tokenizer, mmproj: str | None
+) -> Vision | Sight | None:
+    """The part of a model that sees or hears; None where there is none that is known here.
+
+    Args:
+        loaded: The model.
+        tokenizer: Its vocabulary.
+        mmproj: Of a GGUF model, the file that sees; None is the one beside it.
+
+    Raises:
+        ConfigError: Such a file was asked for, and the model is of other files.
+        BlazrError: It was asked for, and cannot be read.
+    """
+    if mmproj is not None and (isinstance(loaded, FallbackModel) or not loaded.gguf):
+        raise ConfigError(
+            "only a GGUF model has its part that sees in a file of its own.",
+            found=f"mmproj {mmproj!r:.80}",
+            hint="leave it out",
+        )
     if isinstance(loaded, FallbackModel):
         return Sight(loaded) if loaded.sees else None
     if loaded.gguf:
-        return None
+        return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
     if loaded.family in WITH_SOUNDS:
         return Hearing(loaded.path, loaded.family, loaded.module)
     if loaded.family in WITH_IMAGES:

@@ -171,6 +171,7 @@ class Vision:
         self.reads_ahead = family in READING_AHEAD
         self._path = path
         self._family = family
+        self._sees_ahead = family in _SEEING_AHEAD
         self._dtype = language_model.dtype
         self._hidden_size = language_model.config.hidden_size
         self._device = language_model.device
@@ -242,13 +243,13 @@ class Vision:
 
     def _load(self) -> Eye:
         if self._eye is None:
-            checkpoint = open_checkpoint(self._path)
-            sees_ahead = self._family in _SEEING_AHEAD
-            self._eye = _load_eye(
-                self, checkpoint, self._dtype, self._device, sees_ahead=sees_ahead
-            )
+            self._eye = self._load_eye()
             log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._eye
+
+    def _load_eye(self) -> Eye:
+        checkpoint = open_checkpoint(self._path)
+        return _load_eye(self, checkpoint, self._dtype, self._device, sees_ahead=self._sees_ahead)
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
@@ -460,8 +461,7 @@ def _load_eye(
             directory, trust_remote_code=False, local_files_only=True
         )
         processor: Any = load_processor(directory, config)
-        auto = getattr(transformers, kind.auto)
-        tower, missing = _load_tower(auto, config, _image_tensors(checkpoint), dtype)
+        tower, missing = load_tower(kind.auto, config, _image_tensors(checkpoint), dtype)
         mark = getattr(processor, f"{kind.medium}_token")
         marker = processor.tokenizer.convert_tokens_to_ids(mark)
     except Exception as error:
@@ -491,13 +491,14 @@ def _load_eye(
         scale=float(getattr(text, "embedding_multiplier", 1.0)),
         seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
         sees_ahead=sees_ahead,
-        line_feeds=_line_feeds(processor.tokenizer),
+        line_feeds=line_feeds(processor.tokenizer),
     )
 
 
-def _line_feeds(tokenizer: Any) -> dict[int, int]:
+def line_feeds(tokenizer: Callable[..., Mapping[str, object]]) -> dict[int, int]:
+    """Of tokens that are line feeds alone, how many they are."""
     texts = ["\n" * count for count in range(1, _MOST_LINE_FEEDS)]
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ids: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return {each[0]: count for count, each in enumerate(ids, 1) if len(each) == 1}
 
 
@@ -537,15 +538,25 @@ def _image_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {name: checkpoint.own(info) for name, info in _image_infos(checkpoint).items()}
 
 
-def _load_tower(
-    auto: Any, config: Any, tensors: dict[str, Tensor], dtype: torch.dtype
-) -> tuple[Any, list[str]]:
-    """The library's network without its language model, and the names of tensors it lacks."""
+def load_tower(
+    auto: str, config: object, tensors: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[torch.nn.Module, list[str]]:
+    """The library's network without its language model, and the names of tensors it lacks.
+
+    Args:
+        auto: The library's class that knows such networks.
+        config: As the library reads it.
+        tensors: By the library's names.
+        dtype: What it computes in.
+    """
+    import transformers
+
+    known: Any = config
     # tensors of a quantized checkpoint's tower are plain; a quantizer would not find its own
-    config.quantization_config = None
-    del config.quantization_config
+    known.quantization_config = None
+    del known.quantization_config
     with torch.device("meta"):
-        whole = type(auto.from_config(config, trust_remote_code=False))
+        whole = type(getattr(transformers, auto).from_config(known, trust_remote_code=False))
 
     def _init(self: Any, config: Any) -> None:
         whole.__init__(self, config)
@@ -562,7 +573,7 @@ def _load_tower(
     }
     sees: Any = type(whole.__name__, (whole,), members)
     # The library gets tensors and no path, where it would also look for pickles.
-    config.transformers_weights = None
+    known.transformers_weights = None
     network, problems = sees.from_pretrained(
         None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
     )

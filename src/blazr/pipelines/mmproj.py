@@ -1,0 +1,571 @@
+"""The part of a GGUF model that sees: ``mmproj`` files, as llama.cpp's converter writes them.
+
+They hold the tower and the projector under names of their own, and what is to be known of the
+images' processor. The library's networks get these tensors; the text stays blazr's.
+
+Source: https://github.com/ggml-org/llama.cpp, tools/mtmd and gguf-py/gguf/constants.py
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite, isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from blazr.core.errors import BlazrError, CheckpointError
+from blazr.core.table import Table
+from blazr.models.checkpoint.gguf import read_header
+from blazr.models.checkpoint.open import open_checkpoint
+from blazr.nn.quant.gguf import GGML_TYPES
+from blazr.pipelines.vision import Eye, Vision, line_feeds, load_tower
+
+if TYPE_CHECKING:
+    from blazr.models.causal_lm import CausalLM
+    from blazr.models.checkpoint.base import Checkpoint
+    from blazr.text.tokenizer import Tokenizer
+
+_HINT = "take the mmproj file that was made of the same model"
+_MAX_SIDE = 2**14  # pixels
+_MAX_PATCHES = 2**13  # of an image, each of which attends to all
+_MAX_SCALE = 64
+log = logging.getLogger(__name__)
+
+
+class Tower:
+    """What a file says of its tower.
+
+    Sizes are those of its tensors, which exist, and not those of its metadata, which may be absurd.
+
+    Args:
+        checkpoint: The file.
+
+    Attributes:
+        hidden_size: Of the tower.
+        intermediate_size: Of its feed-forward layers.
+        num_layers: Of the tower.
+        projection_dim: Numbers of a vector for the language model.
+        patch_size: Pixels of a side of a patch.
+
+    Raises:
+        CheckpointError: A tensor or a value is missing, or has another form.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        patches = self._shape("v.patch_embd.weight", 4)
+        self.hidden_size, self.patch_size = patches[0], patches[-1]
+        both = {*self._shape("v.blk.0.ffn_up.weight", 2)}
+        self.intermediate_size = next(iter(both - {self.hidden_size}), self.hidden_size)
+        layers = {int(each[1]) for each in map(_LAYER.match, checkpoint.tensors) if each}
+        self.num_layers = len(layers)
+        self.projection_dim = int(self.number("projection_dim", most=2**20))
+        if layers != {*range(self.num_layers)}:
+            raise CheckpointError(
+                f"{checkpoint.path.name} lacks layers.",
+                found=f"layers {sorted(layers)[:8]}",
+                hint=_HINT,
+            )
+
+    def _shape(self, name: str, num_dims: int) -> tuple[int, ...]:
+        info = self._checkpoint.tensors.get(name)
+        if info is None or len(info.shape) != num_dims:
+            raise CheckpointError(
+                f"{self._checkpoint.path.name} has no tensor {name} of {num_dims} dimensions.",
+                found="none" if info is None else str(tuple(info.shape)),
+                hint=_HINT,
+            )
+        return info.shape
+
+    def number(self, key: str, default: float | None = None, *, most: float = _MAX_SIDE) -> float:
+        """A value of ``clip.vision.``, above 0.
+
+        Raises:
+            CheckpointError: There is none, or it is out of range.
+        """
+        found = self._checkpoint.metadata.get(f"clip.vision.{key}", default)
+        if isinstance(found, int | float) and isfinite(found) and 0 < found <= most:
+            return found
+        raise CheckpointError(
+            f"clip.vision.{key} of {self._checkpoint.path.name} is not usable.",
+            found=repr(found)[:50],
+            expected=f"a number above 0, to {most}",
+            hint=_HINT,
+        )
+
+    def colours(self, key: str) -> list[float]:
+        """Three values of ``clip.vision.``, for red, green and blue.
+
+        Raises:
+            CheckpointError: There are none.
+        """
+        found = self._checkpoint.metadata.get(f"clip.vision.{key}", ())
+        values = [float(each) for each in found] if isinstance(found, Sequence | memoryview) else []
+        if len(values) != 3 or not all(map(isfinite, values)):
+            raise CheckpointError(
+                f"clip.vision.{key} of {self._checkpoint.path.name} is not usable.",
+                found=str(values[:4]),
+                expected="three numbers",
+                hint=_HINT,
+            )
+        return values
+
+    @property
+    def image_size(self) -> int:
+        """Pixels of a side of an image, where all are made square.
+
+        Raises:
+            CheckpointError: It is too large.
+        """
+        num_patches = self._shape("v.position_embd.weight", 2)[0]
+        if num_patches > _MAX_PATCHES:
+            raise CheckpointError(
+                f"{self._checkpoint.path.name} wants images that are too large.",
+                found=f"{num_patches} patches",
+                expected=f"at most {_MAX_PATCHES}",
+            )
+        return isqrt(num_patches) * self.patch_size
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of its attention."""
+        return int(self.number("attention.head_count"))
+
+    @property
+    def siglip(self) -> dict[str, object]:
+        """The library's config of it, where it is a SigLIP."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "image_size": self.image_size,
+            "patch_size": self.patch_size,
+            "layer_norm_eps": self.number("attention.layer_norm_epsilon", 1e-6),
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+
+    @property
+    def colours_of_pixels(self) -> dict[str, object]:
+        """How the colours of an image are scaled."""
+        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std")}
+
+    @property
+    def scale(self) -> int:
+        """How many vectors, in rows and in columns, become one."""
+        return int(self.number("projector.scale_factor", 4, most=_MAX_SCALE))
+
+    @property
+    def num_tokens(self) -> int:
+        """That stand for an image, or a part of one, where all are square."""
+        return (self.image_size // self.patch_size // self.scale) ** 2
+
+
+_LAYER = re.compile(r"v\.blk\.(\d{1,6})\.")
+_PARTS = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_QWEN_PARTS = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_gate": "mlp.gate_proj",
+}
+_QWEN_AROUND = {
+    "v.patch_embd": "model.visual.patch_embed.proj",
+    "v.post_ln": "model.visual.merger.ln_q",
+    "mm.0": "model.visual.merger.mlp.0",
+    "mm.2": "model.visual.merger.mlp.2",
+}
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """How files of one kind become a network and a processor of the library.
+
+    Args:
+        family: What the library calls such a model.
+        config: The library's config of it, besides that of its text.
+        tensors: The library's tensors, of the file's.
+        image_processor: From images to pixels.
+        mark: What chat templates write for an image.
+        token: What stands for a vector.
+        write: The text that stands for an image, of what the image processor found.
+    """
+
+    family: str
+    config: Callable[[Tower], dict[str, Any]]
+    tensors: Callable[[Tensors], dict[str, Tensor]]
+    image_processor: Callable[[Any, Tower], Any]
+    mark: str
+    token: str
+    write: Callable[[Tower, Mapping[str, Any]], str]
+
+
+def _renamed(
+    tensors: Tensors, layers: str, parts: Mapping[str, str], around: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The tensors of a tower by the library's names.
+
+    Args:
+        tensors: Those of the file.
+        layers: What the names of layers begin with there.
+        parts: What parts of a layer are called.
+        around: What those are called that are in no layer.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        layer = re.fullmatch(r"v\.blk\.(\d{1,6})\.(\w+)", stem)
+        if stem in around:
+            found[f"{around[stem]}.{kind}"] = tensor
+        elif layer is not None and layer[2] in parts:
+            found[f"{layers}.{layer[1]}.{parts[layer[2]]}.{kind}"] = tensor
+    return found
+
+
+def _of_siglip(tensors: Tensors, tower: str, around: Mapping[str, str]) -> dict[str, Tensor]:
+    all_around = {
+        "v.patch_embd": f"{tower}.embeddings.patch_embedding",
+        "v.position_embd": f"{tower}.embeddings.position_embedding",
+        "v.post_ln": f"{tower}.post_layernorm",
+        **around,
+    }
+    return _renamed(tensors, f"{tower}.encoder.layers", _PARTS, all_around)
+
+
+def _of_gemma(tensors: Tensors) -> dict[str, Tensor]:
+    after = "model.multi_modal_projector."
+    found = _of_siglip(tensors, "model.vision_tower", {})
+    if "mm.input_projection.weight" in tensors:
+        found[f"{after}mm_input_projection_weight"] = tensors["mm.input_projection.weight"]
+    if "mm.soft_emb_norm.weight" in tensors:  # the library adds 1, and so has the converter
+        found[f"{after}mm_soft_emb_norm.weight"] = tensors["mm.soft_emb_norm.weight"] - 1
+    return found
+
+
+def _of_idefics(tensors: Tensors) -> dict[str, Tensor]:
+    around = {"mm.model.fc": "model.connector.modality_projection.proj"}
+    return _of_siglip(tensors, "model.vision_model", around)
+
+
+def _of_qwen(tensors: Tensors) -> dict[str, Tensor]:
+    """Its queries, keys and values are one matrix in the library, and so are its two patches."""
+    whole = dict(tensors)
+    for name in [name for name in whole if ".attn_q." in name]:
+        names = [name, name.replace(".attn_q.", ".attn_k."), name.replace(".attn_q.", ".attn_v.")]
+        if all(each in whole for each in names):
+            whole[name.replace(".attn_q.", ".attn_qkv.")] = torch.cat([whole[n] for n in names])
+    if "v.patch_embd.weight.1" in whole:
+        both = [whole.pop("v.patch_embd.weight"), whole.pop("v.patch_embd.weight.1")]
+        whole["v.patch_embd.weight"] = torch.stack(both, dim=2)
+    has_gates = "v.blk.0.ffn_gate.weight" in whole
+    up, down = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
+    parts = {**_QWEN_PARTS, "ffn_up": f"mlp.{up}", "ffn_down": f"mlp.{down}"}
+    return _renamed(whole, "model.visual.blocks", parts, _QWEN_AROUND)
+
+
+def _write_gemma(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of one part)
+    soft = "<image_soft_token>" * tower.num_tokens
+    return f"\n\n<start_of_image>{soft}<end_of_image>\n\n"
+
+
+def _write_idefics(tower: Tower, batch: Mapping[str, Any]) -> str:
+    """The parts of an image row by row, and then the whole."""
+    (rows,), (columns,) = batch["rows"][0], batch["cols"][0]
+    around, image = "<fake_token_around_image>", "<image>" * tower.num_tokens
+    text = ""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            text += f"{around}<row_{row}_col_{column}>{image}"
+        text += "\n"
+    whole = f"{around}<global-img>{image}{around}"
+    return f"{text}\n{whole}" if rows else whole
+
+
+def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of any size)
+    return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // _MERGED**2)
+
+
+def _qwen_images(library: Any, tower: Tower) -> Any:
+    sides = {
+        "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
+        "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
+    }
+    return library.Qwen2VLImageProcessorPil(
+        size=sides, patch_size=tower.patch_size, **tower.colours_of_pixels
+    )
+
+
+def _qwen_2(tower: Tower) -> dict[str, Any]:
+    return {
+        "depth": tower.num_layers,
+        "embed_dim": tower.hidden_size,
+        "hidden_size": tower.projection_dim,
+        "mlp_ratio": tower.intermediate_size // tower.hidden_size,
+        "num_heads": tower.num_heads,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": _MERGED,
+    }
+
+
+def _qwen_2_5(tower: Tower) -> dict[str, Any]:
+    period = int(tower.number("n_wa_pattern", 8))
+    return {
+        "depth": tower.num_layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "out_hidden_size": tower.projection_dim,
+        "num_heads": tower.num_heads,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": _MERGED,
+        "window_size": int(tower.number("window_size", 112)),
+        "fullatt_block_indexes": [*range(period - 1, tower.num_layers, period)],
+    }
+
+
+_MERGED = 2  # patches, in rows and in columns, that become one vector of Qwen's
+PROJECTORS: Table[Projector] = Table(
+    "kind of mmproj file",
+    {
+        "gemma3": Projector(
+            family="gemma3",
+            config=lambda tower: {
+                "vision_config": {**tower.siglip, "vision_use_head": False},
+                "mm_tokens_per_image": tower.num_tokens,
+            },
+            tensors=_of_gemma,
+            image_processor=lambda library, tower: library.Gemma3ImageProcessorPil(
+                size={"height": tower.image_size, "width": tower.image_size},
+                **tower.colours_of_pixels,
+            ),
+            mark="<start_of_image>",
+            token="<image_soft_token>",
+            write=_write_gemma,
+        ),
+        "idefics3": Projector(
+            family="idefics3",
+            config=lambda tower: {"vision_config": tower.siglip, "scale_factor": tower.scale},
+            tensors=_of_idefics,
+            image_processor=lambda library, tower: library.Idefics3ImageProcessorPil(
+                size={
+                    "longest_edge": int(tower.number("preproc_image_size", 4 * tower.image_size))
+                },
+                max_image_size={"longest_edge": tower.image_size},
+                return_row_col_info=True,
+                **tower.colours_of_pixels,
+            ),
+            mark="<image>",
+            token="<image>",
+            write=_write_idefics,
+        ),
+        "qwen2vl_merger": Projector(
+            family="qwen2_vl",
+            config=lambda tower: {"vision_config": _qwen_2(tower)},
+            tensors=_of_qwen,
+            image_processor=_qwen_images,
+            mark="<|image_pad|>",
+            token="<|image_pad|>",
+            write=_write_qwen,
+        ),
+        "qwen2.5vl_merger": Projector(
+            family="qwen2_5_vl",
+            config=lambda tower: {"vision_config": _qwen_2_5(tower)},
+            tensors=_of_qwen,
+            image_processor=_qwen_images,
+            mark="<|image_pad|>",
+            token="<|image_pad|>",
+            write=_write_qwen,
+        ),
+    },
+)
+
+
+def find_mmproj(path: Path) -> Path | None:
+    """The file beside a GGUF model that sees; of several the first by name, whatever its dtype."""
+    directory = path if path.is_dir() else path.parent
+    return min(directory.glob("mmproj*.gguf"), default=None)
+
+
+def open_mmproj(path: Path, language_model: CausalLM) -> Projector:
+    """How a file is to be read. Its header is looked at, and no tensor.
+
+    Raises:
+        CheckpointError: It is no such file, or of another model.
+        UnknownNameError: Files of its kind are not read.
+    """
+    header = read_header(path)
+    if header.metadata.get("general.architecture") != "clip":
+        raise CheckpointError(
+            f"{path.name} is no mmproj file.",
+            found=f"architecture {str(header.metadata.get('general.architecture'))[:50]!r}",
+            expected="'clip'",
+        )
+    keys = ("clip.projector_type", "clip.vision.projector_type")
+    kind = next((header.metadata[key] for key in keys if key in header.metadata), "mlp")
+    row = PROJECTORS[str(kind)]
+    size = header.metadata.get("clip.vision.projection_dim")
+    if size != language_model.config.hidden_size:
+        raise CheckpointError(
+            f"{path.name} is of another model.",
+            found=f"vectors of {size!r:.50} numbers",
+            expected=f"{language_model.config.hidden_size}, as the language model has it",
+            hint=_HINT,
+        )
+    return row
+
+
+def load_mmproj(
+    path: Path, language_model: CausalLM, tokenizer: Tokenizer, asked: str | None
+) -> MmprojVision | None:
+    """The part of a GGUF model that sees; None where there is none that can be read.
+
+    Args:
+        path: Where the model lies.
+        language_model: Its language model.
+        tokenizer: Its vocabulary.
+        asked: A file that was asked for by its path.
+
+    Raises:
+        BlazrError: That one cannot be read. One that only lies there is left out, with a warning.
+    """
+    file = find_mmproj(path) if asked is None else Path(asked)
+    if file is None:
+        return None
+    try:
+        return MmprojVision(file, open_mmproj(file, language_model), language_model, tokenizer)
+    except BlazrError as error:
+        if asked is not None:
+            raise
+        log.warning("leave out %s: %s", file.name, str(error).replace("\n", " "))
+        return None
+
+
+class MmprojVision(Vision):
+    """The part of a GGUF model that sees.
+
+    Args:
+        file: Of kind ``mmproj``.
+        projector: How it is read.
+        language_model: Its language model, whose dtype and device the vectors are for.
+        tokenizer: The vocabulary of that.
+    """
+
+    def __init__(
+        self, file: Path, projector: Projector, language_model: CausalLM, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(file, projector.family, language_model)
+        self.kinds = frozenset({self.medium})
+        self._projector = projector
+        self._tokenizer = tokenizer
+        for name in (projector.mark, projector.token):
+            if name not in tokenizer.special_ids:
+                raise CheckpointError(
+                    f"the vocabulary has no token {name}.",
+                    found=f"{file.name}, whose images need it",
+                    hint=_HINT,
+                )
+
+    def _load_eye(self) -> Eye:
+        import transformers
+
+        checkpoint = open_checkpoint(self._path)
+        tower = Tower(checkpoint)
+        row, ids = self._projector, self._tokenizer.special_ids
+        text = {"hidden_size": self._hidden_size, "num_hidden_layers": 1, "vocab_size": 8}
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": self._hidden_size}
+        try:
+            make: Any = transformers.CONFIG_MAPPING[row.family]
+            config = make(text_config={**text, **heads, "pad_token_id": 0}, **row.config(tower))
+            tensors = self._tensors(checkpoint, tower)
+            network, missing = load_tower(self.auto, config, tensors, self._dtype)
+            images = row.image_processor(transformers, tower)
+        except BlazrError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self._path.name} cannot be loaded.",
+                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+                hint=f"{_HINT}; pip install 'blazr[vision]'",
+            ) from error
+        if missing:
+            raise CheckpointError(
+                f"{len(missing)} tensors are missing in {self._path.name}.",
+                found=", ".join(name[:100] for name in missing[:5]),
+                hint=_HINT,
+            )
+        processor = _Processor(row, tower, images, self._tokenizer)
+        stat = self._path.stat()
+        stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
+        return Eye(
+            processor=processor,
+            tower=network.to(self._device).eval().requires_grad_(requires_grad=False),
+            marker=ids[row.mark],
+            token_id=ids[row.token],
+            scale=1.0,
+            seed=sha256(repr(stamp).encode()).digest(),
+            sees_ahead=self._sees_ahead,
+            line_feeds=line_feeds(processor.tokenizer),
+        )
+
+    def _tensors(self, checkpoint: Checkpoint, tower: Tower) -> dict[str, Tensor]:
+        """All of a file, float32, by the library's names."""
+        # older converters called the two matrices by each other's names
+        down = checkpoint.tensors.get("v.blk.0.ffn_down.weight")
+        is_swapped = down is not None and down.shape[-1] == tower.hidden_size
+        found = {}
+        for name, info in checkpoint.tensors.items():
+            stored = checkpoint.own(info)
+            numbers = GGML_TYPES[info.dtype].decode(stored) if info.is_packed else stored
+            own = re.sub("ffn_(up|down)", _other, name) if is_swapped else name
+            found[own] = numbers.float().reshape(info.shape)
+        return self._projector.tensors(found)
+
+
+def _other(match: re.Match[str]) -> str:
+    return "ffn_down" if match[1] == "up" else "ffn_up"
+
+
+class _Processor:
+    """In the place of the library's, whose text side needs the library's tokenizer.
+
+    Attributes:
+        image_token: What stands for an image before it is seen.
+        tokenizer: Texts to ids, called as the library's.
+    """
+
+    def __init__(
+        self, projector: Projector, tower: Tower, images: Any, tokenizer: Tokenizer
+    ) -> None:
+        self.image_token = projector.mark
+        self._write = projector.write
+        self._tower = tower
+        self._images = images
+        self._encode = tokenizer.encode
+
+    def tokenizer(self, texts: str | Sequence[str], **_: object) -> dict[str, object]:
+        if isinstance(texts, str):
+            return {"input_ids": self._encode(texts)}
+        return {"input_ids": [self._encode(each) for each in texts]}
+
+    def __call__(self, *, images: Sequence[Sequence[Any]], **_: object) -> dict[str, Any]:
+        """Pixels of the first image, and the tokens that stand for it, (1, T)."""
+        batch = dict(self._images([images[0][0]], return_tensors="pt"))
+        ids = self._encode(self._write(self._tower, batch), allow_special=True)
+        return {**batch, "input_ids": torch.tensor([ids])}
