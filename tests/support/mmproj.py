@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -36,18 +36,25 @@ _WORDS = (
     ("blocks.", "v.blk."),
     ("patch_embed.proj", "v.patch_embd"),
     ("merger.ln_q", "v.post_ln"),
+    ("merger.norm", "v.post_ln"),
+    ("merger.linear_fc1", "mm.0"),
+    ("merger.linear_fc2", "mm.2"),
+    ("pos_embed", "v.position_embd"),
+    ("mlp.linear_fc1", "ffn_up"),
+    ("mlp.linear_fc2", "ffn_down"),
     ("merger.mlp.", "mm."),
     ("attn.proj", "attn_out"),
     ("attn.qkv", "attn_qkv"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
-    (".norm", ".ln"),
+    (".norm1", ".ln1"),
+    (".norm2", ".ln2"),
 )
 _BEFORE = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "visual.")
 _KINDS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
-_TEXTS = {"idefics3": "model.text_model.", "qwen2_vl": "model.language_model."}
-_TEXTS["qwen2_5_vl"] = _TEXTS["qwen2_vl"]
+_KINDS["qwen3_vl"] = "qwen3vl_merger"
+_TEXTS = dict.fromkeys(_KINDS, "model.language_model.") | {"idefics3": "model.text_model."}
 Encode = Callable[[Tensor], "Tensor | ggufs.Blocks"]
 
 
@@ -68,6 +75,21 @@ def write(
         encode: How matrices of the tower are stored.
         swaps: Whether the tower's ``ffn_up`` and ``ffn_down`` have each other's names.
     """
+    target.mkdir(exist_ok=True)
+    _write_text(theirs, directory, target)
+    found: dict[str, Tensor | ggufs.Blocks] = {}
+    for name, values in _parts(theirs):
+        own = re.sub("ffn_(up|down)", _other, name) if swaps else name
+        is_matrix = values.ndim == 2 and "blk" in name
+        found[own] = encode(values) if is_matrix else values
+    ggufs.write(target / "mmproj.gguf", found, metadata(theirs))
+
+
+def _other(match: re.Match[str]) -> str:
+    return "ffn_down" if match[1] == "up" else "ffn_up"
+
+
+def _write_text(theirs: nn.Module, directory: Path, target: Path) -> None:
     config: Any = theirs.config
     text = target.with_name(f"{target.name} text")
     shutil.copytree(directory, text)
@@ -81,46 +103,48 @@ def write(
         }
         save_file(tensors, text / "model.safetensors")
         own = config.text_config.to_dict()
-        own["model_type"] = "llama" if config.model_type == "idefics3" else "qwen2"
+        own["model_type"] = "llama" if before == "model.text_model." else config.model_type[:5]
         sections = own["rope_parameters"].pop("mrope_section", ())
         (text / "config.json").write_text(json.dumps(own))
-    target.mkdir(exist_ok=True)
     convert(str(text), target / "model.gguf", dtype="float32", text=gguf_vocabulary)
-    if "qwen2" in config.model_type:
-        _as_qwen2vl(target / "model.gguf", sections)
-    found: dict[str, Tensor | ggufs.Blocks] = {}
+    if sections:
+        _as_seeing_qwen(target / "model.gguf", sections)
+
+
+def _parts(theirs: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the tower and the projector by their names in a file, float32."""
+    config: Any = theirs.config
     for name, tensor in theirs.state_dict().items():
         inner = name.removeprefix("model.")
         if not inner.startswith(_BEFORE) or ".head." in inner:
             continue
         inner = inner.partition(".")[2]
+        if deep := re.match(r"deepstack_merger_list\.(\d+)\.", inner):
+            layer = config.vision_config.deepstack_visual_indexes[int(deep[1])]
+            inner = inner.replace(deep[0], f"v.deepstack.{layer}.").replace("linear_", "")
         for old, new in _WORDS:
             inner = inner.replace(old, new)
-        if swaps and "ffn_" in inner:
-            inner = inner.replace(*(("up", "down") if "ffn_up" in inner else ("down", "up")))
         values = tensor.float() + (inner == "mm.soft_emb_norm.weight")
-        parts = {inner: values}
         if "attn_qkv" in inner:
-            names = [inner.replace("qkv", each) for each in "qkv"]
-            parts = dict(zip(names, values.chunk(3), strict=True))
+            for part, chunk in zip("qkv", values.chunk(3), strict=True):
+                yield inner.replace("qkv", part), chunk
         elif values.ndim == 5:
-            parts = {inner: values[:, :, 0], f"{inner}.1": values[:, :, 1]}
-        for part, numbers in parts.items():
-            is_matrix = numbers.ndim == 2 and "blk" in part
-            found[part] = encode(numbers) if is_matrix else numbers
-    ggufs.write(target / "mmproj.gguf", found, metadata(theirs))
+            yield inner, values[:, :, 0]
+            yield f"{inner}.1", values[:, :, 1]
+        else:
+            yield inner, values
 
 
-def _as_qwen2vl(path: Path, sections: Sequence[int]) -> None:
-    """Say of a Qwen2 that its channels turn by rows and columns."""
+def _as_seeing_qwen(path: Path, sections: Sequence[int]) -> None:
+    """Say of a Qwen that its channels turn by rows and columns."""
     checkpoint = open_checkpoint(path)
     found: dict[str, object] = {}
     for key, item in checkpoint.metadata.items():
         plain = [*item] if isinstance(item, memoryview) else item
         if plain != []:
-            found[key.replace("qwen2.", "qwen2vl.")] = plain
-    found["general.architecture"] = "qwen2vl"
-    found["qwen2vl.rope.dimension_sections"] = [*sections, 0]
+            found[re.sub(r"^(qwen\d)\.", r"\1vl.", key)] = plain
+    found["general.architecture"] = name = f"{found['general.architecture']}vl"
+    found[f"{name}.rope.dimension_sections"] = [*sections, 0]
     tensors = {name: checkpoint.own(info) for name, info in checkpoint.tensors.items()}
     ggufs.write(path, tensors, found)
 
@@ -167,12 +191,3 @@ def metadata(theirs: nn.Module) -> dict[str, object]:
         "clip.vision.projector.scale_factor": scale,
         "clip.vision.preproc_image_size": 56,
     }
-
-
-def q8_0(matrix: Tensor) -> ggufs.Blocks:
-    """A matrix in blocks of 32 numbers of a byte and a scale of two."""
-    blocks = matrix.reshape(-1, 32)
-    scales = (blocks.abs().amax(1, keepdim=True) / 127).half()
-    codes = (blocks / scales.float().clamp_min(1e-12)).round().clamp(-127, 127).to(torch.int8)
-    data = torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], 1)
-    return 8, tuple(matrix.shape), data.flatten()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite, isqrt
@@ -52,6 +52,7 @@ class Tower:
         intermediate_size: Of its feed-forward layers.
         num_layers: Of the tower.
         projection_dim: Numbers of a vector for the language model.
+        deep_layers: Those whose vectors layers of the language model add.
         patch_size: Pixels of a side of a patch.
 
     Raises:
@@ -64,13 +65,14 @@ class Tower:
         self.hidden_size, self.patch_size = patches[0], patches[-1]
         both = {*self._shape("v.blk.0.ffn_up.weight", 2)}
         self.intermediate_size = next(iter(both - {self.hidden_size}), self.hidden_size)
-        layers = {int(each[1]) for each in map(_LAYER.match, checkpoint.tensors) if each}
+        layers = _layers_of(_LAYER, checkpoint.tensors)
         self.num_layers = len(layers)
+        self.deep_layers = _layers_of(_DEEP, checkpoint.tensors)
         self.projection_dim = int(self.number("projection_dim", most=2**20))
-        if layers != {*range(self.num_layers)}:
+        if layers != [*range(self.num_layers)]:
             raise CheckpointError(
                 f"{checkpoint.path.name} lacks layers.",
-                found=f"layers {sorted(layers)[:8]}",
+                found=f"layers {layers[:8]}",
                 hint=_HINT,
             )
 
@@ -169,6 +171,13 @@ class Tower:
 
 
 _LAYER = re.compile(r"v\.blk\.(\d{1,6})\.")
+_DEEP = re.compile(r"v\.deepstack\.(\d{1,6})\.")
+
+
+def _layers_of(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    return sorted({int(each[1]) for each in map(pattern.match, names) if each})
+
+
 _PARTS = {
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",
@@ -188,9 +197,7 @@ _QWEN_PARTS = {
 }
 _QWEN_AROUND = {
     "v.patch_embd": "model.visual.patch_embed.proj",
-    "v.post_ln": "model.visual.merger.ln_q",
-    "mm.0": "model.visual.merger.mlp.0",
-    "mm.2": "model.visual.merger.mlp.2",
+    "v.position_embd": "model.visual.pos_embed",
 }
 Tensors = Mapping[str, Tensor]
 
@@ -267,18 +274,46 @@ def _of_idefics(tensors: Tensors) -> dict[str, Tensor]:
 
 def _of_qwen(tensors: Tensors) -> dict[str, Tensor]:
     """Its queries, keys and values are one matrix in the library, and so are its two patches."""
+    whole = _joined(tensors)
+    has_gates = "v.blk.0.ffn_gate.weight" in whole
+    up, down = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
+    parts = {**_QWEN_PARTS, "ffn_up": f"mlp.{up}", "ffn_down": f"mlp.{down}"}
+    around = {
+        "v.post_ln": "model.visual.merger.ln_q",
+        "mm.0": "model.visual.merger.mlp.0",
+        "mm.2": "model.visual.merger.mlp.2",
+    }
+    return _renamed(whole, "model.visual.blocks", parts, _QWEN_AROUND | around)
+
+
+def _of_qwen_3(tensors: Tensors) -> dict[str, Tensor]:
+    """The same, with vectors that layers add, whose parts are called by their tower's layers."""
+    parts = {**_QWEN_PARTS, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
+    merger = "model.visual.merger"
+    around = {
+        "v.post_ln": f"{merger}.norm",
+        "mm.0": f"{merger}.linear_fc1",
+        "mm.2": f"{merger}.linear_fc2",
+    }
+    for place, layer in enumerate(_layers_of(_DEEP, tensors)):
+        before = f"model.visual.deepstack_merger_list.{place}"
+        around[f"v.deepstack.{layer}.norm"] = f"{before}.norm"
+        around[f"v.deepstack.{layer}.fc1"] = f"{before}.linear_fc1"
+        around[f"v.deepstack.{layer}.fc2"] = f"{before}.linear_fc2"
+    return _renamed(_joined(tensors), "model.visual.blocks", parts, _QWEN_AROUND | around)
+
+
+def _joined(tensors: Tensors) -> dict[str, Tensor]:
+    """Queries, keys and values as one matrix, and the patches of two images as one."""
     whole = dict(tensors)
     for name in [name for name in whole if ".attn_q." in name]:
-        names = [name, name.replace(".attn_q.", ".attn_k."), name.replace(".attn_q.", ".attn_v.")]
+        names = [name.replace(".attn_q.", f".attn_{each}.") for each in "qkv"]
         if all(each in whole for each in names):
             whole[name.replace(".attn_q.", ".attn_qkv.")] = torch.cat([whole[n] for n in names])
     if "v.patch_embd.weight.1" in whole:
         both = [whole.pop("v.patch_embd.weight"), whole.pop("v.patch_embd.weight.1")]
         whole["v.patch_embd.weight"] = torch.stack(both, dim=2)
-    has_gates = "v.blk.0.ffn_gate.weight" in whole
-    up, down = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
-    parts = {**_QWEN_PARTS, "ffn_up": f"mlp.{up}", "ffn_down": f"mlp.{down}"}
-    return _renamed(whole, "model.visual.blocks", parts, _QWEN_AROUND)
+    return whole
 
 
 def _write_gemma(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of one part)
@@ -301,6 +336,20 @@ def _write_idefics(tower: Tower, batch: Mapping[str, Any]) -> str:
 
 def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of any size)
     return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // _MERGED**2)
+
+
+def _qwen_3(tower: Tower) -> dict[str, Any]:
+    return {
+        "depth": tower.num_layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "out_hidden_size": tower.projection_dim,
+        "num_heads": tower.num_heads,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": _MERGED,
+        "num_position_embeddings": (tower.image_size // tower.patch_size) ** 2,
+        "deepstack_visual_indexes": tower.deep_layers,
+    }
 
 
 def _qwen_images(library: Any, tower: Tower) -> Any:
@@ -388,6 +437,15 @@ PROJECTORS: Table[Projector] = Table(
             family="qwen2_5_vl",
             config=lambda tower: {"vision_config": _qwen_2_5(tower)},
             tensors=_of_qwen,
+            image_processor=_qwen_images,
+            mark="<|image_pad|>",
+            token="<|image_pad|>",
+            write=_write_qwen,
+        ),
+        "qwen3vl_merger": Projector(
+            family="qwen3_vl",
+            config=lambda tower: {"vision_config": _qwen_3(tower)},
+            tensors=_of_qwen_3,
             image_processor=_qwen_images,
             mark="<|image_pad|>",
             token="<|image_pad|>",
