@@ -133,6 +133,17 @@ def test_spoiled_files(
             assert llm.chat(chat(()), REUSING).finish_reason == "length"
 
 
+def test_a_directory_has_the_file(gemma: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes((gemma / path.name).read_bytes())
+    with LLM(str(path), mmproj=str(gemma), **OPTIONS) as llm:
+        assert llm.chat(chat(PICTURES[:1]), REUSING).finish_reason == "length"
+    with pytest.raises(CheckpointError, match="has no mmproj file"):
+        LLM(str(path), mmproj=str(tmp_path), **OPTIONS)
+    with pytest.raises(CheckpointError, match="no model at"):
+        LLM(str(path), mmproj=str(tmp_path / "mmproj.gguf"), **OPTIONS)
+
+
 def test_only_gguf_models_have_such_files(gemma: Path) -> None:
     with pytest.raises(ConfigError, match="GGUF"):
         LLM("nano", mmproj=str(gemma / "mmproj.gguf"), device="cpu", memory="24MiB")

@@ -26,8 +26,8 @@ class LoadOptions(EngineConfig):
         revision: Branch, tag or commit of a Hugging Face id; by default the default branch.
         vocab: Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file; by default the
             model's.
-        mmproj: Of a GGUF model, the file that sees images; by default one beside it whose name
-            begins so.
+        mmproj: Of a GGUF model, the file that sees images, org/name:file.gguf on the Hub; by
+            default one beside it whose name begins so.
         device: Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; xpu and mps run
             torch's operations alone.
         dtype: What to compute in: auto, float32, bfloat16 or float16.

@@ -23,7 +23,7 @@ from torch import Tensor
 from blazr.core.errors import BlazrError, CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
-from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.pipelines.vision import Eye, Vision, line_feeds, load_tower
 
@@ -498,14 +498,17 @@ def load_mmproj(
         path: Where the model lies.
         language_model: Its language model.
         tokenizer: Its vocabulary.
-        asked: A file that was asked for by its path.
+        asked: A file that was asked for, a directory that has one, or one on the Hub.
 
     Raises:
         BlazrError: That one cannot be read. One that only lies there is left out, with a warning.
     """
-    file = find_mmproj(path) if asked is None else Path(asked)
+    place = path if asked is None else find_model(asked).path
+    file = place if asked is not None and not place.is_dir() else find_mmproj(place)
     if file is None:
-        return None
+        if asked is None:
+            return None
+        raise CheckpointError(f"{asked[:100]} has no mmproj file.", expected="mmproj*.gguf")
     try:
         return MmprojVision(file, open_mmproj(file, language_model), language_model, tokenizer)
     except BlazrError as error:
