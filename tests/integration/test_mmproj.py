@@ -18,7 +18,7 @@ from tests.integration.test_images import GREEDY, OPTIONS, PICTURES, REUSING, Pa
 from tests.support import ggufs, mmproj, seeing
 from tests.support.loopback import serving
 
-KINDS = ("gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("gemma3", "idefics3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -32,6 +32,22 @@ _WORDS = (
     ("mm_input_projection_weight", "mm.input_projection.weight"),
     ("mm_soft_emb_norm", "mm.soft_emb_norm"),
     ("modality_projection.proj", "mm.model.fc"),
+    # Pixtral's
+    ("transformer.layers.", "v.blk."),
+    ("patch_conv", "v.patch_embd"),
+    ("ln_pre", "v.pre_ln"),
+    ("attention_norm", "ln1"),
+    ("ffn_norm", "ln2"),
+    ("attention.o_proj", "attn_out"),
+    ("attention.q_proj", "attn_q"),
+    ("attention.k_proj", "attn_k"),
+    ("attention.v_proj", "attn_v"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("patch_merger.merging_layer", "mm.patch_merger"),
+    ("linear_1.", "mm.1."),
+    ("linear_2.", "mm.2."),
     # Qwen's
     ("blocks.", "v.blk."),
     ("patch_embed.proj", "v.patch_embd"),
@@ -53,7 +69,7 @@ _WORDS = (
 )
 _BEFORE = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "visual.")
 _KINDS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
-_KINDS["qwen3_vl"] = "qwen3vl_merger"
+_KINDS |= {"qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral"}
 _TEXTS = dict.fromkeys(_KINDS, "model.language_model.") | {"idefics3": "model.text_model."}
 Encode = Callable[[Tensor], "Tensor | ggufs.Blocks"]
 
@@ -103,7 +119,8 @@ def _write_text(theirs: nn.Module, directory: Path, target: Path) -> None:
         }
         save_file(tensors, text / "model.safetensors")
         own = config.text_config.to_dict()
-        own["model_type"] = "llama" if before == "model.text_model." else config.model_type[:5]
+        if config.model_type.startswith("qwen"):
+            own["model_type"] = config.model_type[:5]
         sections = own["rope_parameters"].pop("mrope_section", ())
         (text / "config.json").write_text(json.dumps(own))
     convert(str(text), target / "model.gguf", dtype="float32", text=gguf_vocabulary)
@@ -124,7 +141,12 @@ def _parts(theirs: nn.Module) -> Iterator[tuple[str, Tensor]]:
             inner = inner.replace(deep[0], f"v.deepstack.{layer}.").replace("linear_", "")
         for old, new in _WORDS:
             inner = inner.replace(old, new)
+        if config.model_type == "mistral3" and inner == "norm.weight":
+            inner = "mm.input_norm.weight"
         values = tensor.float() + (inner == "mm.soft_emb_norm.weight")
+        if config.model_type == "mistral3" and ("attn_q" in inner or "attn_k" in inner):
+            heads = values.reshape(config.vision_config.num_attention_heads, 2, -1, values.shape[1])
+            values = heads.transpose(1, 2).reshape(values.shape)
         if "attn_qkv" in inner:
             for part, chunk in zip("qkv", values.chunk(3), strict=True):
                 yield inner.replace("qkv", part), chunk
@@ -160,6 +182,16 @@ def metadata(theirs: nn.Module) -> dict[str, object]:
         "clip.vision.projection_dim": config.text_config.hidden_size,
         "clip.vision.patch_size": tower.patch_size,
     }
+    if config.model_type == "mistral3":
+        return found | {
+            "clip.use_silu": tower.hidden_act == "silu",
+            "clip.vision.image_size": tower.image_size,
+            "clip.vision.block_count": tower.num_hidden_layers,
+            "clip.vision.attention.head_count": tower.num_attention_heads,
+            "clip.vision.spatial_merge_size": config.spatial_merge_size,
+            "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+        }
     if "qwen" in config.model_type:
         found |= {
             "clip.vision.block_count": tower.depth,

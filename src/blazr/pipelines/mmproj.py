@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.util import find_spec
 from math import isfinite, isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ _HINT = "take the mmproj file that was made of the same model"
 _MAX_SIDE = 2**14  # pixels
 _MAX_PATCHES = 2**13  # of an image, each of which attends to all
 _MAX_SCALE = 64
+_MAX_PIXTRAL = 2**12  # pixels, of which it makes a table
 log = logging.getLogger(__name__)
 
 
@@ -75,6 +77,10 @@ class Tower:
                 found=f"layers {layers[:8]}",
                 hint=_HINT,
             )
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._checkpoint.tensors
 
     def _shape(self, name: str, num_dims: int) -> tuple[int, ...]:
         info = self._checkpoint.tensors.get(name)
@@ -141,6 +147,16 @@ class Tower:
         return int(self.number("attention.head_count"))
 
     @property
+    def merged(self) -> int:
+        """How many patches, in rows and in columns, become one vector."""
+        return int(self.number("spatial_merge_size", 2, most=_MAX_SCALE))
+
+    @property
+    def uses_silu(self) -> bool:
+        """Whether that is the activation, and not GELU."""
+        return self._checkpoint.metadata.get("clip.use_silu") is True
+
+    @property
     def siglip(self) -> dict[str, object]:
         """The library's config of it, where it is a SigLIP."""
         return {
@@ -199,6 +215,25 @@ _QWEN_AROUND = {
     "v.patch_embd": "model.visual.patch_embed.proj",
     "v.position_embd": "model.visual.pos_embed",
 }
+_PIXTRAL_PARTS = {
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.o_proj",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
+_PIXTRAL_AROUND = {
+    "v.patch_embd": "model.vision_tower.patch_conv",
+    "v.pre_ln": "model.vision_tower.ln_pre",
+    "mm.input_norm": "model.multi_modal_projector.norm",
+    "mm.patch_merger": "model.multi_modal_projector.patch_merger.merging_layer",
+    "mm.1": "model.multi_modal_projector.linear_1",
+    "mm.2": "model.multi_modal_projector.linear_2",
+}
 Tensors = Mapping[str, Tensor]
 
 
@@ -218,7 +253,7 @@ class Projector:
 
     family: str
     config: Callable[[Tower], dict[str, Any]]
-    tensors: Callable[[Tensors], dict[str, Tensor]]
+    tensors: Callable[[Tower, Tensors], dict[str, Tensor]]
     image_processor: Callable[[Any, Tower], Any]
     mark: str
     token: str
@@ -257,7 +292,7 @@ def _of_siglip(tensors: Tensors, tower: str, around: Mapping[str, str]) -> dict[
     return _renamed(tensors, f"{tower}.encoder.layers", _PARTS, all_around)
 
 
-def _of_gemma(tensors: Tensors) -> dict[str, Tensor]:
+def _of_gemma(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     after = "model.multi_modal_projector."
     found = _of_siglip(tensors, "model.vision_tower", {})
     if "mm.input_projection.weight" in tensors:
@@ -267,12 +302,12 @@ def _of_gemma(tensors: Tensors) -> dict[str, Tensor]:
     return found
 
 
-def _of_idefics(tensors: Tensors) -> dict[str, Tensor]:
+def _of_idefics(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     around = {"mm.model.fc": "model.connector.modality_projection.proj"}
     return _of_siglip(tensors, "model.vision_model", around)
 
 
-def _of_qwen(tensors: Tensors) -> dict[str, Tensor]:
+def _of_qwen(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """Its queries, keys and values are one matrix in the library, and so are its two patches."""
     whole = _joined(tensors)
     has_gates = "v.blk.0.ffn_gate.weight" in whole
@@ -286,7 +321,7 @@ def _of_qwen(tensors: Tensors) -> dict[str, Tensor]:
     return _renamed(whole, "model.visual.blocks", parts, _QWEN_AROUND | around)
 
 
-def _of_qwen_3(tensors: Tensors) -> dict[str, Tensor]:
+def _of_qwen_3(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """The same, with vectors that layers add, whose parts are called by their tower's layers."""
     parts = {**_QWEN_PARTS, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
     merger = "model.visual.merger"
@@ -301,6 +336,17 @@ def _of_qwen_3(tensors: Tensors) -> dict[str, Tensor]:
         around[f"v.deepstack.{layer}.fc1"] = f"{before}.linear_fc1"
         around[f"v.deepstack.{layer}.fc2"] = f"{before}.linear_fc2"
     return _renamed(_joined(tensors), "model.visual.blocks", parts, _QWEN_AROUND | around)
+
+
+def _of_pixtral(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:
+    """Channels that are rotated together lie side by side in files, and half a head apart here."""
+    whole = dict(tensors)
+    for name, tensor in tensors.items():
+        if ".attn_q." in name or ".attn_k." in name:
+            heads = tensor.reshape(tower.num_heads, -1, 2, *tensor.shape[1:])
+            whole[name] = heads.transpose(1, 2).reshape(tensor.shape)
+    layers = "model.vision_tower.transformer.layers"
+    return _renamed(whole, layers, _PIXTRAL_PARTS, _PIXTRAL_AROUND)
 
 
 def _joined(tensors: Tensors) -> dict[str, Tensor]:
@@ -334,8 +380,15 @@ def _write_idefics(tower: Tower, batch: Mapping[str, Any]) -> str:
     return f"{text}\n{whole}" if rows else whole
 
 
-def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of any size)
-    return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // _MERGED**2)
+def _write_pixtral(tower: Tower, batch: Mapping[str, Any]) -> str:
+    """The tokens of each row, and what stands between rows."""
+    side = tower.patch_size * tower.merged
+    height, width = (int(each) // side for each in batch["image_sizes"][0])
+    return "[IMG_BREAK]".join(["[IMG]" * width] * height) + "[IMG_END]"
+
+
+def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:
+    return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // tower.merged**2)
 
 
 def _qwen_3(tower: Tower) -> dict[str, Any]:
@@ -346,10 +399,44 @@ def _qwen_3(tower: Tower) -> dict[str, Any]:
         "out_hidden_size": tower.projection_dim,
         "num_heads": tower.num_heads,
         "patch_size": tower.patch_size,
-        "spatial_merge_size": _MERGED,
+        "spatial_merge_size": tower.merged,
         "num_position_embeddings": (tower.image_size // tower.patch_size) ** 2,
         "deepstack_visual_indexes": tower.deep_layers,
     }
+
+
+def _pixtral(tower: Tower) -> dict[str, Any]:
+    return {
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": tower.hidden_size,
+            "intermediate_size": tower.intermediate_size,
+            "num_hidden_layers": tower.num_layers,
+            "num_attention_heads": tower.num_heads,
+            "head_dim": tower.hidden_size // tower.num_heads,
+            "image_size": int(tower.number("image_size", most=_MAX_PIXTRAL)),
+            "patch_size": tower.patch_size,
+            "hidden_act": "silu" if tower.uses_silu else "gelu",
+        },
+        "spatial_merge_size": tower.merged,
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": tower.has("mm.1.bias"),
+    }
+
+
+def _library_s(library: Any, name: str) -> Any:
+    """The class of the library that processes images, of torchvision where that is installed."""
+    suffix = "" if find_spec("torchvision") else "Pil"
+    return getattr(library, f"{name}ImageProcessor{suffix}")
+
+
+def _pixtral_images(library: Any, tower: Tower) -> Any:
+    side = tower.patch_size * tower.merged
+    return _library_s(library, "Pixtral")(
+        size={"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
+        patch_size={"height": side, "width": side},
+        **tower.colours_of_pixels,
+    )
 
 
 def _qwen_images(library: Any, tower: Tower) -> Any:
@@ -357,8 +444,11 @@ def _qwen_images(library: Any, tower: Tower) -> Any:
         "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
         "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
     }
-    return library.Qwen2VLImageProcessorPil(
-        size=sides, patch_size=tower.patch_size, **tower.colours_of_pixels
+    return _library_s(library, "Qwen2VL")(
+        size=sides,
+        patch_size=tower.patch_size,
+        merge_size=tower.merged,
+        **tower.colours_of_pixels,
     )
 
 
@@ -370,7 +460,7 @@ def _qwen_2(tower: Tower) -> dict[str, Any]:
         "mlp_ratio": tower.intermediate_size // tower.hidden_size,
         "num_heads": tower.num_heads,
         "patch_size": tower.patch_size,
-        "spatial_merge_size": _MERGED,
+        "spatial_merge_size": tower.merged,
     }
 
 
@@ -383,13 +473,12 @@ def _qwen_2_5(tower: Tower) -> dict[str, Any]:
         "out_hidden_size": tower.projection_dim,
         "num_heads": tower.num_heads,
         "patch_size": tower.patch_size,
-        "spatial_merge_size": _MERGED,
+        "spatial_merge_size": tower.merged,
         "window_size": int(tower.number("window_size", 112)),
         "fullatt_block_indexes": [*range(period - 1, tower.num_layers, period)],
     }
 
 
-_MERGED = 2  # patches, in rows and in columns, that become one vector of Qwen's
 PROJECTORS: Table[Projector] = Table(
     "kind of mmproj file",
     {
@@ -400,7 +489,7 @@ PROJECTORS: Table[Projector] = Table(
                 "mm_tokens_per_image": tower.num_tokens,
             },
             tensors=_of_gemma,
-            image_processor=lambda library, tower: library.Gemma3ImageProcessorPil(
+            image_processor=lambda library, tower: _library_s(library, "Gemma3")(
                 size={"height": tower.image_size, "width": tower.image_size},
                 **tower.colours_of_pixels,
             ),
@@ -412,7 +501,7 @@ PROJECTORS: Table[Projector] = Table(
             family="idefics3",
             config=lambda tower: {"vision_config": tower.siglip, "scale_factor": tower.scale},
             tensors=_of_idefics,
-            image_processor=lambda library, tower: library.Idefics3ImageProcessorPil(
+            image_processor=lambda library, tower: _library_s(library, "Idefics3")(
                 size={
                     "longest_edge": int(tower.number("preproc_image_size", 4 * tower.image_size))
                 },
@@ -423,6 +512,15 @@ PROJECTORS: Table[Projector] = Table(
             mark="<image>",
             token="<image>",
             write=_write_idefics,
+        ),
+        "pixtral": Projector(
+            family="mistral3",
+            config=_pixtral,
+            tensors=_of_pixtral,
+            image_processor=_pixtral_images,
+            mark="[IMG]",
+            token="[IMG]",
+            write=_write_pixtral,
         ),
         "qwen2vl_merger": Projector(
             family="qwen2_vl",
@@ -596,7 +694,7 @@ class MmprojVision(Vision):
             numbers = GGML_TYPES[info.dtype].decode(stored) if info.is_packed else stored
             own = re.sub("ffn_(up|down)", _other, name) if is_swapped else name
             found[own] = numbers.float().reshape(info.shape)
-        return self._projector.tensors(found)
+        return self._projector.tensors(tower, found)
 
 
 def _other(match: re.Match[str]) -> str:
