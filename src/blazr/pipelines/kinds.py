@@ -77,7 +77,7 @@ PIPELINES: Table[PipelineKind] = Table(
         "whisper": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.whisper:Whisper"),
         **dict.fromkeys(_WITH_CTC, _CTC),
         "moonshine": PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.listeners:Moonshine"),
-        "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.speaker:Vits"),
+        "vits": PipelineKind((SPEECH,), "blazr.pipelines.audio.vits:Vits"),
         _OF_DIFFUSERS: PipelineKind((IMAGE,), "blazr.pipelines.diffusion.generator:ImageGenerator"),
         _FOR_LABELS: PipelineKind((CLASSIFICATION,), _CLASSIFIER),
         _ONE_LABEL: PipelineKind((RERANKING, CLASSIFICATION), _CLASSIFIER),

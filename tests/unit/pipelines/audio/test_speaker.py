@@ -14,8 +14,9 @@ from blazr.models.checkpoint.open import ModelFiles
 from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, PCM_RATE, SoundEncoder
 from blazr.pipelines.audio.sound import read_sound
-from blazr.pipelines.audio.speaker import MAX_SENTENCE, Vits, sentences
+from blazr.pipelines.audio.speaker import MAX_SENTENCE, sentences
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+from blazr.pipelines.audio.vits import Vits
 from blazr.pipelines.kinds import kind_of
 from tests.support import hearing
 
