@@ -25,6 +25,7 @@ from blazr.server.models import PipelineService
 from tests.support import hearing
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
+from tests.support.speaking import save_speecht5
 
 pytestmark = hearing.NEEDS_AUDIO
 TEXT = "hello there. how are you"
@@ -127,3 +128,21 @@ def test_the_command_writes_a_file(directory: Path, tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert len(read_sound(file.read_bytes(), rate=16_000)) > 1000
     assert CliRunner().invoke(app, [*said, str(tmp_path / "a.aac")]).exit_code
+
+
+def test_voices_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "voice"
+    save_speecht5(path)
+    flags = ServeFlags(device="cpu", memory="16MiB")
+    plans = plan_models(["text=nano", f"tts-1={path}"], None, flags, default="nano")
+    models = open_models(plans, ServerConfig(host="127.0.0.1", port=0))
+    with serving_models(models) as running:
+        sounds = [
+            post(running, response_format="wav", voice=voice).raise_for_status().content
+            for voice in ("clb", "rms", "1", "alloy")
+        ]
+        assert sounds[0] == sounds[3] != sounds[1] == sounds[2]
+        for more, param in (({"voice": "nobody"}, "voice"), ({"speed": 2}, "speed")):
+            refused = post(running, **more)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == param

@@ -13,18 +13,20 @@ from blazr.core.garbage import loading
 from blazr.llm.options import LoadOptions
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+from blazr.pipelines.kinds import PIPELINES, SPEECH
 
 
 def speak(  # noqa: PLR0913  (one argument per flag)
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say.")],
     *,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Directory or Hugging Face id of a VITS model.")
+        str,
+        typer.Option("--model", "-m", help="Directory or Hugging Face id of a model that speaks."),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Sound file: .wav, .flac, .opus, .mp3 or .pcm.")
     ],
-    voice: Annotated[str, typer.Option(help="Number of the voice.")] = "0",
+    voice: Annotated[str, typer.Option(help="Name or number of the voice.")] = "0",
     speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the model's own.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Makes the sound repeatable.")] = 0,
     revision: options.Revision = None,
@@ -51,7 +53,13 @@ def speak(  # noqa: PLR0913  (one argument per flag)
         given = LoadOptions(model, revision=revision, device=device, dtype=dtype)
         pipeline = load_pipeline(given)
     if not isinstance(pipeline, Speaker):
-        raise ConfigError("the model does not speak.", found=model[:100], expected="a VITS model")
+        raise ConfigError(
+            "the model does not speak.",
+            found=f"{pipeline.info.family if pipeline else 'a language model'} in {model[:100]}",
+            expected=" or ".join(
+                name for name, kind in PIPELINES.items() if SPEECH in kind.capabilities
+            ),
+        )
     made = _Made()
     try:
         pipeline.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), made)

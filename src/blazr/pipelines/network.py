@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def network_from(
-    checkpoint: Checkpoint, auto_name: str, *, dtype: str
+    checkpoint: Checkpoint, kind_name: str, *, dtype: str
 ) -> tuple[torch.nn.Module, list[str]]:
     """Build a network, ready to run.
 
@@ -32,7 +33,8 @@ def network_from(
 
     Args:
         checkpoint: Its files.
-        auto_name: The class of transformers that knows its kind, ``AutoModelForCausalLM`` and such.
+        kind_name: The class of transformers: one that knows its kind, ``AutoModelForCausalLM`` and
+            such, or that of the network itself.
         dtype: What to compute in; ``auto`` is the checkpoint's.
 
     Returns:
@@ -43,12 +45,16 @@ def network_from(
     """
     import transformers
 
-    auto: Any = getattr(transformers, auto_name)
-    config = transformers.AutoConfig.from_pretrained(
+    kind: Any = getattr(transformers, kind_name)
+    is_auto = not issubclass(kind, transformers.PreTrainedModel)
+    configs: Any = transformers.AutoConfig if is_auto else kind.config_class
+    config = configs.from_pretrained(
         checkpoint.directory, trust_remote_code=False, local_files_only=True
     )
-    with torch.device("meta"):
-        network_class = type(auto.from_config(config, trust_remote_code=False))
+    network_class = kind
+    if is_auto:
+        with torch.device("meta"):
+            network_class = type(kind.from_config(config, trust_remote_code=False))
     # The library gets tensors and no path: in a directory it would also look for pickles
     # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
     config.transformers_weights = None
@@ -60,3 +66,13 @@ def network_from(
         output_loading_info=True,
     )
     return network.eval().requires_grad_(requires_grad=False), sorted(problems["missing_keys"])
+
+
+def generation_config(network: torch.nn.Module, directory: Path) -> object:
+    """How a network generates: what its directory says, or what it has by default."""
+    import transformers
+
+    if not (directory / "generation_config.json").exists():
+        return getattr(network, "generation_config", None)
+    found: object = transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return found

@@ -20,6 +20,7 @@ from blazr.pipelines.network import network_from
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blazr.models.checkpoint.base import Checkpoint
     from blazr.nn.device import Device
 
 _log = logging.getLogger(__name__)
@@ -154,11 +155,7 @@ class TransformersPipeline(Pipeline):
         checkpoint = open_checkpoint(files.path)
         if dtype == "auto" and device.kind == "cpu":
             dtype = "float32"
-        network: Any
-        network, missing = network_from(checkpoint, cls.auto, dtype=dtype)
-        problems = [name for name in missing if not name.startswith(cls.unused)]
-        if problems:
-            raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")
+        network: Any = cls.build(checkpoint, dtype)
         weights = list(network.parameters())
         info = PipelineInfo(
             name=files.name,
@@ -169,3 +166,16 @@ class TransformersPipeline(Pipeline):
             device=str(device),
         )
         return cls(info, network.to(device.torch_device), checkpoint.directory)
+
+    @classmethod
+    def build(cls, checkpoint: Checkpoint, dtype: str) -> torch.nn.Module:
+        """Build the network from its files.
+
+        Raises:
+            ValueError: Tensors are missing.
+        """
+        network, missing = network_from(checkpoint, cls.auto, dtype=dtype)
+        problems = [name for name in missing if not name.startswith(cls.unused)]
+        if problems:
+            raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")
+        return network

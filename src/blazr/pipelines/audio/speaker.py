@@ -1,12 +1,14 @@
-"""`Speaker`: a pipeline that says a text, sentence by sentence."""
+"""`Speaker`: a pipeline that says a text, part by part."""
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ import torch
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.jobs import Outlet
+from blazr.pipelines.network import generation_config
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 # What is longer is cut at a comma or a space: the time a network takes may grow with the square.
 MAX_SENTENCE = 300
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
+# OpenAI's clients have to name one of these, whatever the model is.
+_OF_OPENAI = re.compile(
+    "alloy|ash|ballad|cedar|coral|echo|fable|marin|nova|onyx|sage|shimmer|verse"
+)
+_BLANKS = (" ", "\u2581", "\u0120")  # as tokenizers write a space
+_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,7 @@ class Sentence:
 
     Args:
         text: The words.
-        voice: The number of the speaker; 0 where there is one.
+        voice: Which of the model's `Speaker.voices`.
         speed: 1 is that of the model.
     """
 
@@ -40,10 +49,22 @@ class Sentence:
 
 
 class Speaker(TransformersPipeline):
-    """A model that says a text."""
+    """A model that says a text.
+
+    Attributes:
+        tokenizer: Its tokenizer, of transformers.
+        longest: Most characters that it says at once.
+        joins: Whether it says as many sentences at once as fit, as its voice changes in between.
+        has_speed: Whether it can be told to speak faster.
+        steps: Modules of the network that run again and again while it says something.
+    """
 
     extra: ClassVar[str] = "audio"
     packages: ClassVar[tuple[str, ...]] = ("transformers", "soundfile", "soxr")
+    longest: ClassVar[int] = MAX_SENTENCE
+    joins: ClassVar[bool] = False
+    has_speed: ClassVar[bool] = False
+    steps: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -52,25 +73,44 @@ class Speaker(TransformersPipeline):
 
     @property
     @abstractmethod
-    def num_voices(self) -> int:
-        """How many voices it has, which are called by their numbers from 0 on."""
-
-    @abstractmethod
-    def can_say(self, text: str) -> bool:
-        """Whether it can pronounce some of a text."""
+    def voices(self) -> Sequence[str]:
+        """The names of its voices; the first speaks where none is asked for."""
 
     @abstractmethod
     def say(self, sentence: Sentence) -> NDArray[np.float32]:
         """The sound of a sentence, (N,)."""
 
+    def prepare(self, directory: Path) -> None:
+        """Read the tokenizer, and how the model generates."""
+        import transformers
+
+        auto: Any = transformers.AutoTokenizer
+        self.tokenizer = auto.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+        self.network.generation_config = generation_config(self.network, directory)
+
+    def can_say(self, text: str) -> bool:
+        """Whether something of a text is in the vocabulary, and no blank."""
+        ids = set(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        blanks = {self.tokenizer.convert_tokens_to_ids(each) for each in _BLANKS}
+        return bool(ids - blanks - set(self.tokenizer.all_special_ids))
+
     def check_request(self, request: SpeechRequest) -> None:
         """Refuse what the model cannot say.
 
         Raises:
-            RequestError: There is no such voice, or it can pronounce none of the text.
+            RequestError: There is no such voice or speed, or it can pronounce none of the text.
         """
         self._voice_of(request.voice)
-        if not any(self.can_say(text) for text in sentences(request.text)):
+        if request.speed != 1 and not self.has_speed:
+            raise RequestError(
+                "this model speaks at its own speed alone.",
+                param="speed",
+                found=f"{request.speed:g}",
+                expected="1",
+            )
+        if not any(self.can_say(text) for text in self._parts(request.text)):
             raise RequestError(
                 "the model can pronounce nothing of this text.",
                 param="input",
@@ -89,38 +129,64 @@ class Speaker(TransformersPipeline):
         """
         self.check_request(request)
         voice = self._voice_of(request.voice)
-        for index, text in enumerate(sentences(request.text)):
-            outlet.check()
-            if not self.can_say(text):
-                continue
-            sentence = Sentence(text=text, voice=voice, speed=request.speed)
-            # the library draws from the generator that all share, which gets its state back
-            with torch.inference_mode(), torch.random.fork_rng():
-                torch.manual_seed(request.seed + index)
-                sound = self.say(sentence)
-            outlet.emit(SoundMade(np.nan_to_num(sound).clip(-1, 1).astype(np.float32), self.rate))
+        with ExitStack() as hooks:
+            for name in self.steps:
+                step = self.network.get_submodule(name)
+                hooks.enter_context(step.register_forward_pre_hook(lambda *_: outlet.check()))
+            for index, text in enumerate(self._parts(request.text)):
+                outlet.check()
+                if not self.can_say(text):
+                    continue
+                sentence = Sentence(text=text, voice=voice, speed=request.speed)
+                # the library draws from the generator that all share, which gets its state back
+                with torch.inference_mode(), torch.random.fork_rng():
+                    torch.manual_seed(request.seed + index)
+                    sound = self.say(sentence)
+                samples = np.nan_to_num(sound).clip(-1, 1).astype(np.float32)
+                outlet.emit(SoundMade(samples, self.rate))
+
+    def _parts(self, text: str) -> Iterator[str]:
+        found = sentences(text, self.longest)
+        return joined(found, self.longest) if self.joins else found
 
     def _voice_of(self, name: str) -> int:
-        number = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
-        if number >= self.num_voices:
-            raise RequestError(
-                "the model has no such voice.",
-                param="voice",
-                found=name[:20],
-                expected=f"0 to {self.num_voices - 1}",
-            )
-        return number
+        voices = self.voices
+        if name in voices:
+            return voices.index(name)
+        if name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(voices):
+            return int(name)
+        if _OF_OPENAI.fullmatch(name):
+            return 0
+        raise RequestError(
+            "the model has no such voice.",
+            param="voice",
+            found=repr(name[:20]),
+            expected=", ".join(voices[:_LISTED]) + (", ..." if len(voices) > _LISTED else ""),
+        )
 
 
-def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, none longer than `MAX_SENTENCE` characters."""
+def sentences(text: str, longest: int = MAX_SENTENCE) -> Iterator[str]:
+    """The sentences of a text, none longer than ``longest`` characters."""
     for found in _SENTENCE.split(text):
         rest = found.strip()
-        while len(rest) > MAX_SENTENCE:
-            head = rest[:MAX_SENTENCE]
+        while len(rest) > longest:
+            head = rest[:longest]
             cut = max(head.rfind(", "), head.rfind("\uff0c")) + 1 or head.rfind(" ")
-            cut = cut if cut > 0 else MAX_SENTENCE
+            cut = cut if cut > 0 else longest
             yield rest[:cut].strip()
             rest = rest[cut:].strip()
         if rest:
             yield rest
+
+
+def joined(texts: Iterable[str], longest: int) -> Iterator[str]:
+    """Put texts together, as many as give no more than ``longest`` characters."""
+    whole = ""
+    for text in texts:
+        if whole and len(whole) + 1 + len(text) > longest:
+            yield whole
+            whole = text
+        else:
+            whole = f"{whole} {text}".lstrip()
+    if whole:
+        yield whole

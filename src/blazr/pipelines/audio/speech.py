@@ -16,7 +16,8 @@ class SpeechRequest:
 
     Args:
         text: The text.
-        voice: The number of a voice; any other name is the first one.
+        voice: The name of one of the model's voices, or its number from 0 on; one of OpenAI's names
+            stands for the first.
         speed: 1 is that of the model.
         seed: Of what is drawn at random; the same gives the same sound.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
@@ -16,15 +16,7 @@ class Vits(Speaker):
     """VITS, and MMS of Meta, as transformers has them."""
 
     auto: ClassVar[str] = "AutoModelForTextToWaveform"
-
-    def prepare(self, directory: Path) -> None:
-        """Read the tokenizer."""
-        import transformers
-
-        auto: Any = transformers.AutoTokenizer
-        self._tokenizer = auto.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
+    has_speed: ClassVar[bool] = True
 
     @property
     def rate(self) -> int:
@@ -32,20 +24,14 @@ class Vits(Speaker):
         return int(self.network.config.sampling_rate)
 
     @property
-    def num_voices(self) -> int:
-        """How many voices it has."""
-        return max(int(self.network.config.num_speakers), 1)
-
-    def can_say(self, text: str) -> bool:
-        """Whether a character of a text is in the vocabulary."""
-        ids = set(self._tokenizer(text)["input_ids"])
-        silent = {self._tokenizer.pad_token_id, self._tokenizer.convert_tokens_to_ids(" ")}
-        return bool(ids - silent)
+    def voices(self) -> Sequence[str]:
+        """The numbers of its speakers."""
+        return [str(each) for each in range(max(int(self.network.config.num_speakers), 1))]
 
     def say(self, sentence: Sentence) -> NDArray[np.float32]:
         """The sound of a sentence."""
-        inputs = self._tokenizer(sentence.text, return_tensors="pt").to(self.device)
-        if self.num_voices > 1:
+        inputs = self.tokenizer(sentence.text, return_tensors="pt").to(self.device)
+        if self.network.config.num_speakers > 1:
             inputs["speaker_id"] = sentence.voice
         own = self.network.config.speaking_rate
         self.network.speaking_rate = own * sentence.speed  # one thread alone uses it

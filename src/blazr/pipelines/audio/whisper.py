@@ -23,6 +23,7 @@ from blazr.pipelines.audio.transcript import (
     Word,
 )
 from blazr.pipelines.audio.voice_activity import RATE
+from blazr.pipelines.network import generation_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,11 +49,8 @@ class Whisper(Transcriber):
         where = {"trust_remote_code": False, "local_files_only": True}
         auto: Any = transformers.AutoProcessor
         self._processor = auto.from_pretrained(directory, **where)
-        if (directory / "generation_config.json").exists():
-            self.network.generation_config = transformers.GenerationConfig.from_pretrained(
-                directory, local_files_only=True
-            )
-        config = self.network.generation_config
+        config: Any = generation_config(self.network, directory)
+        self.network.generation_config = config
         own: Mapping[str, int] = getattr(config, "lang_to_id", None) or {}
         self._codes = {token_id: name.strip("<|>") for name, token_id in own.items()}
         known = frozenset(self._codes.values())

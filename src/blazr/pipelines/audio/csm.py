@@ -1,0 +1,71 @@
+"""CSM, as transformers has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from blazr.pipelines.audio.speaker import Sentence, Speaker
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+_OF_DEPTH = "depth_decoder_"
+_NUM_VOICES = 10
+# of 80 ms; people say some fifteen characters in a second
+_FRAMES_PER_CHARACTER = 2
+_MIN_FRAMES = 25
+
+
+class Csm(Speaker):
+    """CSM: a language model of a codec's first tokens, and a small one of those below each.
+
+    A text begins with the number of its speaker in brackets.
+    """
+
+    auto: ClassVar[str] = "AutoModelForTextToWaveform"
+    joins: ClassVar[bool] = True
+    steps: ClassVar[tuple[str, ...]] = ("backbone_model",)
+
+    def prepare(self, directory: Path) -> None:
+        """Read the tokenizer, and how both models generate."""
+        super().prepare(directory)
+        self.tokenizer.split_special_tokens = True  # in a text they are text
+        config: Any = self.network.generation_config
+        lower: Any = self.network.depth_decoder.generation_config
+        names = [name for name in vars(config) if name.startswith(_OF_DEPTH)]
+        for name in names:
+            setattr(lower, name.removeprefix(_OF_DEPTH), vars(config).pop(name))
+        # the codec has no sounds for the tokens that are marks
+        num_codes = self.network.config.codec_config.codebook_size
+        marks = list(range(num_codes, self.network.config.vocab_size))
+        config.suppress_tokens = lower.suppress_tokens = marks or None
+
+    @property
+    def rate(self) -> int:
+        """Samples per second of what it says."""
+        return int(self.network.config.codec_config.sampling_rate)
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """Numbers of speakers."""
+        return [str(each) for each in range(_NUM_VOICES)]
+
+    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+        """The sound of a sentence."""
+        text = f"[{self.voices[sentence.voice]}]{sentence.text}"
+        inputs = self.tokenizer(text, return_token_type_ids=False, return_tensors="pt")
+        codes: Tensor = self.network.generate(
+            **inputs.to(self.device),
+            max_new_tokens=_MIN_FRAMES + _FRAMES_PER_CHARACTER * len(sentence.text),
+        )[0]  # (frames, codebooks)
+        ends = (codes == self.network.config.codebook_eos_token_id).all(-1).nonzero()
+        codes = codes[: int(ends.min())] if len(ends) else codes
+        if not len(codes):
+            return np.zeros(0, np.float32)  # it has ended at once
+        sound: Tensor = self.network.codec_model.decode(codes.T[None]).audio_values[0, 0]
+        return sound.float().cpu().numpy()

@@ -1,0 +1,83 @@
+"""Dia, as transformers has it, with its codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from blazr.pipelines.audio.companion import Companion
+from blazr.pipelines.audio.speaker import Sentence, Speaker
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from blazr.models.checkpoint.base import Checkpoint
+
+_CODEC = Companion(inside="codec", beside="dac_44khz", network="DacModel")
+# of 12 ms; people say some fifteen characters in a second
+_FRAMES_PER_CHARACTER = 12
+_MIN_FRAMES = 100
+
+
+class Dia(Speaker):
+    """Dia: a text, as bytes, to the codes of a codec (DAC), each channel some frames later.
+
+    A text begins with the mark of its speaker, ``[S1]`` or ``[S2]``; how that one sounds is drawn.
+    """
+
+    auto: ClassVar[str] = "DiaForConditionalGeneration"
+    joins: ClassVar[bool] = True
+    steps: ClassVar[tuple[str, ...]] = ("model.decoder",)
+
+    @classmethod
+    def build(cls, checkpoint: Checkpoint, dtype: str) -> nn.Module:
+        """Build both networks; the codec becomes a part of the other."""
+        network = super().build(checkpoint, dtype)
+        network.add_module("codec", _CODEC.read(checkpoint.directory, dtype))
+        return network
+
+    def prepare(self, directory: Path) -> None:
+        """Read the tokenizer, and how the model generates."""
+        import transformers
+
+        super().prepare(directory)
+        auto: Any = transformers.DiaFeatureExtractor
+        extractor = auto.from_pretrained(directory, local_files_only=True)
+        kind: Any = transformers.DiaProcessor
+        self._processor = kind(extractor, self.tokenizer, audio_tokenizer=self.network.codec)
+        config = self.network.config.decoder_config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        self._codes = {name: getattr(config, name) for name in names}
+        self._codes["delay_pattern"] = self.network.config.delay_pattern
+
+    @property
+    def rate(self) -> int:
+        """Samples per second of what it says."""
+        return int(self.network.codec.config.sampling_rate)
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """The marks of speakers."""
+        return ("S1", "S2")
+
+    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+        """The sound of a sentence."""
+        text = f"[{self.voices[sentence.voice]}] {sentence.text}"
+        inputs = self._processor(
+            text=[text], text_kwargs={"truncation": True}, audio_kwargs=self._codes
+        ).to(self.device)
+        codes = self.network.generate(
+            **inputs, max_new_tokens=_MIN_FRAMES + _FRAMES_PER_CHARACTER * len(sentence.text)
+        )  # (1, frames, channels)
+        first = codes[0, :, 0]
+        begins = int((first == self._codes["bos_token_id"]).sum())
+        ends = len(first) - int((first == self._codes["pad_token_id"]).sum()) - 1
+        if ends <= begins:
+            return np.zeros(0, np.float32)  # it has ended at once
+        (sound,) = self._processor.batch_decode(codes, audio_kwargs=self._codes)
+        samples: NDArray[np.float32] = sound.reshape(-1).float().cpu().numpy()
+        return samples
