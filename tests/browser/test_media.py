@@ -269,6 +269,31 @@ def test_the_microphone_is_recorded(server, opened) -> None:
     assert page.locator(".assistant .notice.error").count() == 0
 
 
+def test_two_clicks_start_one_recording(server, opened) -> None:
+    page = opened(server, "ear", permissions=["microphone"])
+    page.evaluate(
+        """() => {
+          const devices = navigator.mediaDevices;
+          const ask = devices.getUserMedia.bind(devices);
+          window.numAsked = 0;
+          devices.getUserMedia = async (what) => {
+            window.numAsked += 1;
+            await new Promise((go) => setTimeout(go, 300));
+            return ask(what);
+          };
+          const button = document.getElementById("microphone");
+          button.click();
+          button.click();
+        }"""
+    )
+    page.get_by_text("Recording…").wait_for()
+    assert page.evaluate("window.numAsked") == 1
+    page.wait_for_timeout(500)
+    page.click("#microphone")
+    page.locator("#files audio").wait_for()
+    assert page.locator("#files audio").count() == 1
+
+
 def test_a_sound_is_written_down_for_a_model_that_does_not_hear(server, opened) -> None:
     from tests.support import hearing
 

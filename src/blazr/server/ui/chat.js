@@ -466,11 +466,14 @@ async function onMicrophone() {
     state.recording.stop();
     return;
   }
+  at("microphone").disabled = true; // until the browser has asked whether it may be used
   try {
     state.recording = await record(MAX_SECONDS);
   } catch (error) {
     say(`The microphone cannot be used: ${error.message}`);
     return;
+  } finally {
+    at("microphone").disabled = false;
   }
   at("microphone").setAttribute("aria-pressed", "true");
   say("Recording…");
