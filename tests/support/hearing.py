@@ -6,6 +6,7 @@ import io
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,15 +114,18 @@ def save_whisper(path: Path) -> None:
     (path / "generation_config.json").write_text(json.dumps(generation))
 
 
-def save_wav2vec2(path: Path) -> None:
-    """Save a random wav2vec 2.0 with CTC that knows some letters."""
+def save_ctc(path: Path, kind: str = "Wav2Vec2", **more: object) -> None:
+    """Save a random model with CTC that knows some letters.
+
+    Args:
+        path: Where to.
+        kind: What the library's classes of such models begin with.
+        more: Of its config.
+    """
     import transformers
 
-    path.mkdir(parents=True, exist_ok=True)
-    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGH"]
-    (path / "vocab.json").write_text(json.dumps({x: n for n, x in enumerate(letters)}))
-    config = transformers.Wav2Vec2Config(
-        vocab_size=len(letters),
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=_save_letters(path),
         **_TINY,
         num_hidden_layers=1,
         conv_dim=[8, 8],
@@ -130,16 +134,73 @@ def save_wav2vec2(path: Path) -> None:
         num_conv_pos_embeddings=4,
         num_conv_pos_embedding_groups=2,
         pad_token_id=0,
+        **more,
     )
-    torch.manual_seed(run_seed())
-    network = transformers.Wav2Vec2ForCTC(config)
-    with torch.no_grad():
-        for parameter in network.lm_head.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    network.save_pretrained(path)
+    _save_with_head(path, getattr(transformers, f"{kind}ForCTC"), config, "lm_head")
     tokenizer = transformers.Wav2Vec2CTCTokenizer(str(path / "vocab.json"))
     features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False)
     transformers.Wav2Vec2Processor(features, tokenizer).save_pretrained(path)
+
+
+def save_wav2vec2_bert(path: Path) -> None:
+    """The same with spectrograms in the place of a network over samples."""
+    import transformers
+
+    config = transformers.Wav2Vec2BertConfig(
+        vocab_size=_save_letters(path),
+        **_TINY,
+        num_hidden_layers=1,
+        feature_projection_input_dim=16,
+        pad_token_id=0,
+    )
+    _save_with_head(path, transformers.Wav2Vec2BertForCTC, config, "lm_head")
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(path / "vocab.json"))
+    features = transformers.SeamlessM4TFeatureExtractor(feature_size=8, num_mel_bins=8, stride=2)
+    transformers.Wav2Vec2BertProcessor(features, tokenizer).save_pretrained(path)
+
+
+def save_parakeet(path: Path) -> None:
+    """Save a random Parakeet with CTC, whose tokens are letters."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    vocab = {"<unk>": 0, "<pad>": 9, **{letter: n for n, letter in enumerate("ABCDEFGH", 1)}}
+    raw = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer = transformers.ParakeetTokenizer(
+        tokenizer_object=raw, unk_token="<unk>", pad_token="<pad>"
+    )
+    config = transformers.ParakeetCTCConfig(
+        vocab_size=10,
+        pad_token_id=9,
+        encoder_config={
+            **_TINY,
+            "num_hidden_layers": 1,
+            "num_mel_bins": 16,
+            "subsampling_conv_channels": 8,
+            "conv_kernel_size": 3,
+        },
+    )
+    path.mkdir(parents=True, exist_ok=True)
+    _save_with_head(path, transformers.ParakeetForCTC, config, "ctc_head")
+    features = transformers.ParakeetFeatureExtractor(feature_size=16)
+    transformers.ParakeetProcessor(features, tokenizer).save_pretrained(path)
+
+
+def _save_letters(path: Path) -> int:
+    path.mkdir(parents=True, exist_ok=True)
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGH"]
+    (path / "vocab.json").write_text(json.dumps({x: n for n, x in enumerate(letters)}))
+    return len(letters)
+
+
+def _save_with_head(path: Path, kind: Any, config: object, head: str) -> None:
+    """Save a random network whose scores differ from token to token."""
+    torch.manual_seed(run_seed())
+    network = kind(config)
+    with torch.no_grad():
+        for parameter in getattr(network, head).parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    network.save_pretrained(path)
 
 
 def save_moonshine(path: Path) -> None:
