@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from PIL import Image
 from blazr import LLM, SamplingParams
 from blazr.core.errors import RequestError
 from blazr.llm.generation import as_message
+from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from tests.support import seeing
+from tests.support.loopback import serving
 
 CASES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "llava_onevision")
 PICTURE = seeing.picture(31, 17, 1)
@@ -103,6 +108,31 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
             with pytest.raises(RequestError, match=message):
                 llm.chat(chat(frames), REUSING)
         assert llm.chat(chat(FRAMES[:1]), REUSING).finish_reason == "length"
+
+
+@needs_torchvision
+def test_a_server_shows_a_video(tmp_path: Path) -> None:
+    seeing.save("qwen2_vl", tmp_path)
+
+    def body(frames: str) -> dict[str, object]:
+        url = f"data:video/jpeg;base64,{frames}"
+        parts = [
+            {"type": "video_url", "video_url": {"url": url}},
+            {"type": "text", "text": "What then? "},
+        ]
+        asked = {"messages": [{"role": "user", "content": parts}], "max_tokens": 6}
+        return {**asked, "temperature": 0, "ignore_eos": True}
+
+    frames = ",".join(base64.b64encode(each).decode() for each in FRAMES)
+    options = LoadOptions(str(tmp_path), **OPTIONS)
+    with serving(load_text_engine(options)) as running, LLM(str(tmp_path), **OPTIONS) as llm:
+        post = partial(running.client.post, "/v1/chat/completions")
+        reply = post(json=body(frames)).raise_for_status().json()
+        expected = llm.chat(chat(FRAMES), REUSING)
+        for wrong in ("", "AAAA", frames[:200], f"{frames},!"):
+            assert post(json=body(wrong)).status_code == 400
+    assert reply["choices"][0]["message"]["content"] == expected.text
+    assert reply["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
 
 
 def test_a_model_that_takes_images_alone(tmp_path: Path) -> None:
