@@ -58,6 +58,7 @@ class Conversation:
         timings: Seconds that the last answer took.
         was_interrupted: Whether Ctrl+C ended it.
         num_forgotten: Messages, the oldest, that the model no longer sees.
+        attached: Images and sounds that go with the next message.
     """
 
     partner: Partner
@@ -71,11 +72,14 @@ class Conversation:
     timings: dict[str, float] = field(default_factory=dict)
     was_interrupted: bool = False
     num_forgotten: int = 0
+    attached: list[bytes] = field(default_factory=list)
     _last: Completion | None = None
     _num_tokens: int = 0
 
     def say(self, text: str) -> Completion | None:
         """Say something and show the answer as it comes; what Ctrl+C cuts off is kept.
+
+        What is attached goes before the text, and is attached no longer, whatever comes of it.
 
         Returns:
             The answer; None where there was none.
@@ -83,9 +87,12 @@ class Conversation:
         Raises:
             BlazrError: There is none, because something is wrong.
         """
+        from blazr.text.images import Image
         from blazr.text.messages import Message
 
-        asked = [*self.history, Message(role="user", content=text)]
+        images = tuple(Image(0, each) for each in self.attached)
+        self.attached = []
+        asked = [*self.history, Message(role="user", content=text, images=images)]
         completion = self._show_answer(asked)
         if completion is None:
             return None
@@ -163,6 +170,9 @@ class Conversation:
         """Take back what was said last, with its answer, and say this."""
         users = [i for i, each in enumerate(self.history) if each.role == "user"]
         before = self.history
+        if users:
+            last = self.history[users[-1]].images
+            self.attached = [*(each.data for each in last), *self.attached]
         self.history = self.history[: users[-1]] if users else []
         is_answered = False
         try:
@@ -210,6 +220,26 @@ class Conversation:
         if not argument:
             raise ConfigError("/edit needs a terminal, or the new text: /edit TEXT")
         self.say_instead(argument)
+
+    def attach_image(self, argument: str) -> None:
+        """Let an image go with the next message."""
+        self._attach(argument, "image")
+
+    def attach_sound(self, argument: str) -> None:
+        """Let a sound go with the next message."""
+        self._attach(argument, "audio")
+
+    def _attach(self, argument: str, kind: str) -> None:
+        from blazr.text.images import Sound, read_image
+
+        if argument:
+            data = read_image(_path(argument, f"/{kind}"), param=kind)
+            self.attached.append(Sound(data) if kind == "audio" else data)
+        else:
+            self.attached = []
+        count = len(self.attached)
+        what = {0: "nothing goes", 1: "1 file goes"}.get(count, f"{count} files go")
+        _tell(f"({what} with the next message)")
 
     def change_model(self, argument: str) -> None:
         """Go on with another model."""
@@ -297,8 +327,14 @@ class Conversation:
 
     def save(self, argument: str) -> None:
         """Write the conversation to a file."""
+        from blazr.text.images import openai_content
+
         messages = [
-            {**(each.extra or {}), "role": each.role, "content": each.content}
+            {
+                **(each.extra or {}),
+                "role": each.role,
+                "content": openai_content(each.content, each.images),
+            }
             for each in self.history
         ]
         kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
@@ -344,6 +380,12 @@ COMMANDS = {
     "/clear": _Command("/clear", "forget the conversation", Conversation.clear),
     "/retry": _Command("/retry", "answer the last message again", Conversation.retry),
     "/edit": _Command("/edit", "change the last message and send it again", Conversation.edit),
+    "/image": _Command(
+        "/image FILE",
+        "let an image go with the next message; without FILE, nothing",
+        Conversation.attach_image,
+    ),
+    "/audio": _Command("/audio FILE", "the same with a sound", Conversation.attach_sound),
     "/system": _Command(
         "/system TEXT", "set the system prompt; without TEXT, remove it", Conversation.set_system
     ),

@@ -198,6 +198,8 @@ class RemotePartner(Partner):
     ) -> Iterator[Event]:
         import httpx2
 
+        from blazr.text.images import openai_content
+
         # OpenAI's API says some of `SamplingParams` otherwise
         fields = dict(given)
         if fields.get("max_tokens") == -1:
@@ -209,7 +211,11 @@ class RemotePartner(Partner):
         body = {
             "model": self.name,
             "messages": [
-                {"role": each.role, "content": each.content, **(each.extra or {})}
+                {
+                    "role": each.role,
+                    "content": openai_content(each.content, each.images),
+                    **(each.extra or {}),
+                }
                 for each in messages
             ],
             "stream": True,

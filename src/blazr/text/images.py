@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from binascii import Error
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -16,6 +16,7 @@ from blazr.core.errors import RequestError
 MAX_IMAGE_BYTES = 20 * 2**20
 MAX_FRAMES = 256  # of a video
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_STARTS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 EXPECTED = "a PNG, JPEG, WebP or GIF of one frame"
 
 
@@ -227,13 +228,43 @@ def join_parts(parts: Iterable[str | bytes]) -> tuple[str, tuple[Image, ...]]:
 
 def template_parts(text: str | None, images: Sequence[Image]) -> list[dict[str, object]]:
     """The content of a message as chat templates take it where it is not text alone."""
-    parts: list[dict[str, object]] = []
+    return [
+        {"type": "text", "text": each} if isinstance(each, str) else {"type": each.kind}
+        for each in _pieces(text, images)
+    ]
+
+
+def openai_content(
+    text: str | None, images: Sequence[Image]
+) -> str | list[dict[str, object]] | None:
+    """The content of a message as OpenAI's API takes it: its text, or parts with images between."""
+    if not images:
+        return text
+    return [
+        {"type": "text", "text": each} if isinstance(each, str) else _openai_part(each.data)
+        for each in _pieces(text, images)
+    ]
+
+
+def _pieces(text: str | None, images: Sequence[Image]) -> Iterator[str | Image]:
+    """The parts of a text between images, and these, in order."""
     done = 0
     for image in images:
-        if (text or "")[done : image.place]:
-            parts.append({"type": "text", "text": (text or "")[done : image.place]})
-        parts.append({"type": image.kind})
+        if before := (text or "")[done : image.place]:
+            yield before
+        yield image
         done = image.place
-    if (text or "")[done:]:
-        parts.append({"type": "text", "text": (text or "")[done:]})
-    return parts
+    if after := (text or "")[done:]:
+        yield after
+
+
+def _openai_part(data: bytes) -> dict[str, object]:
+    if isinstance(data, Video):
+        frames = ",".join(b64encode(each).decode() for each in data.frames)
+        return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}
+    encoded = b64encode(data).decode()
+    if isinstance(data, Sound):
+        form = "wav" if data.startswith(b"RIFF") else "mp3"  # others are found out, or refused
+        return {"type": "input_audio", "input_audio": {"data": encoded, "format": form}}
+    form = next((name for start, name in _STARTS.items() if data.startswith(start)), "png")
+    return {"type": "image_url", "image_url": {"url": f"data:image/{form};base64,{encoded}"}}
