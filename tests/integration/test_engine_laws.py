@@ -18,6 +18,7 @@ from blazr.core import env
 from blazr.engine.outputs import FinishReason
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.operands.step import GRID
+from tests.support.constrained import Automaton
 from tests.support.drafts import (
     EagerSpeculator,
     GuessingDrafter,
@@ -218,6 +219,50 @@ def in_memory_for_a_tenth(lab, prompts):
 
 def test_in_memory_for_a_tenth(lab_of, alone):
     in_memory_for_a_tenth(lab_of(max_running=12, tokens=4 * 64, budget=512), alone)
+
+
+def test_with_drafts_grammars_and_stops(lab_of, alone):
+    """In a batch with preemption: replies that follow a grammar, and that end at a token."""
+    moves = {state: dict.fromkeys(range(state, VOCAB, 3), (state + 1) % 3) for state in range(3)}
+    asked_for = []
+    for place, (prompt, tokens, _) in enumerate(alone):
+        if place % 2:
+            shape, stops = Automaton(moves, set(), vocab_size=VOCAB), range(1, VOCAB, 9)
+        else:
+            shape, stops = None, [each for each in tokens[3:5] if each != tokens[0]]
+        asked_for.append((prompt, shape, tuple(stops)))
+
+    def ask_all(lab):
+        return [
+            lab.ask(
+                prompt,
+                max_tokens=MAX_TOKENS,
+                constraint=shape and shape.fork(),
+                stop_token_ids=stops,
+            )
+            for prompt, shape, stops in asked_for
+        ]
+
+    plain = lab_of()
+    asked = ask_all(plain)
+    plain.run()
+    expected = [
+        (prompt, *plain.answer(request))
+        for request, (prompt, *_) in zip(asked, asked_for, strict=True)
+    ]
+    assert len({len(tokens) for _, tokens, _ in expected}) > 1
+    drafter = GuessingDrafter(partial(following, expected), VOCAB, 0.5)
+    lab = lab_of(speculator=EagerSpeculator([drafter], grid=GRID))
+    asked = ask_all(lab)
+    for step in itertools.count():
+        if not lab.engine.has_work():
+            break
+        lab.step()
+        if step % 5 == 4 and lab.scheduler.running:
+            lab.scheduler.preempt(lab.scheduler.running[-1])
+    assert lab.scheduler.counts.kept_drafts > 0
+    for request, each in zip(asked, expected, strict=True):
+        agree(lab.answer(request), each)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
+from blazr.engine.constraint import Constraint
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
 from blazr.engine.ranks.processes import RankProcesses
@@ -183,13 +184,18 @@ class Lab:
         max_tokens: int = 12,
         anchors: tuple[int, ...] = (),
         embeddings: tuple[PromptEmbeddings, ...] = (),
+        constraint: Constraint | None = None,
         **params: object,
     ) -> int:
         """Queue a greedy request and return its id."""
         self._ids += 1
         sampling = SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
         request = Request(
-            prompt_ids=tuple(prompt), params=sampling, anchors=anchors, embeddings=embeddings
+            prompt_ids=tuple(prompt),
+            params=sampling,
+            anchors=anchors,
+            embeddings=embeddings,
+            constraint=constraint,
         )
         self.engine.add(request, request_id=self._ids, now=0.0, seed=7)
         return self._ids
