@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from random import Random
@@ -10,8 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from blazr import LLM, SamplingParams
+from blazr.cli.app import app
 from blazr.core.errors import UnknownNameError
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
@@ -172,3 +175,18 @@ def test_a_server_says_what_was_drafted_and_leaves_it_to_the_request():
 def test_a_drafter_that_is_unknown_is_refused():
     with pytest.raises(UnknownNameError, match="ngrams"):
         LLM(spec="ngrams")
+
+
+def test_bench_compares_with_and_without() -> None:
+    words = ["--prompt-tokens=24", "--output-tokens=32", "--requests=2", "--concurrency=1,2"]
+    done = CliRunner().invoke(app, ["bench", "nano", "--spec=prefix,ngram", *words, "--json"])
+    assert done.exit_code == 0, done.output
+    for level in json.loads(done.stdout)["levels"]:
+        counters = level["counters"]
+        assert level["num_errors"] == 0
+        assert level["speculation_gain"] > 0
+        assert level["tokens_per_step"] > 0
+        if counters["draft_steps"]:
+            assert level["draft_depth"] == counters["draft_tokens"] / counters["draft_steps"]
+            share = counters["kept_draft_tokens"] / counters["draft_tokens"]
+            assert level["draft_acceptance"] == share
