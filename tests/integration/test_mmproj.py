@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_refused_where_it_was_asked_for(
         ({"clip.vision.attention.head_count": 2**30}, "head_count"),
         ({"clip.vision.projector.scale_factor": 0}, "scale_factor"),
         ({"v.patch_embd.weight": None}, "v.patch_embd.weight"),
-        ({"mm.soft_emb_norm.weight": None}, "1 tensors are missing"),
+        ({"mm.soft_emb_norm.weight": None}, "1 tensors of the part that takes an image are missing"),
         ({"v.blk.1.ln1.weight": None}, "missing"),
         ({"v.position_embd.weight": torch.zeros(10**6, 16)}, "cannot be loaded|too large"),
         ({"v.blk.0.attn_q.weight": torch.zeros(3, 3)}, "cannot be loaded"),

@@ -16,17 +16,18 @@ from hashlib import sha256
 from importlib.util import find_spec
 from math import isfinite, isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from blazr.core.errors import BlazrError, CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
-from blazr.models.checkpoint.open import find_model, open_checkpoint
+from blazr.models.checkpoint.open import find_model
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.pipelines.vision import Eye, Vision, line_feeds, load_tower
+from blazr.pipelines.vision import Eye, Vision, line_feeds
 
 if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
@@ -391,20 +392,6 @@ def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:
     return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // tower.merged**2)
 
 
-def _qwen_3(tower: Tower) -> dict[str, Any]:
-    return {
-        "depth": tower.num_layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.intermediate_size,
-        "out_hidden_size": tower.projection_dim,
-        "num_heads": tower.num_heads,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.merged,
-        "num_position_embeddings": (tower.image_size // tower.patch_size) ** 2,
-        "deepstack_visual_indexes": tower.deep_layers,
-    }
-
-
 def _pixtral(tower: Tower) -> dict[str, Any]:
     return {
         "vision_config": {
@@ -424,7 +411,7 @@ def _pixtral(tower: Tower) -> dict[str, Any]:
     }
 
 
-def _library_s(library: Any, name: str) -> Any:
+def _image_processor_class(library: Any, name: str) -> Any:
     """The class of the library that processes images, of torchvision where that is installed."""
     suffix = "" if find_spec("torchvision") else "Pil"
     return getattr(library, f"{name}ImageProcessor{suffix}")
@@ -432,7 +419,7 @@ def _library_s(library: Any, name: str) -> Any:
 
 def _pixtral_images(library: Any, tower: Tower) -> Any:
     side = tower.patch_size * tower.merged
-    return _library_s(library, "Pixtral")(
+    return _image_processor_class(library, "Pixtral")(
         size={"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
         patch_size={"height": side, "width": side},
         **tower.colours_of_pixels,
@@ -444,7 +431,7 @@ def _qwen_images(library: Any, tower: Tower) -> Any:
         "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
         "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
     }
-    return _library_s(library, "Qwen2VL")(
+    return _image_processor_class(library, "Qwen2VL")(
         size=sides,
         patch_size=tower.patch_size,
         merge_size=tower.merged,
@@ -454,29 +441,69 @@ def _qwen_images(library: Any, tower: Tower) -> Any:
 
 def _qwen_2(tower: Tower) -> dict[str, Any]:
     return {
-        "depth": tower.num_layers,
         "embed_dim": tower.hidden_size,
         "hidden_size": tower.projection_dim,
         "mlp_ratio": tower.intermediate_size // tower.hidden_size,
-        "num_heads": tower.num_heads,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.merged,
     }
 
 
 def _qwen_2_5(tower: Tower) -> dict[str, Any]:
     period = int(tower.number("n_wa_pattern", 8))
     return {
-        "depth": tower.num_layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.intermediate_size,
-        "out_hidden_size": tower.projection_dim,
-        "num_heads": tower.num_heads,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.merged,
+        **_later_sizes(tower),
         "window_size": int(tower.number("window_size", 112)),
         "fullatt_block_indexes": [*range(period - 1, tower.num_layers, period)],
     }
+
+
+def _qwen_3(tower: Tower) -> dict[str, Any]:
+    return {
+        **_later_sizes(tower),
+        "num_position_embeddings": (tower.image_size // tower.patch_size) ** 2,
+        "deepstack_visual_indexes": tower.deep_layers,
+    }
+
+
+def _later_sizes(tower: Tower) -> dict[str, Any]:
+    """What later Qwens call other sizes than the first."""
+    return {
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "out_hidden_size": tower.projection_dim,
+    }
+
+
+def _qwen(
+    family: str,
+    sizes: Callable[[Tower], dict[str, Any]],
+    tensors: Callable[[Tower, Tensors], dict[str, Tensor]],
+) -> Projector:
+    """A row of one of Qwen's models.
+
+    Args:
+        family: What the library calls it.
+        sizes: Of its tower's config, what not all have.
+        tensors: The library's tensors, of the file's.
+    """
+
+    def _config(tower: Tower) -> dict[str, Any]:
+        common = {
+            "depth": tower.num_layers,
+            "num_heads": tower.num_heads,
+            "patch_size": tower.patch_size,
+            "spatial_merge_size": tower.merged,
+        }
+        return {"vision_config": common | sizes(tower)}
+
+    return Projector(
+        family=family,
+        config=_config,
+        tensors=tensors,
+        image_processor=_qwen_images,
+        mark="<|image_pad|>",
+        token="<|image_pad|>",
+        write=_write_qwen,
+    )
 
 
 PROJECTORS: Table[Projector] = Table(
@@ -489,7 +516,7 @@ PROJECTORS: Table[Projector] = Table(
                 "mm_tokens_per_image": tower.num_tokens,
             },
             tensors=_of_gemma,
-            image_processor=lambda library, tower: _library_s(library, "Gemma3")(
+            image_processor=lambda library, tower: _image_processor_class(library, "Gemma3")(
                 size={"height": tower.image_size, "width": tower.image_size},
                 **tower.colours_of_pixels,
             ),
@@ -501,7 +528,7 @@ PROJECTORS: Table[Projector] = Table(
             family="idefics3",
             config=lambda tower: {"vision_config": tower.siglip, "scale_factor": tower.scale},
             tensors=_of_idefics,
-            image_processor=lambda library, tower: _library_s(library, "Idefics3")(
+            image_processor=lambda library, tower: _image_processor_class(library, "Idefics3")(
                 size={
                     "longest_edge": int(tower.number("preproc_image_size", 4 * tower.image_size))
                 },
@@ -522,33 +549,9 @@ PROJECTORS: Table[Projector] = Table(
             token="[IMG]",
             write=_write_pixtral,
         ),
-        "qwen2vl_merger": Projector(
-            family="qwen2_vl",
-            config=lambda tower: {"vision_config": _qwen_2(tower)},
-            tensors=_of_qwen,
-            image_processor=_qwen_images,
-            mark="<|image_pad|>",
-            token="<|image_pad|>",
-            write=_write_qwen,
-        ),
-        "qwen2.5vl_merger": Projector(
-            family="qwen2_5_vl",
-            config=lambda tower: {"vision_config": _qwen_2_5(tower)},
-            tensors=_of_qwen,
-            image_processor=_qwen_images,
-            mark="<|image_pad|>",
-            token="<|image_pad|>",
-            write=_write_qwen,
-        ),
-        "qwen3vl_merger": Projector(
-            family="qwen3_vl",
-            config=lambda tower: {"vision_config": _qwen_3(tower)},
-            tensors=_of_qwen_3,
-            image_processor=_qwen_images,
-            mark="<|image_pad|>",
-            token="<|image_pad|>",
-            write=_write_qwen,
-        ),
+        "qwen2vl_merger": _qwen("qwen2_vl", _qwen_2, _of_qwen),
+        "qwen2.5vl_merger": _qwen("qwen2_5_vl", _qwen_2_5, _of_qwen),
+        "qwen3vl_merger": _qwen("qwen3_vl", _qwen_3, _of_qwen_3),
     },
 )
 
@@ -626,6 +629,8 @@ class MmprojVision(Vision):
         tokenizer: The vocabulary of that.
     """
 
+    advice: ClassVar = _HINT
+
     def __init__(
         self, file: Path, projector: Projector, language_model: CausalLM, tokenizer: Tokenizer
     ) -> None:
@@ -641,40 +646,23 @@ class MmprojVision(Vision):
                     hint=_HINT,
                 )
 
-    def _load_eye(self) -> Eye:
+    @override
+    def _build_eye(self, checkpoint: Checkpoint) -> Eye:
         import transformers
 
-        checkpoint = open_checkpoint(self._path)
         tower = Tower(checkpoint)
         row, ids = self._projector, self._tokenizer.special_ids
         text = {"hidden_size": self._hidden_size, "num_hidden_layers": 1, "vocab_size": 8}
         heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": self._hidden_size}
-        try:
-            make: Any = transformers.CONFIG_MAPPING[row.family]
-            config = make(text_config={**text, **heads, "pad_token_id": 0}, **row.config(tower))
-            tensors = self._tensors(checkpoint, tower)
-            network, missing = load_tower(self.auto, config, tensors, self._dtype)
-            images = row.image_processor(transformers, tower)
-        except BlazrError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"{self._path.name} cannot be loaded.",
-                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                hint=f"{_HINT}; pip install 'blazr[vision]'",
-            ) from error
-        if missing:
-            raise CheckpointError(
-                f"{len(missing)} tensors are missing in {self._path.name}.",
-                found=", ".join(name[:100] for name in missing[:5]),
-                hint=_HINT,
-            )
+        make: Any = transformers.CONFIG_MAPPING[row.family]
+        config = make(text_config={**text, **heads, "pad_token_id": 0}, **row.config(tower))
+        images = row.image_processor(transformers, tower)
         processor = _Processor(row, tower, images, self._tokenizer)
         stat = self._path.stat()
         stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
         return Eye(
             processor=processor,
-            tower=network.to(self._device).eval().requires_grad_(requires_grad=False),
+            tower=self._load_tower(config, self._tensors(checkpoint, tower)),
             marker=ids[row.mark],
             token_id=ids[row.token],
             scale=1.0,

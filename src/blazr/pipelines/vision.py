@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import BlazrError, CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
@@ -156,6 +156,7 @@ class Vision:
         auto: The library's class that knows its networks.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
+        advice: What else to try where it cannot be loaded.
         kinds: Kinds of it that messages may have, as `blazr.text.images.Image.kind` has them.
         reads_ahead: Whether each token of a prompt with images attends to all of it.
     """
@@ -165,6 +166,7 @@ class Vision:
     auto: ClassVar = "AutoModelForImageTextToText"
     extra: ClassVar = "vision"
     packages: ClassVar[Mapping[str, str]] = {"transformers": "transformers", "PIL": "pillow"}
+    advice: ClassVar = "see whether preprocessor_config.json is there"
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
         self.kinds = frozenset({self.medium, *(["video"] if family in WITH_VIDEOS else [])})
@@ -249,7 +251,62 @@ class Vision:
 
     def _load_eye(self) -> Eye:
         checkpoint = open_checkpoint(self._path)
-        return _load_eye(self, checkpoint, self._dtype, self._device, sees_ahead=self._sees_ahead)
+        try:
+            return self._build_eye(checkpoint)
+        except BlazrError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"the part of {checkpoint.path.name} that takes {self.noun} cannot be loaded.",
+                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+                hint=f"pip install 'blazr[{self.extra}]', and {self.advice}",
+            ) from error
+
+    def _build_eye(self, checkpoint: Checkpoint) -> Eye:
+        import transformers
+
+        directory = checkpoint.directory
+        config = transformers.AutoConfig.from_pretrained(
+            directory, trust_remote_code=False, local_files_only=True
+        )
+        processor: Any = load_processor(directory, config)
+        tower = self._load_tower(config, _image_tensors(checkpoint))
+        mark = getattr(processor, f"{self.medium}_token")
+        stamps = [
+            (info.name, info.shape, path.stat().st_size, path.stat().st_mtime_ns)
+            for info in _image_infos(checkpoint).values()
+            for path in [info.file]
+        ]
+        return Eye(
+            processor=processor,
+            tower=tower,
+            marker=processor.tokenizer.convert_tokens_to_ids(mark),
+            token_id=getattr(config, f"{self.medium}_token_id"),
+            # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only these
+            scale=float(getattr(config.get_text_config(), "embedding_multiplier", 1.0)),
+            seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
+            sees_ahead=self._sees_ahead,
+            line_feeds=line_feeds(processor.tokenizer),
+        )
+
+    def _load_tower(self, config: object, tensors: dict[str, Tensor]) -> torch.nn.Module:
+        """The library's network without its language model, ready to run.
+
+        Args:
+            config: As the library reads it.
+            tensors: By the library's names.
+
+        Raises:
+            CheckpointError: Tensors are missing.
+        """
+        tower, missing = _load_tower(self.auto, config, tensors, self._dtype)
+        if missing:
+            raise CheckpointError(
+                f"{len(missing)} tensors of the part that takes {self.noun} are missing.",
+                found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
+                hint=self.advice,
+            )
+        return tower.to(self._device).eval().requires_grad_(requires_grad=False)
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
@@ -445,56 +502,6 @@ def _runs(
     return tuple(found)
 
 
-def _load_eye(
-    kind: Vision,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    sees_ahead: bool,
-) -> Eye:
-    import transformers
-
-    directory = checkpoint.directory
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
-        processor: Any = load_processor(directory, config)
-        tower, missing = load_tower(kind.auto, config, _image_tensors(checkpoint), dtype)
-        mark = getattr(processor, f"{kind.medium}_token")
-        marker = processor.tokenizer.convert_tokens_to_ids(mark)
-    except Exception as error:
-        raise CheckpointError(
-            f"the part of {checkpoint.path.name} that takes {kind.medium} cannot be loaded.",
-            found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-            hint=f"pip install 'blazr[{kind.extra}]', and see whether preprocessor_config.json is "
-            "there",
-        ) from error
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} tensors of the part that takes {kind.medium} are missing.",
-            found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
-        )
-    text = config.get_text_config()
-    stamps = [
-        (info.name, info.shape, path.stat().st_size, path.stat().st_mtime_ns)
-        for info in _image_infos(checkpoint).values()
-        for path in [info.file]
-    ]
-    return Eye(
-        processor=processor,
-        tower=tower.to(device).eval().requires_grad_(requires_grad=False),
-        marker=marker,
-        token_id=getattr(config, f"{kind.medium}_token_id"),
-        # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only embeddings
-        scale=float(getattr(text, "embedding_multiplier", 1.0)),
-        seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
-        sees_ahead=sees_ahead,
-        line_feeds=line_feeds(processor.tokenizer),
-    )
-
-
 def line_feeds(tokenizer: Callable[..., Mapping[str, object]]) -> dict[int, int]:
     """Of tokens that are line feeds alone, how many they are."""
     texts = ["\n" * count for count in range(1, _MOST_LINE_FEEDS)]
@@ -538,17 +545,10 @@ def _image_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {name: checkpoint.own(info) for name, info in _image_infos(checkpoint).items()}
 
 
-def load_tower(
+def _load_tower(
     auto: str, config: object, tensors: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[torch.nn.Module, list[str]]:
-    """The library's network without its language model, and the names of tensors it lacks.
-
-    Args:
-        auto: The library's class that knows such networks.
-        config: As the library reads it.
-        tensors: By the library's names.
-        dtype: What it computes in.
-    """
+    """The library's network without its language model, and the names of tensors it lacks."""
     import transformers
 
     known: Any = config
