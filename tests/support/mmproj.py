@@ -67,6 +67,10 @@ _WORDS = (
     (".norm1", ".ln1"),
     (".norm2", ".ln2"),
 )
+_CLIP_COLOURS = {
+    "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 _BEFORE = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "visual.")
 _KINDS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
 _KINDS |= {"qwen3_vl": "qwen3vl_merger", "mistral3": "pixtral"}
@@ -159,16 +163,22 @@ def _parts(theirs: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _as_seeing_qwen(path: Path, sections: Sequence[int]) -> None:
     """Say of a Qwen that its channels turn by rows and columns."""
-    checkpoint = open_checkpoint(path)
-    found: dict[str, object] = {}
-    for key, item in checkpoint.metadata.items():
-        plain = [*item] if isinstance(item, memoryview) else item
-        if plain != []:
-            found[re.sub(r"^(qwen\d)\.", r"\1vl.", key)] = plain
+    tensors, metadata = read(path)
+    found = {re.sub(r"^(qwen\d)\.", r"\1vl.", key): item for key, item in metadata.items()}
     found["general.architecture"] = name = f"{found['general.architecture']}vl"
     found[f"{name}.rope.dimension_sections"] = [*sections, 0]
-    tensors = {name: checkpoint.own(info) for name, info in checkpoint.tensors.items()}
     ggufs.write(path, tensors, found)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """The tensors and the metadata of a file, but for lists of nothing, as `ggufs.write` takes."""
+    checkpoint = open_checkpoint(path)
+    tensors = {name: checkpoint.own(info) for name, info in checkpoint.tensors.items()}
+    plain = {
+        key: [*item] if isinstance(item, memoryview) else item
+        for key, item in checkpoint.metadata.items()
+    }
+    return tensors, {key: item for key, item in plain.items() if item != []}
 
 
 def metadata(theirs: nn.Module) -> dict[str, object]:
@@ -189,16 +199,14 @@ def metadata(theirs: nn.Module) -> dict[str, object]:
             "clip.vision.block_count": tower.num_hidden_layers,
             "clip.vision.attention.head_count": tower.num_attention_heads,
             "clip.vision.spatial_merge_size": config.spatial_merge_size,
-            "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+            **_CLIP_COLOURS,
         }
     if "qwen" in config.model_type:
         found |= {
             "clip.vision.block_count": tower.depth,
             "clip.vision.attention.head_count": tower.num_heads,
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
-            "clip.vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "clip.vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+            **_CLIP_COLOURS,
             "clip.vision.image_min_pixels": 28 * 28,
             "clip.vision.image_max_pixels": 84 * 84,
         }

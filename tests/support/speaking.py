@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from blazr.models.checkpoint.open import ModelFiles
+from blazr.nn.device import resolve_device
+from blazr.pipelines.audio.speaker import Speaker
+from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
+from blazr.pipelines.kinds import kind_of
 from tests.support.seeds import run_seed
 from tests.support.seeing import tokenizer_of
 
@@ -260,3 +266,55 @@ SAVERS: Mapping[str, Callable[[Path], None]] = {
     "speecht5": save_speecht5,
 }
 RATES = {"bark": 24_000, "csm": 24_000, "dia": 44_100, "speecht5": 16_000}
+
+
+class LeftError(Exception):
+    """The client has left."""
+
+
+class Said:
+    """What a model has said, and how often it looked whether its client is there.
+
+    Args:
+        leaves_after: At which look it is not; None stays.
+    """
+
+    def __init__(self, leaves_after: int | None = None) -> None:
+        self.parts: list[SoundMade] = []
+        self.num_checks = 0
+        self._leaves_after = leaves_after
+
+    def emit(self, item: SoundMade) -> None:
+        self.parts.append(item)
+
+    def check(self) -> None:
+        self.num_checks += 1
+        if self.num_checks == self._leaves_after:
+            raise LeftError
+
+    @property
+    def sound(self) -> NDArray[np.float32]:
+        """All of it, (N,)."""
+        return np.concatenate([part.samples for part in self.parts])
+
+
+def load_speaker(path: Path) -> Speaker:
+    kind = kind_of(path)
+    assert kind is not None
+    found = kind.load(ModelFiles("voice", path), device=resolve_device("cpu"), dtype="auto")
+    assert isinstance(found, Speaker)
+    return found
+
+
+def say(
+    speaker: Speaker,
+    text: str = "hello there. how are you",
+    *,
+    voice: str = "0",
+    speed: float = 1.0,
+    seed: int = 3,
+    said: Said | None = None,
+) -> Said:
+    said = said or Said()
+    speaker.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), said)
+    return said

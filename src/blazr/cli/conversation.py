@@ -327,16 +327,9 @@ class Conversation:
 
     def save(self, argument: str) -> None:
         """Write the conversation to a file."""
-        from blazr.text.images import openai_content
+        from blazr.text.messages import openai_message
 
-        messages = [
-            {
-                **(each.extra or {}),
-                "role": each.role,
-                "content": openai_content(each.content, each.images),
-            }
-            for each in self.history
-        ]
+        messages = [openai_message(each) for each in self.history]
         kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
         try:
             text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)

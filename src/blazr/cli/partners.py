@@ -198,7 +198,7 @@ class RemotePartner(Partner):
     ) -> Iterator[Event]:
         import httpx2
 
-        from blazr.text.images import openai_content
+        from blazr.text.messages import openai_message
 
         # OpenAI's API says some of `SamplingParams` otherwise
         fields = dict(given)
@@ -210,14 +210,7 @@ class RemotePartner(Partner):
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         body = {
             "model": self.name,
-            "messages": [
-                {
-                    "role": each.role,
-                    "content": openai_content(each.content, each.images),
-                    **(each.extra or {}),
-                }
-                for each in messages
-            ],
+            "messages": [openai_message(each) for each in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             **fields,

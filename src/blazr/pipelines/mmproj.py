@@ -25,7 +25,7 @@ from typing_extensions import override
 from blazr.core.errors import BlazrError, CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
-from blazr.models.checkpoint.open import find_model
+from blazr.models.checkpoint.open import find_mmproj, find_model
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.pipelines.vision import Eye, Vision, line_feeds
 
@@ -554,12 +554,6 @@ PROJECTORS: Table[Projector] = Table(
         "qwen3vl_merger": _qwen("qwen3_vl", _qwen_3, _of_qwen_3),
     },
 )
-
-
-def find_mmproj(path: Path) -> Path | None:
-    """The file beside a GGUF model that sees; of several the first by name, whatever its dtype."""
-    directory = path if path.is_dir() else path.parent
-    return min(directory.glob("mmproj*.gguf"), default=None)
 
 
 def open_mmproj(path: Path, language_model: CausalLM) -> Projector:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blazr.text.images import Image
+from blazr.text.images import Image, openai_content
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = frozenset({"system", "developer"})  # whoever gives instructions
@@ -26,3 +26,9 @@ class Message:
     content: str | None
     images: tuple[Image, ...] = ()
     extra: Mapping[str, object] | None = None
+
+
+def openai_message(message: Message) -> dict[str, object]:
+    """A message as OpenAI's API takes it, images and all."""
+    content = openai_content(message.content, message.images)
+    return {"role": message.role, "content": content, **(message.extra or {})}

@@ -70,6 +70,7 @@ _HINT = (
     " a file of one (org/name:file.gguf)"
 )
 _LISTED = 12
+_SEEING = "mmproj"  # how the names of files begin that see for a GGUF model beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +349,12 @@ def find_weights(path: Path) -> WeightFiles:
     return _numbered(path.parent, {_shard_set(shard)}) if shard else WeightFiles((path,))
 
 
+def find_mmproj(path: Path) -> Path | None:
+    """The file beside a GGUF model that sees; of several the first by name, whatever its dtype."""
+    directory = path if path.is_dir() else path.parent
+    return min(directory.glob(f"{_SEEING}*.gguf"), default=None)
+
+
 def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
     """What a directory can be loaded from, the first to take first."""
     if "model.safetensors" in names:
@@ -368,8 +375,7 @@ def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
         yield WeightFiles((max(steps, key=lambda step: (step[0], _age(step[1])))[1],))
     safetensors = [name for name in names if name.endswith(".safetensors")]
     gguf = [name for name in names if name.endswith(".gguf")]
-    # the other file of a pair sees images
-    language = [name for name in gguf if not name.startswith("mmproj")]
+    language = [name for name in gguf if not name.startswith(_SEEING)]
     for only in (safetensors, language):
         if len(only) > 1:
             raise _unclear(directory, only)

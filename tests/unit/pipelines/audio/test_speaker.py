@@ -10,39 +10,15 @@ import pytest
 import torch
 
 from blazr.core.errors import RequestError
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, PCM_RATE, SoundEncoder
 from blazr.pipelines.audio.sound import read_sound
-from blazr.pipelines.audio.speaker import MAX_SENTENCE, sentences
-from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
-from blazr.pipelines.audio.vits import Vits
-from blazr.pipelines.kinds import kind_of
+from blazr.pipelines.audio.speaker import MAX_SENTENCE, Speaker, sentences
 from tests.support import hearing
+from tests.support.speaking import load_speaker, say
 
 pytestmark = hearing.NEEDS_AUDIO
 TEXT = "hello there. how are you"
 RATE = hearing.RATE
-
-
-class Said:
-    def __init__(self) -> None:
-        self.parts: list[SoundMade] = []
-        self.num_checks = 0
-
-    def emit(self, item: SoundMade) -> None:
-        self.parts.append(item)
-
-    def check(self) -> None:
-        self.num_checks += 1
-
-
-def load(path: Path) -> Vits:
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("voice", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Vits)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +29,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vits(place: Path) -> Iterator[Vits]:
-    found = load(place)
+def vits(place: Path) -> Iterator[Speaker]:
+    found = load_speaker(place)
     yield found
     found.close()
 
 
-def say(vits: Vits, text: str = TEXT, voice: str = "0", speed: float = 1.0, seed: int = 3) -> Said:
-    said = Said()
-    vits.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), said)
-    return said
-
-
-def test_the_sound_is_that_of_transformers(vits: Vits, place: Path) -> None:
+def test_the_sound_is_that_of_transformers(vits: Speaker, place: Path) -> None:
     import transformers
 
     network = transformers.VitsModel.from_pretrained(place)
@@ -78,24 +48,22 @@ def test_the_sound_is_that_of_transformers(vits: Vits, place: Path) -> None:
     np.testing.assert_allclose(one.samples, found[0].numpy(), atol=1e-5)
 
 
-def test_seeds_voices_and_speed(vits: Vits) -> None:
+def test_seeds_voices_and_speed(vits: Speaker) -> None:
     state = torch.get_rng_state()
-    sounds = [
-        np.concatenate([part.samples for part in said.parts])
-        for said in (say(vits), say(vits), say(vits, seed=4), say(vits, voice="1"))
-    ]
+    saids = (say(vits), say(vits), say(vits, seed=4), say(vits, voice="1"))
+    sounds = [said.sound for said in saids]
     assert np.array_equal(sounds[0], sounds[1])
     assert not np.array_equal(sounds[0], sounds[2])
     assert not np.array_equal(sounds[0], sounds[3])
     fast = say(vits, speed=3.0)
-    assert sum(len(part.samples) for part in fast.parts) < len(sounds[0])
+    assert len(fast.sound) < len(sounds[0])
     assert torch.equal(torch.get_rng_state(), state)
     assert len(say(vits).parts) == 2
     assert say(vits).num_checks >= 2
 
 
 @pytest.mark.parametrize("text", ["\u4f60\u597d", "123", " ", "..\n"])
-def test_what_cannot_be_said_is_refused(vits: Vits, text: str) -> None:
+def test_what_cannot_be_said_is_refused(vits: Speaker, text: str) -> None:
     if text == "..\n":  # a point is in its vocabulary
         assert say(vits, text).parts
         return
@@ -103,7 +71,7 @@ def test_what_cannot_be_said_is_refused(vits: Vits, text: str) -> None:
         say(vits, text)
 
 
-def test_voices_there_are_not(vits: Vits) -> None:
+def test_voices_there_are_not(vits: Speaker) -> None:
     with pytest.raises(RequestError, match="voice"):
         say(vits, voice="3")
     assert say(vits, voice="alloy").parts  # as clients say where they do not care

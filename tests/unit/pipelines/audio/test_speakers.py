@@ -5,54 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from blazr.core.errors import BlazrError, RequestError
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.speaker import Speaker
-from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
-from blazr.pipelines.kinds import kind_of
 from tests.support import hearing
-from tests.support.speaking import RATES, SAVERS
+from tests.support.speaking import RATES, SAVERS, LeftError, Said, load_speaker, say
 
 pytestmark = hearing.NEEDS_AUDIO
-TEXT = "hello there. how are you"
-
-
-class Left(Exception):
-    """The client has left."""
-
-
-class Said:
-    def __init__(self, leaves_after: int | None = None) -> None:
-        self.parts: list[SoundMade] = []
-        self.num_checks = 0
-        self._leaves_after = leaves_after
-
-    def emit(self, item: SoundMade) -> None:
-        self.parts.append(item)
-
-    def check(self) -> None:
-        self.num_checks += 1
-        if self.num_checks == self._leaves_after:
-            raise Left
-
-    @property
-    def sound(self) -> np.ndarray:
-        return np.concatenate([part.samples for part in self.parts])
-
-
-def load(path: Path) -> Speaker:
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("voice", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Speaker)
-    return found
 
 
 @pytest.fixture(scope="module", params=SAVERS)
@@ -69,16 +32,9 @@ def place(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def speaker(place: Path) -> Iterator[Speaker]:
-    found = load(place)
+    found = load_speaker(place)
     yield found
     found.close()
-
-
-def say(speaker: Speaker, text: str = TEXT, voice: str = "0", seed: int = 3, **more: Any) -> Said:
-    said = Said(more.pop("leaves_after", None))
-    request = SpeechRequest(text=text, voice=voice, **{"speed": 1.0, "seed": seed, **more})
-    speaker.speak(request, said)
-    return said
 
 
 def test_sounds_and_seeds(speaker: Speaker, name: str) -> None:
@@ -109,8 +65,8 @@ def test_a_client_that_leaves_ends_the_work(speaker: Speaker) -> None:
     steps = say(speaker).num_checks
     assert steps > len(say(speaker).parts) + 1
     said = Said(leaves_after=steps - 1)
-    with pytest.raises(Left):
-        speaker.speak(SpeechRequest(text=TEXT, voice="0", speed=1.0, seed=3), said)
+    with pytest.raises(LeftError):
+        say(speaker, said=said)
     assert said.num_checks == steps - 1
     assert np.array_equal(say(speaker).sound, say(speaker).sound)
 
@@ -139,7 +95,7 @@ def test_spoiled_voices_of_bark(spoil: Callable[[np.ndarray], np.ndarray], tmp_p
     file = tmp_path / "presets" / "v2_en_speaker_1_coarse_prompt.npy"
     np.save(file, spoil(np.load(file)))
     with pytest.raises(BlazrError, match="no voice of this model"):
-        load(tmp_path)
+        load_speaker(tmp_path)
 
 
 def test_voices_of_bark_lie_in_its_directory(tmp_path: Path) -> None:
@@ -149,19 +105,19 @@ def test_voices_of_bark_lie_in_its_directory(tmp_path: Path) -> None:
     voices["v2/en_speaker_1"]["coarse_prompt"] = "../../etc/x.npy"
     path.write_text(json.dumps(voices))
     with pytest.raises(BlazrError, match="no voice of this model"):
-        load(tmp_path)
+        load_speaker(tmp_path)
 
 
 def test_speecht5_needs_a_vocoder_and_a_voice(tmp_path: Path) -> None:
     SAVERS["speecht5"](tmp_path)
     (tmp_path / "vocoder").rename(tmp_path / "elsewhere")
     with pytest.raises(BlazrError, match="vocoder of this model is missing"):
-        load(tmp_path)
+        load_speaker(tmp_path)
     (tmp_path / "elsewhere").rename(tmp_path / "vocoder")
     np.save(tmp_path / "voices" / "clb.npy", np.zeros(5, np.float32))
     with pytest.raises(BlazrError, match=r"clb.npy is no voice"):
-        load(tmp_path)
+        load_speaker(tmp_path)
     for each in (tmp_path / "voices").iterdir():
         each.unlink()
     with pytest.raises(BlazrError, match="there is none"):
-        load(tmp_path)
+        load_speaker(tmp_path)
