@@ -86,7 +86,8 @@ class Job(Generic[T]):
             Exception: What the work raised, or `fail` was given.
         """
         try:
-            item = await asyncio.wait_for(self._items.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                item = await self._items.get()
         except TimeoutError:
             return []
         if item is None:

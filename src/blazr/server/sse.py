@@ -19,6 +19,7 @@ from blazr.server.config import ServerConfig
 _log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=msgspec.Struct)
+T = TypeVar("T")
 
 FILLER = "blazr.filler"  # key of a request's scope: bytes that may be sent between two frames
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -118,6 +119,15 @@ class Stream(Response, Generic[E]):
         if data or is_last:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         timeout.end(did_send=bool(data))
+
+    async def wait_for_item(self, queue: asyncio.Queue[T], send: Send, timeout: SendTimeout) -> T:
+        """The next item of a queue; the connection is kept alive meanwhile."""
+        while True:
+            try:
+                async with asyncio.timeout(self._config.keep_alive_s):
+                    return await queue.get()
+            except TimeoutError:
+                await self.send_bytes(send, timeout, self._framing.keep_alive)
 
 
 class SendTimeout:

@@ -106,6 +106,29 @@ def test_a_job_can_be_failed_and_waiting_ends_in_time(queue: JobQueue) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("num_turns", range(8))
+def test_who_leaves_just_as_an_item_comes_has_left(queue: JobQueue, num_turns: int) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        job = queue.start(gate)
+
+        async def take_all() -> None:
+            while True:
+                await job.take(timeout_s=5)
+
+        taking = asyncio.create_task(take_all())
+        await asyncio.sleep(0)
+        job.emit("a")
+        for _ in range(num_turns):  # of the loop, until whoever takes the item goes on
+            await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking], timeout=1)
+        gate.may_end.set()
+        assert taking.cancelled()
+
+    asyncio.run(scenario())
+
+
 def test_closing_ends_everything() -> None:
     idle = threading.Event()
     queue = JobQueue("closing", on_idle=idle.set)

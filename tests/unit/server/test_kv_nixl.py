@@ -33,7 +33,8 @@ def test_what_is_lent_is_read_and_comes_back(ends: Ends) -> None:
         waiting = asyncio.create_task(loan.wait())
         told = msgspec.json.decode(msgspec.json.encode(loan.offer), type=Offer)
         found = await asyncio.to_thread(ends.reader.read, told)
-        await asyncio.wait_for(waiting, 30)
+        async with asyncio.timeout(30):
+            await waiting
         return found
 
     assert asyncio.run(lend_and_read()) == DATA

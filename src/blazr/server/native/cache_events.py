@@ -95,11 +95,7 @@ class _CacheEvents(Stream[AnyCacheEvent]):
         self, events: asyncio.Queue[Any], send: Send, timeout: SendTimeout
     ) -> bool:
         """Send what has happened; says whether more may follow."""
-        try:
-            event = await asyncio.wait_for(events.get(), self._config.keep_alive_s)
-        except TimeoutError:
-            await self.send_bytes(send, timeout, self._framing.keep_alive)
-            return True
+        event = await self.wait_for_item(events, send, timeout)
         if isinstance(event, (BlocksStored, BlocksRemoved, AllRemoved)):
             data = self._framing.encode(self._render(event))
             await self.send_bytes(send, timeout, data)

@@ -93,7 +93,8 @@ async def _record(profile: Profile, engine: AsyncEngine, stop: asyncio.Event, pa
     most_bytes = _resident_bytes() + _MOST_BYTES
     while not stop.is_set() and monotonic() < end_s and _resident_bytes() <= most_bytes:
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _CHECK_S)
+            async with asyncio.timeout(_CHECK_S):
+                await stop.wait()
     await asyncio.to_thread(engine.call, profile.end)
     await asyncio.to_thread(profile.save, path)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import Literal
 
@@ -88,17 +87,9 @@ class _ModelStream(Stream[ModelNews]):
 
     async def send_events(self, send: Send, timeout: SendTimeout) -> None:
         """Send events until the server stops, and comments while there are none."""
-        keep_alive_s = self._config.keep_alive_s
-        data = self._framing.keep_alive
         with self._models.events.subscribe() as queue:
-            while True:
-                await self.send_bytes(send, timeout, data)
-                try:
-                    event = await asyncio.wait_for(queue.get(), keep_alive_s)
-                except TimeoutError:
-                    data = self._framing.keep_alive
-                    continue
-                if event is None:
-                    return
+            await self.send_bytes(send, timeout, self._framing.keep_alive)
+            while (event := await self.wait_for_item(queue, send, timeout)) is not None:
                 change = ModelChange(event.status, 1 if event.has_failed else UNSET)
-                data = self._framing.encode(ModelNews(model=event.model, data=change))
+                news = ModelNews(model=event.model, data=change)
+                await self.send_bytes(send, timeout, self._framing.encode(news))

@@ -38,7 +38,8 @@ class EventLog:
     async def wait(self, timeout_s: float) -> bool:
         """Whether something happens within ``timeout_s``."""
         with suppress(TimeoutError):
-            return await asyncio.wait_for(self._added.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._added.wait()
         return False
 
     def _wake(self) -> None:
