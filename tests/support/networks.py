@@ -16,6 +16,7 @@ from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
 from blazr.engine.constraint import Constraint
+from blazr.engine.draft_model import DraftModel
 from blazr.engine.engine import Engine
 from blazr.engine.outputs import FinishReason
 from blazr.engine.ranks.processes import RankProcesses
@@ -106,6 +107,7 @@ class Lab:
         state_dtype: What recurrent states are kept in.
         speculator: Drafts what may follow, if anything does.
         drafts_itself: Whether the network's own module does, as often as it can.
+        draft_model: A lab of the network that does, as often as it can; no request is put to it.
         processes: The other ranks, where the network is the first one's part.
         graphs: Captures decode steps as graphs; the engine is then a step ahead where it can be.
 
@@ -127,6 +129,7 @@ class Lab:
         state_dtype: str = "auto",
         speculator: Speculator | None = None,
         drafts_itself: bool = False,
+        draft_model: Lab | None = None,
         processes: RankProcesses | None = None,
         graphs: GraphDevice | None = None,
     ) -> None:
@@ -135,7 +138,7 @@ class Lab:
                 spec.stored_as(kv_dtype, state_dtype)
                 for spec in model.config.cache_specs(model.dtype)
             ],
-            working_copies=1 if speculator is None and not drafts_itself else 2,
+            working_copies=2 if speculator or drafts_itself or draft_model else 1,
         )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)
@@ -158,6 +161,9 @@ class Lab:
         self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=disk)
         if drafts_itself:
             drafter = MtpDrafter(partial(self.runner.draft, memory=self.memory), GRID)
+            speculator = EagerSpeculator([drafter], grid=GRID)
+        if draft_model is not None:
+            drafter = DraftModel(draft_model.runner, draft_model.memory, token_budget=budget)
             speculator = EagerSpeculator([drafter], grid=GRID)
         self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(

@@ -257,6 +257,8 @@ def _measure_model(
     )
     from blazr.engine.build import build_engine
     from blazr.engine.config import EngineConfig
+    from blazr.engine.speculation import parse_spec
+    from blazr.models.loading.load import load
     from blazr.nn.device import resolve_device
     from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
@@ -266,12 +268,18 @@ def _measure_model(
     # the queue's bound protects a server; here every request that was asked for is to run
     config = EngineConfig(max_running=running, max_waiting=2**20, spec=spec)
     started_s = perf_counter()
-    name, network = _load_network(model, shape, device=place, dtype=dtype)
+    drafters = parse_spec(spec)
+    name, network = _load_network(
+        model, shape, device=place, dtype=dtype, with_mtp="mtp" in drafters
+    )
+    small = None
+    if "draft" in drafters:
+        small = load(drafters["draft"], device=place, dtype=dtype).module
     if isinstance(network, FallbackModel):
         engine = build_fallback_engine(network, config=config)
         vocab_size, computes_in = network.vocab_size, next(network.module.parameters()).dtype
     else:
-        engine = build_engine(network, place, config=config)
+        engine = build_engine(network, place, config=config, draft_model=small)
         vocab_size, computes_in = network.config.vocab_size, network.dtype
     load_s = perf_counter() - started_s
     try:
@@ -305,7 +313,7 @@ def _measure_model(
 
 
 def _load_network(
-    model: str, shape: str | None, *, device: Device, dtype: str
+    model: str, shape: str | None, *, device: Device, dtype: str, with_mtp: bool
 ) -> tuple[str, CausalLM | FallbackModel]:
     from blazr.bench.shapes import random_network
     from blazr.models.loading.load import load
@@ -315,7 +323,7 @@ def _load_network(
         config = RANDOM_SHAPES[shape]()
         return f"random {shape}", random_network(config, device=device, dtype=dtype)
     try:
-        loaded = load(model, device=device, dtype=dtype)
+        loaded = load(model, device=device, dtype=dtype, with_mtp=with_mtp)
     except UnknownFamilyError as error:
         through = load_fallback(model, error, device=device, dtype=dtype)
         return through.name, through

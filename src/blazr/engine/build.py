@@ -13,17 +13,19 @@ import torch
 from torch import nn
 
 from blazr.engine.async_engine import AsyncEngine
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.fingerprint import fingerprint
 from blazr.engine.cache.manager import CacheManager
-from blazr.engine.cache.storage import plan_layout
+from blazr.engine.cache.storage import CacheLayout, plan_layout
 from blazr.engine.config import EngineConfig, parse_memory
+from blazr.engine.draft_model import DraftModel
 from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.engine.speculation import DRAFTERS, drafter_names
+from blazr.engine.speculation import DRAFTERS, parse_spec
+from blazr.engine.speculation.drafter import Sources
 from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import Device, release_threads
@@ -40,6 +42,7 @@ def build_engine(
     config: EngineConfig,
     banned_ids: Sequence[int] = (),
     processes: RankProcesses | None = None,
+    draft_model: CausalLM | None = None,
 ) -> AsyncEngine:
     """Plan the caches, take the memory, start the thread.
 
@@ -49,28 +52,24 @@ def build_engine(
         config: How to divide the machine.
         banned_ids: Ids that are never generated.
         processes: The other ranks, where the network is the first one's part.
+        draft_model: What drafts, where ``config.spec`` says that a model does. Its memory is taken
+            from the same, so that both have room for as many tokens.
 
     Raises:
         CapacityError: The memory holds not even one sequence.
         UnknownNameError: There is no such dtype of keys and values, of states, or no such drafter.
     """
-    drafters = [DRAFTERS[name] for name in drafter_names(config.spec)]
+    drafters = [DRAFTERS[name] for name in parse_spec(config.spec)]
     max_seq_len = min(model.config.max_seq_len, config.max_seq_len or model.config.max_seq_len)
-    specs = [
-        spec.stored_as(config.kv_dtype, config.state_dtype)
-        for spec in model.config.cache_specs(model.dtype)
-    ]
-    layout = plan_layout(specs, working_copies=2 if drafters else 1)
-    if processes is not None and device.kind == "cpu":  # ranks share the machine's memory
-        config = replace(config, sharers=config.sharers * processes.ranks.rank.count)
-    step_bytes = 0  # ranks compute together or not at all
-    if processes is None:
-        most = config.token_budget, config.max_running
-        step_bytes = device.peak_bytes(lambda: dry_run(model, *most))
-    shape = plan_cache(
-        layout, config, device=device, max_seq_len=max_seq_len, step_bytes=step_bytes
+    runner, small = _make_runners(
+        model,
+        draft_model,
+        device,
+        config=replace(config, max_seq_len=max_seq_len),
+        banned_ids=banned_ids,
+        processes=processes,
     )
-    runner = ModelRunner(model, layout, shape, banned_ids=banned_ids, processes=processes)
+    layout, shape = runner.layout, runner.shape
     disk = open_disk_cache(runner, config)
 
     def replace_model(other: nn.Module) -> None:
@@ -78,12 +77,18 @@ def build_engine(
         if disk is not None:
             disk.use(fingerprint(runner.model, layout))
 
+    def speculate(memory: CacheManager) -> Speculator:
+        follower = None
+        if small is not None:
+            own = CacheManager(small.shape, prefix_cache=config.prefix_cache)
+            follower = DraftModel(small, own, token_budget=config.token_budget)
+        compute = partial(runner.draft, memory=memory)
+        sources = Sources(grid=shape.grid, compute=compute, draft_model=follower)
+        return Speculator((make(sources) for make in drafters), grid=shape.grid)
+
     def build() -> Engine:
         memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)
-        speculator = None
-        if drafters:
-            draft = partial(runner.draft, memory=memory)
-            speculator = Speculator((make(draft, shape.grid) for make in drafters), grid=shape.grid)
+        speculator = speculate(memory) if drafters else None
 
         def launch(plan: StepPlan) -> Callable[[], StepResult] | None:
             device.use()  # this thread is the engine's; it launches before it computes
@@ -112,10 +117,49 @@ def build_engine(
         max_unfinished=shape.max_running + config.max_waiting,
         record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,
     )
-    runner.before_recording = engine.expect_recording
+    for each in filter(None, (runner, small)):
+        each.before_recording = engine.expect_recording
     if processes is not None:
         engine.lasting_failure = lambda: processes.failure
     return engine
+
+
+def _make_runners(
+    model: CausalLM,
+    draft_model: CausalLM | None,
+    device: Device,
+    *,
+    config: EngineConfig,
+    banned_ids: Sequence[int],
+    processes: RankProcesses | None,
+) -> tuple[ModelRunner, ModelRunner | None]:
+    """Take the memory of the model, and of the one that drafts for it."""
+    if processes is not None and device.kind == "cpu":  # ranks share the machine's memory
+        config = replace(config, sharers=config.sharers * processes.ranks.rank.count)
+    step_bytes = 0  # ranks compute together or not at all
+    if processes is None:
+        most = config.token_budget, config.max_running
+        step_bytes = device.peak_bytes(lambda: dry_run(model, *most))
+    layout = _layout_of(model, config, working_copies=2 if config.spec else 1)
+    others = [] if draft_model is None else [_layout_of(draft_model, config)]
+    shape, *shapes = plan_caches(
+        [layout, *others],
+        config,
+        device=device,
+        max_seq_len=config.max_seq_len or model.config.max_seq_len,
+        step_bytes=step_bytes,
+    )
+    runner = ModelRunner(model, layout, shape, banned_ids=banned_ids, processes=processes)
+    if draft_model is None:
+        return runner, None
+    unknown = range(model.config.vocab_size, draft_model.config.vocab_size)
+    return runner, ModelRunner(draft_model, others[0], shapes[0], banned_ids=unknown)
+
+
+def _layout_of(model: CausalLM, config: EngineConfig, *, working_copies: int = 1) -> CacheLayout:
+    specs = model.config.cache_specs(model.dtype)
+    stored = [spec.stored_as(config.kv_dtype, config.state_dtype) for spec in specs]
+    return plan_layout(stored, working_copies=working_copies)
 
 
 @torch.inference_mode()

@@ -69,6 +69,7 @@ class ModelBundle:
         reply_format: How it writes its thinking and its calls of tools.
         sense: The part of it that sees or hears; None where it reads text alone.
         processes: The other ranks, where the network is the first one's part.
+        draft_model: What drafts for it, where a model does.
     """
 
     weights: LoadedModel | FallbackModel
@@ -81,10 +82,13 @@ class ModelBundle:
     reply_format: ReplyFormat
     sense: Vision | Sight | None = None
     processes: RankProcesses | None = None
+    draft_model: LoadedModel | None = None
 
     def offload(self) -> None:
         """Move the weights to the CPU's memory, until an engine is started again."""
         self.weights.module.to("cpu")
+        if self.draft_model is not None:
+            self.draft_model.module.to("cpu")
         if self.sense is not None:
             self.sense.forget()
 

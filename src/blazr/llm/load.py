@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, RequestError, UnknownFamilyError
-from blazr.engine.speculation import DRAFTERS, drafter_names
+from blazr.engine.speculation import parse_spec
 from blazr.llm.adapters import parse_adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.defaults import sampling_defaults
+from blazr.llm.draft_model import check_same_tokens
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import PLAIN, TextEngine
@@ -68,10 +69,7 @@ def load_text_engine(
     device = resolve_device(options.device)
     device.use()
     dtype = options.dtype
-    drafters = drafter_names(options.spec)
-    for name in drafters:
-        DRAFTERS[name]  # before minutes are spent on weights
-
+    drafters = parse_spec(options.spec)
     if options.num_ranks > 1:
         if ":" in options.device:
             raise ConfigError(
@@ -123,8 +121,14 @@ def load_text_engine(
                     ) from error
             return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
 
+    small = None
+    if "draft" in drafters:  # first, as it takes seconds where the other may take minutes
+        small = load(drafters["draft"], device=device, dtype=dtype, quantize=options.quantize)
     loaded = load_weights(options.model)
-    return start_engine(_bundle(loaded, options, device, load_weights=load_weights))
+    bundle = _bundle(loaded, options, device, load_weights=load_weights)
+    if small is not None:
+        check_same_tokens(bundle.tokenizer, small)
+    return start_engine(replace(bundle, draft_model=small))
 
 
 def _refuse_weights(path: str) -> LoadedModel:
@@ -210,7 +214,10 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     weights = bundle.weights
     config = bundle.config
     banned_ids = bundle.tokenizer.unassigned(bundle.info.vocab_size)
+    small = bundle.draft_model
     weights.module.to(bundle.device.torch_device)
+    if small is not None:
+        small.module.to(bundle.device.torch_device)
     if isinstance(weights, FallbackModel):
         runs = build_fallback_engine(weights, config=config, banned_ids=banned_ids)
     else:
@@ -220,6 +227,7 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
             config=config,
             banned_ids=banned_ids,
             processes=bundle.processes,
+            draft_model=None if small is None else small.module,
         )
     text_engine = TextEngine(
         runs,

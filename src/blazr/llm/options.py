@@ -96,12 +96,16 @@ class LoadOptions(EngineConfig):
             )
         if self.num_ranks == 1:
             return
+        from blazr.engine.speculation import parse_spec  # imports numpy
+
+        drafters = parse_spec(self.spec)
         for name, is_asked, instead in (
             ("cutting both layers and their parts", min(self.tp, self.pp) > 1, "one of the two"),
             ("leaving experts on the CPU", self.cpu_experts > 0, "leave it out"),
             ("adapter", self.adapter is not None, "merge it into the weights (blazr convert)"),
             ("cache_dir", self.cache_dir is not None, "leave it out"),
-            ("spec mtp", "mtp" in (self.spec or ""), "take --spec ngram"),
+            ("spec mtp", "mtp" in drafters, "take --spec ngram"),
+            ("spec draft", "draft" in drafters, "take --spec ngram"),
         ):
             if is_asked:
                 raise ConfigError(

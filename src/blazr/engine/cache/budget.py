@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 
 from blazr.core.errors import CapacityError
 from blazr.engine.cache.manager import CacheShape
@@ -24,6 +26,7 @@ def plan_cache(
     device: Device,
     max_seq_len: int,
     step_bytes: int = 0,
+    share: float = 1.0,
 ) -> CacheShape:
     """Divide the memory; fewer sequences run at once when it is small, never none.
 
@@ -33,6 +36,7 @@ def plan_cache(
         device: Where the memory is.
         max_seq_len: Longest sequence, in tokens.
         step_bytes: What a step takes of the memory while it is computed.
+        share: The part of what is allowed that these caches may take.
 
     Raises:
         CapacityError: Not even one sequence of one block fits.
@@ -40,9 +44,8 @@ def plan_cache(
     blocks = -(-max_seq_len // GRID)
     free = max(device.free_bytes() // config.sharers - step_bytes, 0)
     if config.memory == "auto":
-        allowed = int(AUTO_SHARE[device.kind] * free)
-        wanted = REUSE_SHARE * config.max_running
-        allowed = min(allowed, _bytes_for(layout, config.max_running, wanted * blocks, wanted))
+        allowed = int(share * AUTO_SHARE[device.kind] * free)
+        allowed = min(allowed, _bytes_wanted(layout, config, max_seq_len))
     else:
         allowed = parse_memory(config.memory, free_bytes=free)
         # Not what is free: the pages of files count as used in a control group, and give way.
@@ -53,6 +56,7 @@ def plan_cache(
                 expected=f"at most {device.total_bytes() / 2**30:.1f} GiB, less what weights take",
                 hint="--memory 0.5 takes half of what is free",
             )
+        allowed = int(share * allowed)
     running = config.max_running
     while running >= 1:
         left = allowed - running * layout.run_bytes
@@ -79,6 +83,33 @@ def plan_cache(
         expected=f"at least {_bytes_for(layout, 1, 1, 0) / 2**20:.1f} MiB",
         hint="raise --memory, or choose a smaller model",
     )
+
+
+def plan_caches(
+    layouts: Sequence[CacheLayout],
+    config: EngineConfig,
+    *,
+    device: Device,
+    max_seq_len: int,
+    step_bytes: int = 0,
+) -> list[CacheShape]:
+    """Divide the memory among models that read the same texts: room for as many tokens of each.
+
+    The arguments are those of `plan_cache`, which divides each one's part.
+    """
+    wanted = [_bytes_wanted(each, config, max_seq_len) for each in layouts]
+    plan = partial(
+        plan_cache, config=config, device=device, max_seq_len=max_seq_len, step_bytes=step_bytes
+    )
+    return [
+        plan(layout, share=own / sum(wanted)) for layout, own in zip(layouts, wanted, strict=True)
+    ]
+
+
+def _bytes_wanted(layout: CacheLayout, config: EngineConfig, max_seq_len: int) -> int:
+    """Enough for what the running sequences could fill, and for some more to be reused."""
+    wanted = REUSE_SHARE * config.max_running
+    return _bytes_for(layout, config.max_running, wanted * -(-max_seq_len // GRID), wanted)
 
 
 def _bytes_for(layout: CacheLayout, running: int, pages: int, states: int) -> int:

@@ -10,24 +10,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from blazr.core.errors import ConfigError
 from blazr.core.table import Table
-from blazr.engine.speculation.drafter import Drafter
-from blazr.engine.speculation.mtp import Compute, MtpDrafter
+from blazr.engine.speculation.drafter import Drafter, Sources
+from blazr.engine.speculation.mtp import MtpDrafter
 from blazr.engine.speculation.ngram import NgramDrafter
 from blazr.engine.speculation.prefix import PrefixDrafter
 
-DRAFTERS: Table[Callable[[Compute, int], Drafter]] = Table(
+DRAFTERS: Table[Callable[[Sources], Drafter]] = Table(
     "drafter",
     {
-        "ngram": lambda *_: NgramDrafter(),
-        "prefix": lambda _, grid: PrefixDrafter(grid),
-        "mtp": MtpDrafter,
+        "ngram": lambda _: NgramDrafter(),
+        "prefix": lambda sources: PrefixDrafter(sources.grid),
+        "mtp": lambda sources: MtpDrafter(sources.compute, sources.grid),
+        "draft": lambda sources: _needed(sources.draft_model),
     },
 )
-"""What proposes drafts, made of what runs the model's own module for them, and of how many tokens a
-page and a block of a prefix has."""
+"""What proposes drafts."""
+
+_WITH_A_MODEL = frozenset({"draft"})
 
 
-def drafter_names(spec: str | None) -> list[str]:
-    """The names of drafters that an option holds, with commas between them."""
-    return [name.strip() for name in (spec or "").split(",") if name.strip()]
+def parse_spec(spec: str | None) -> dict[str, str]:
+    """What an option names: drafters with commas between them, some with a model behind a colon.
+
+    Returns:
+        By name of a drafter, in order, the model that it needs; empty for those that need none.
+
+    Raises:
+        UnknownNameError: There is no such drafter.
+        ConfigError: One that needs a model has none, or the other way round.
+    """
+    found: dict[str, str] = {}
+    for word in filter(None, map(str.strip, (spec or "").split(","))):
+        name, _, model = word.partition(":")
+        DRAFTERS[name]  # says which there are, if it is none
+        if bool(model) != (name in _WITH_A_MODEL):
+            raise ConfigError(
+                f"the drafter {name} {'does not take' if model else 'needs'} a model.",
+                found=f"--spec {spec!r:.100}",
+                expected=f"--spec {name}" + ("" if model else ":path/to/small-model"),
+            )
+        found[name] = model
+    return found
+
+
+def _needed(drafter: Drafter | None) -> Drafter:
+    assert drafter is not None, "who builds the engine loads the model that the option names"
+    return drafter

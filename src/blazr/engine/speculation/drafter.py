@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from blazr.engine.sequence import Sequence
+
+Compute = Callable[[Mapping[Sequence, int]], dict[Sequence, tuple[int, ...]]]
 
 
 class Draft(NamedTuple):
@@ -49,3 +52,18 @@ class ComputingDrafter(Drafter):
     @abstractmethod
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
         """Tokens that may follow each of the sequences, as many of each as it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What drafters are made of.
+
+    Args:
+        grid: Tokens of a page, and of a block of a prefix.
+        compute: Runs the model's own module for multi-token prediction.
+        draft_model: Lets a small model guess, where one is loaded.
+    """
+
+    grid: int
+    compute: Compute
+    draft_model: ComputingDrafter | None = None

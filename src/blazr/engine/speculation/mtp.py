@@ -5,14 +5,13 @@ Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv:2412.19437, sect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from typing_extensions import override
 
 from blazr.engine.sequence import Sequence
-from blazr.engine.speculation.drafter import ComputingDrafter, Draft
+from blazr.engine.speculation.drafter import Compute, ComputingDrafter, Draft
 
-Compute = Callable[[Mapping[Sequence, int]], dict[Sequence, tuple[int, ...]]]
 MOST_GUESSES = 8  # the module was trained to be right once
 
 
