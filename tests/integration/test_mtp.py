@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.models.causal_lm import CausalLM
+from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.eagle import Eagle3, Eagle3Config
 from blazr.nn.operands.step import GRID
+from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
 
@@ -27,11 +31,49 @@ MIXES = {
     "states alone": (("mamba2", "mamba1"), "gqa+mlp"),
     "gated delta": (("gated_delta", "gqa"), "gqa+mlp"),
 }
+# Of EAGLE-3 heads: the network's layers, which of them are tapped, rows of an own embedding, tokens
+# that can be guessed, and where the residual is normalised.
+HEADS = {
+    "EAGLE-3, attention": (("gqa+mlp", "gqa"), (0, 1), 0, VOCAB, False),
+    "EAGLE-3, Mamba-2": (("mamba2", "gqa+mlp", "mamba2"), (0, 1, 2), VOCAB, 20, True),
+    "EAGLE-3, states alone": (("mamba2", "mamba1"), (1,), 0, 30, False),
+}
 
 
-@pytest.fixture(scope="module", params=MIXES)
+def eagle3(taps: tuple[int, ...], vocab_size: int, num_guessed: int, before: bool) -> Eagle3Config:
+    """A head of a layer of attention."""
+    norm = NormConfig(HIDDEN, 1e-5)
+    attention = MIXER_EXAMPLES["gqa"]
+    return Eagle3Config(
+        layer=LayerConfig(
+            mixer=replace(attention, hidden_size=2 * HIDDEN, output_size=HIDDEN),
+            mixer_norm=None,
+            feed_forward=FEED_FORWARD_EXAMPLES["mlp"],
+            feed_forward_norm=norm,
+        ),
+        norm=norm,
+        taps=taps,
+        tapped_size=HIDDEN,
+        vocab_size=vocab_size,
+        draft_vocab_size=num_guessed,
+        norm_before_residual=before,
+    )
+
+
+def with_head(kind: str) -> CausalLM:
+    """A network with such a head; what it guesses are not the first tokens."""
+    mix, *own = HEADS[kind]
+    model = build_network(mix, eagle3=eagle3(*own), seed=3)
+    assert isinstance(model.mtp, Eagle3)
+    model.mtp.token_ids = torch.randperm(VOCAB)[: len(model.mtp.token_ids)].sort().values
+    return model
+
+
+@pytest.fixture(scope="module", params=[*MIXES, *HEADS])
 def networks(request) -> tuple[CausalLM, CausalLM]:
     """One network, without its module and with it."""
+    if request.param in HEADS:
+        return build_network(HEADS[request.param][0], seed=3), with_head(request.param)
     mix, own = MIXES[request.param]
     return build_network(mix, seed=3), build_network(mix, mtp=own, seed=3)
 
@@ -46,7 +88,7 @@ def some_prompts(count: int) -> list[list[int]]:
 
 
 def guess(model: CausalLM, tokens: list[int], count: int) -> list[Tensor]:
-    """Scores of what the module guesses behind a text, (V,), guess after guess from nothing.
+    """Scores of what the module guesses behind a text, each guess after the others from nothing.
 
     The first is made of the network's hidden states, the others also of the module's own in their
     place.
@@ -54,12 +96,15 @@ def guess(model: CausalLM, tokens: list[int], count: int) -> list[Tensor]:
     found: list[Tensor] = []
     with torch.inference_mode():
         ids = torch.tensor([tokens])
-        hidden = model.norm(model._forward_sequences(ids))[:, :-1]
+        hidden = model._seen_by_mtp(*model._forward_sequences(ids))[:, :-1]
+        is_head = isinstance(model.mtp, Eagle3)
         for _ in range(count):
-            own = model.mtp.forward_sequences(model._embed(ids), F.pad(hidden, (0, 0, 0, 1)))
-            found.append(model._scores(own[0, -1]))
+            seen = F.pad(hidden, (0, 0, 0, 1))
+            inputs = (ids, seen) if is_head else (seen,)
+            own = model.mtp.forward_sequences(model._embed(ids), *inputs)
+            found.append(model.mtp.scores(own[0, -1]) if is_head else model._scores(own[0, -1]))
             hidden = torch.cat((hidden, own[:, -1:]), 1)
-            ids = torch.cat((ids, found[-1].argmax().view(1, 1)), 1)
+            ids = torch.cat((ids, torch.tensor([model.guesses(found[-1][None])])), 1)
     return found
 
 
@@ -111,7 +156,7 @@ def test_its_guesses_are_those_of_the_whole_text(networks, replay):
             if best - second < 1e-2 * scores.abs().max():
                 break
             clear += 1
-            assert draft == scores.argmax(), (tokens, drafts)
+            assert [draft] == model.guesses(scores[None]), (tokens, drafts)
     assert clear > len(guesses)
 
 
@@ -142,15 +187,24 @@ def train(model: CausalLM, texts: Tensor, steps: int) -> None:
     model.requires_grad_(requires_grad=False)
 
 
+MADE_FOR = {
+    "its own module": lambda: build_network(("gqa+mlp", "gqa"), mtp="gqa+mlp", seed=5),
+    "EAGLE-3": lambda: build_network(
+        ("gqa+mlp", "gqa"), eagle3=eagle3((0, 1), 0, VOCAB, False), seed=5
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_FOR)
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_trained_module_is_accepted_as_the_arithmetic_predicts(most):
+def test_a_trained_module_is_accepted_as_the_arithmetic_predicts(most, kind):
     """A step keeps as many guesses as are right one after the other, from where it stands.
 
     What the module guesses at each place of a reply is known without the engine; so is how many are
     kept if every step computes so many, and how many steps that takes.
     """
     torch.manual_seed(run_seed(4))
-    model = build_network(("gqa+mlp", "gqa"), mtp="gqa+mlp", seed=5)
+    model = MADE_FOR[kind]()
     lab = Lab(model)
     prompts = [[each] for each in range(12)]
     asked = [lab.ask(prompt, max_tokens=50) for prompt in prompts]

@@ -28,6 +28,7 @@ from blazr.engine.speculation.mtp import MtpDrafter
 from blazr.engine.speculation.speculator import Speculator
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.eagle import Eagle3Config
 from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
@@ -42,12 +43,17 @@ NAN_BYTE = 0xFF
 
 
 def build_network(
-    mix: Sequence[str], *, mtp: str | None = None, seed: int = 0, std: float = 0.35
+    mix: Sequence[str],
+    *,
+    mtp: str | None = None,
+    eagle3: Eagle3Config | None = None,
+    seed: int = 0,
+    std: float = 0.35,
 ) -> CausalLM:
     """A network of these layers (``mixer`` or ``mixer+feed_forward``) with random weights.
 
-    Its module for multi-token prediction has a layer like that, if one is wanted; the network is
-    the same with it and without.
+    Its module for multi-token prediction has a layer like that, if one is wanted, or it has an
+    EAGLE-3 head; the network is the same with it and without.
     """
     torch.manual_seed(run_seed(seed))
     rms, layer = NormConfig(HIDDEN, 1e-5), NormConfig(HIDDEN, 1e-6, "layer")
@@ -80,7 +86,7 @@ def build_network(
         max_seq_len=CONTEXT,
         layers=tuple(layers),
         final_norm=rms,
-        mtp=MtpConfig(layer=predicting, norm=rms) if predicting else None,
+        mtp=MtpConfig(layer=predicting, norm=rms) if predicting else eagle3,
     )
     model = CausalLM(config)
     # the module's last, so that those of the others do not depend on it

@@ -269,9 +269,7 @@ def _measure_model(
     config = EngineConfig(max_running=running, max_waiting=2**20, spec=spec)
     started_s = perf_counter()
     drafters = parse_spec(spec)
-    name, network = _load_network(
-        model, shape, device=place, dtype=dtype, with_mtp="mtp" in drafters
-    )
+    name, network = _load_network(model, shape, drafters, device=place, dtype=dtype)
     small = None
     if "draft" in drafters:
         small = load(drafters["draft"], device=place, dtype=dtype).module
@@ -313,20 +311,29 @@ def _measure_model(
 
 
 def _load_network(
-    model: str, shape: str | None, *, device: Device, dtype: str, with_mtp: bool
+    model: str, shape: str | None, drafters: Mapping[str, str], *, device: Device, dtype: str
 ) -> tuple[str, CausalLM | FallbackModel]:
     from blazr.bench.shapes import random_network
+    from blazr.models.loading.eagle import with_eagle3
     from blazr.models.loading.load import load
     from blazr.pipelines.fallback import load_fallback
 
     if shape is not None:
+        if not {"mtp", "eagle3"}.isdisjoint(drafters):
+            raise ConfigError(
+                "random weights have no module that guesses their next tokens.",
+                found=f"--random {shape} --spec {','.join(drafters)}",
+                expected="--spec ngram, or a model instead of --random",
+            )
         config = RANDOM_SHAPES[shape]()
         return f"random {shape}", random_network(config, device=device, dtype=dtype)
     try:
-        loaded = load(model, device=device, dtype=dtype, with_mtp=with_mtp)
+        loaded = load(model, device=device, dtype=dtype, with_mtp="mtp" in drafters)
     except UnknownFamilyError as error:
         through = load_fallback(model, error, device=device, dtype=dtype)
         return through.name, through
+    if "eagle3" in drafters:
+        loaded = with_eagle3(loaded, drafters["eagle3"])
     return loaded.name, loaded.module
 
 

@@ -289,7 +289,7 @@ class ModelRunner:
             if logits is None:
                 batch = build_draft_batch(last, place, memory, self.model.device)
                 logits = self.model.draft(batch, self.storage.layers)
-            for each, token in zip(last, logits.argmax(-1).tolist(), strict=True):
+            for each, token in zip(last, self.model.guesses(logits), strict=True):
                 drafts[each].append(token)
         return {each: tuple(found) for each, found in drafts.items()}
 

@@ -55,6 +55,7 @@ def load_text_engine(
     choose_tool_format("", "", name=options.tool_parser or "none")
     choose_reasoning("", "", name=options.reasoning_parser or "none")
     # Imported here, because these import torch and the callers must start without it.
+    from blazr.models.loading.eagle import with_eagle3
     from blazr.models.loading.load import load
     from blazr.nn.device import limit_threads, resolve_device
     from blazr.nn.operands.kv_dtype import KV_DTYPES
@@ -98,7 +99,7 @@ def load_text_engine(
         # another checkpoint of the same model is a path
         revision = options.revision if model == options.model else None
         try:
-            return load(
+            loaded = load(
                 model,
                 device=device,
                 dtype=dtype,
@@ -120,6 +121,7 @@ def load_text_engine(
                         expected="'auto'",
                     ) from error
             return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
+        return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded
 
     small = None
     if "draft" in drafters:  # first, as it takes seconds where the other may take minutes

@@ -105,6 +105,7 @@ class LoadOptions(EngineConfig):
             ("adapter", self.adapter is not None, "merge it into the weights (blazr convert)"),
             ("cache_dir", self.cache_dir is not None, "leave it out"),
             ("spec mtp", "mtp" in drafters, "take --spec ngram"),
+            ("spec eagle3", "eagle3" in drafters, "take --spec ngram"),
             ("spec draft", "draft" in drafters, "take --spec ngram"),
         ):
             if is_asked:

@@ -13,6 +13,7 @@ from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec
+from blazr.nn.layers.eagle import Eagle3, Eagle3Config
 from blazr.nn.layers.linear import Linear, Matrix, multiply
 from blazr.nn.layers.lora import Lora, StepAdapters
 from blazr.nn.layers.mtp import MtpConfig
@@ -37,7 +38,8 @@ class ModelConfig:
         embedding_multiplier: Applied to embedded tokens.
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
-        mtp: What predicts one token further, where there is such a module and it is wanted.
+        mtp: What predicts one token further, where there is such a module and it is wanted: the
+            network's own, or a head that was trained for it.
         rank: Which part this is of a network that several ranks have; they share out the rows of
             the embedding and of the head, whatever ``vocab_size`` says of all of them.
         stage: Which part of the layers this is, where several ranks have some layers each, one
@@ -53,7 +55,7 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
-    mtp: MtpConfig | None = None
+    mtp: MtpConfig | Eagle3Config | None = None
     rank: Rank = ALONE.rank
     stage: Rank = ALONE.rank
 
@@ -224,18 +226,21 @@ class CausalLM(Joined, nn.Module):
             if given is not None:
                 x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
+            tapped = []
             num_added = 0 if given is None else len(given.added)
             for index, (layer, cache) in enumerate(
                 zip(self.layers, caches, strict=self.mtp is None)
             ):
+                if index in self._taps:
+                    tapped.append(x)
                 x = layer(x, batch, cache, embedded)
                 if given is not None and index < num_added:
                     x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
         if self.config.stage.count > 1:
             return self._leave(x)
         if self.mtp is not None:
-            hidden = recordable(self.norm, x, like=x)
-            recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=x)
+            hidden = self._seen_by_mtp(x, tapped)
+            recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=hidden)
         return x
 
     def draft(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
@@ -246,13 +251,22 @@ class CausalLM(Joined, nn.Module):
             caches: As in `forward`.
 
         Returns:
-            Scores of every vocabulary entry, (B, V), float32.
+            Scores of what can be guessed, (B, V), float32; see `guesses`.
         """
         assert self.mtp is not None
         with self.step_adapters.using(batch.adapters):
             embedded = self._embed(batch.token_ids)
         hidden = recordable(self.mtp, embedded, batch, caches[-1], like=embedded)
+        if isinstance(self.mtp, Eagle3):
+            return self.mtp.scores(hidden)
         return self._scores(hidden, batch.adapters)
+
+    def guesses(self, scores: Tensor) -> list[int]:
+        """The likeliest token of each row of what `draft` put out."""
+        found = scores.argmax(-1)
+        if isinstance(self.mtp, Eagle3):
+            found = self.mtp.token_ids[found]
+        return found.tolist()
 
     def draft_sequences(self, token_ids: Tensor) -> Tensor:
         """The guesses of `draft` behind every token of whole sequences, differentiable.
@@ -263,9 +277,13 @@ class CausalLM(Joined, nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
+        x, tapped = self._forward_sequences(token_ids)
+        hidden = self._seen_by_mtp(x, tapped)
+        embedded = self._embed(token_ids)
+        if isinstance(self.mtp, Eagle3):
+            return self.mtp.scores(self.mtp.forward_sequences(embedded, token_ids, hidden))
         assert self.mtp is not None
-        hidden = self.norm(self._forward_sequences(token_ids))
-        return self._scores(self.mtp.forward_sequences(self._embed(token_ids), hidden))
+        return self._scores(self.mtp.forward_sequences(embedded, hidden))
 
     def rewind(self, table: StepTable, caches: Sequence[LayerCache]) -> None:
         """Go back to an earlier token since the checkpoints; see `Mixer.rewind`.
@@ -288,7 +306,7 @@ class CausalLM(Joined, nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
-        return self.logits(self._forward_sequences(token_ids))
+        return self.logits(self._forward_sequences(token_ids)[0])
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         """Scores of every vocabulary entry: (..., C) to (..., V), float32.
@@ -318,13 +336,27 @@ class CausalLM(Joined, nn.Module):
         self.stages.send(x, (stage.number + 1) % stage.count)
         return self.stages.receive(x, stage.count - 1) if stage.number == 0 else x
 
-    def _forward_sequences(self, token_ids: Tensor) -> Tensor:
-        """(B, T) to hidden states before the final norm, (B, T, C)."""
+    def _forward_sequences(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(B, T) to hidden states before the final norm and the tapped layers, (B, T, C) each."""
         x = embedded = self._embed(token_ids)
-        for layer in self.layers:
+        tapped = []
+        for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
+            if index in self._taps:
+                tapped.append(x)
             x = layer.forward_sequences(x, embedded)
-        return x
+        return x, tapped
+
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        """The layers of which `mtp` sees what goes into them."""
+        return self.mtp.taps if isinstance(self.mtp, Eagle3) else ()
+
+    def _seen_by_mtp(self, x: Tensor, tapped: list[Tensor]) -> Tensor:
+        """What `mtp` sees of each token, of the hidden states before the final norm and others."""
+        if isinstance(self.mtp, Eagle3):
+            return self.mtp.fuse(tapped)
+        return recordable(self.norm, x, like=x)
 
     def _scores(self, normed: Tensor, adapters: Tensor | None = None) -> Tensor:
         is_tied = self.config.tie_word_embeddings

@@ -23,12 +23,13 @@ DRAFTERS: Table[Callable[[Sources], Drafter]] = Table(
         "ngram": lambda _: NgramDrafter(),
         "prefix": lambda sources: PrefixDrafter(sources.grid),
         "mtp": lambda sources: MtpDrafter(sources.compute, sources.grid),
+        "eagle3": lambda sources: MtpDrafter(sources.compute, sources.grid, kind="eagle3"),
         "draft": lambda sources: _needed(sources.draft_model),
     },
 )
 """What proposes drafts."""
 
-_WITH_A_MODEL = frozenset({"draft"})
+_WITH_A_MODEL = frozenset({"eagle3", "draft"})
 
 
 def parse_spec(spec: str | None) -> dict[str, str]:
@@ -52,6 +53,12 @@ def parse_spec(spec: str | None) -> dict[str, str]:
                 expected=f"--spec {name}" + ("" if model else ":path/to/small-model"),
             )
         found[name] = model
+    if "mtp" in found and "eagle3" in found:
+        raise ConfigError(
+            "the model's own module and an EAGLE-3 head do not work together.",
+            found=f"--spec {spec!r:.100}",
+            expected="one of the two",
+        )
     return found
 
 

@@ -21,17 +21,19 @@ class MtpDrafter(ComputingDrafter):
     Args:
         compute: Runs it.
         grid: Tokens of a page.
+        kind: What its drafts are called.
     """
 
-    def __init__(self, compute: Compute, grid: int) -> None:
+    def __init__(self, compute: Compute, grid: int, *, kind: str = "mtp") -> None:
         self._compute = compute
         self._grid = grid
+        self._kind = kind
 
     @override
     def propose(self, sequence: Sequence, most: int) -> Draft | None:
         # what the module remembers of the last token lies on that token's page, which a step takes
         has_page = len(sequence.pages) * self._grid >= len(sequence.tokens)
-        return Draft((), "mtp", min(most, MOST_GUESSES)) if has_page else None
+        return Draft((), self._kind, min(most, MOST_GUESSES)) if has_page else None
 
     @override
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:

@@ -214,7 +214,7 @@ class DecoderLayer(Joined, nn.Module):
         self, x: Tensor, batch: ForwardBatch, cache: LayerCache, embedded: Tensor | None = None
     ) -> Tensor:
         """One serving step, (T, C) to (T, C); ``embedded`` is what the first layer saw."""
-        return self._residual(
+        return self.after_mixer(
             x, recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
         )
 
@@ -224,7 +224,7 @@ class DecoderLayer(Joined, nn.Module):
 
     def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
-        return self._residual(x, self.mixer.forward_sequences(self._pre_norm(x, embedded)))
+        return self.after_mixer(x, self.mixer.forward_sequences(self._pre_norm(x, embedded)))
 
     def _pre_norm(self, x: Tensor, embedded: Tensor | None) -> Tensor:
         if self.joins_embedding:
@@ -233,7 +233,8 @@ class DecoderLayer(Joined, nn.Module):
             x = recordable(lambda *both: torch.cat(both, -1), x, embedded, like=wide)
         return recordable(self.mixer_norm, x, like=x)
 
-    def _residual(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def after_mixer(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add what the mixer put out to the residual stream, and the feed-forward: (T, C)."""
         mixed = self.ranks.sum(mixed)
         x = self._add(x, recordable(self.mixer_post_norm, mixed, like=x))
         if not self.has_feed_forward:
