@@ -22,7 +22,9 @@ from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
 from tests.support.closeness import error
 from tests.support.ggufs import write
+from tests.support.hybrids import HYBRIDS
 from tests.support.mtp import KINDS, save_with_mtp
+from tests.support.references import CASES
 
 transformers = pytest.importorskip("transformers")
 CPU = resolve_device("cpu")
@@ -37,52 +39,60 @@ def read(path: Path) -> nn.Module:
     return model
 
 
+def as_known(path: Path, case: str) -> Path:
+    """The same model under the type that the library knows."""
+    known = path / "known"
+    known.mkdir()
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    config["model_type"] = {**CASES, **HYBRIDS}[case][0]
+    (known / "config.json").write_text(json.dumps(config), "utf-8")
+    (known / "model.safetensors").symlink_to(path / "model.safetensors")
+    return known
+
+
 def scores_by_hand(path: Path, kind: str, ids: Tensor) -> Tensor:
     """What the module makes of whole texts, (B, T, V), with layers of the transformers library."""
-    model = read(path)
-    begin, like = KINDS[kind]
+    stored = KINDS[kind]
+    model = read(path) if stored.model_type is None else read(as_known(path, stored.case))
     tensors = load_file(path / "model.safetensors")
-    is_beside = begin == "mtp."
-    names = (
-        ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-        if is_beside
-        else ("eh_proj", "enorm", "hnorm", "shared_head.norm")
-    )
-    projection, *weights = (tensors[f"{begin}{name}.weight"] for name in names)
+    projection, *weights = (tensors[f"{name}.weight"] for name in stored.names)
 
-    # the model's layer of the same kind gets the module's tensors, as the file has them
+    # the model's layers of the same kind get the module's tensors, as the file has them
     swapped = dict(tensors)
-    inside = begin + ("layers.0." if is_beside else "")
-    for name in tensors:
-        if name.startswith(like):
-            swapped[name] = tensors[inside + name.removeprefix(like)]
-    own = {name: each for name, each in swapped.items() if not name.startswith(begin)}
+    for begin, like in stored.like.items():
+        for name in tensors:
+            if name.startswith(like):
+                swapped[name] = tensors[begin + name.removeprefix(like)]
+    own = {name: each for name, each in swapped.items() if not name.startswith(stored.begin)}
     other = path / "swapped"
     model.config.save_pretrained(other)
     save_file(own, other / "model.safetensors", metadata={"format": "pt"})
-    core, layer = model.model, read(other).model.layers[int(like.split(".")[2])]
+    core, places = model.base_model, [int(like.split(".")[2]) for like in stored.like.values()]
+    layers = [read(other).base_model.layers[place] for place in places]
 
     def norm(weight: Tensor) -> nn.Module:
-        made = type(core.norm)(len(weight), eps=model.config.rms_norm_eps)
+        eps = getattr(model.config, "rms_norm_eps", None) or model.config.layer_norm_epsilon
+        made = type(layers[0].input_layernorm if hasattr(core, "norm") else layers[0].norm)
+        made = made(len(weight), eps=eps)
         made.weight = nn.Parameter(weight)
         return made
 
     of_embedding, of_hidden, last = map(norm, weights)
-    embedded = model.get_input_embeddings()(ids)
+    embedded = of_embedding(model.get_input_embeddings()(ids))
     hidden = of_hidden(core(ids).last_hidden_state)
     before = torch.cat((torch.zeros_like(hidden[:, :1]), hidden[:, :-1]), 1)
-    x = torch.cat((of_embedding(embedded), before), -1) @ projection.T
+    both = (before, embedded) if stored.hidden_first else (embedded, before)
+    x = torch.cat(both, -1) @ projection.T
     positions = torch.arange(ids.shape[1])[None]
     length = ids.shape[1]
     mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
-    out = layer(
-        x,
-        attention_mask=mask,
-        position_ids=positions,
-        position_embeddings=core.rotary_emb(x, positions),
-    )
-    out = out[0] if isinstance(out, tuple) else out
-    scores: Tensor = model.lm_head(last(out))
+    for layer in layers:
+        given = {"attention_mask": mask, "position_ids": positions}
+        if hasattr(core, "rotary_emb"):
+            given["position_embeddings"] = core.rotary_emb(x, positions)
+        x = layer(x, **given)
+        x = x[0] if isinstance(x, tuple) else x
+    scores: Tensor = model.lm_head(last(x))
     return scores
 
 
@@ -103,7 +113,7 @@ def test_it_is_left_out_unless_it_is_wanted(kind, tmp_path):
     planned = plan_model(str(path))
     assert planned.derivation.config.mtp is None
     assert not any(step.parameter.startswith("mtp.") for step in planned.plan.steps)
-    begin, _ = KINDS[kind]
+    begin = KINDS[kind].begin
     assert all(name.startswith(begin) for name in planned.plan.ignored)
 
 
@@ -125,7 +135,7 @@ def test_gguf_says_the_same(kind, tmp_path):
     """The same tensors, under the names that llama.cpp's converter gives layers behind the last."""
     path = save_with_mtp(kind, tmp_path / "model")
     expected = load(str(path), device=CPU, with_mtp=True)
-    begin, _ = KINDS[kind]
+    begin = KINDS[kind].begin
     tensors = load_file(path / "model.safetensors")
     of_module = {
         f"blk.2.nextn.{theirs}.weight": tensors[f"{begin}{ours}.weight"]

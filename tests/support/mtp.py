@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,27 +13,79 @@ from torch import Tensor
 from tests.support.hybrids import HYBRIDS
 from tests.support.references import CASES, save_reference
 
-# By kind of reference: where the module is, and a layer of attention like its own.
+
+@dataclass(frozen=True)
+class Stored:
+    """How a kind of model has such a module.
+
+    Args:
+        case: The reference, one of those of `CASES` and `HYBRIDS`.
+        like: By what the names of its layer's tensors begin with, those of a layer of the model
+            that is like it; of two where a layer is in two halves.
+        names: Of the projection, and of the norms of the embedded token, of the hidden state and
+            before the head.
+        model_type: What the config calls it, where that is not the reference's.
+        hidden_first: Whether the hidden state is before the embedded token.
+        repeats: Whether it has embedding and head of the model again.
+        changes: Settings of the reference's config.
+    """
+
+    case: str
+    like: dict[str, str]
+    names: tuple[str, str, str, str]
+    model_type: str | None = None
+    hidden_first: bool = False
+    repeats: bool = False
+    changes: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def begin(self) -> str:
+        """What all names of the module begin with."""
+        return "mtp." if next(iter(self.like)).startswith("mtp.") else next(iter(self.like))
+
+
+def _qwen(case: str) -> Stored:
+    names = "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
+    return Stored(case, {"mtp.layers.0.": "model.layers.1."}, names)
+
+
+def _behind(case: str) -> Stored:
+    begin = "model.layers.2."
+    names = tuple(begin + each for each in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+    changes = {"num_nextn_predict_layers": 1}
+    return Stored(case, {begin: "model.layers.1."}, names, repeats=True, changes=changes)
+
+
+_MIMO = "model.mtp_layers.0."
 KINDS = {
-    "qwen3_next": ("mtp.", "model.layers.1."),
-    "qwen3_5_text": ("mtp.", "model.layers.1."),
-    "qwen3_5_moe_text": ("mtp.", "model.layers.1."),
-    "deepseek_v3": ("model.layers.2.", "model.layers.1."),
-    "glm4_moe": ("model.layers.2.", "model.layers.1."),
-}
-_BESIDE = {
-    "projection": "fc",
-    "embedding": "pre_fc_norm_embedding",
-    "hidden": "pre_fc_norm_hidden",
-    "last": "norm",
-    "layer": "layers.0.",
-}
-_BEHIND = {
-    "projection": "eh_proj",
-    "embedding": "enorm",
-    "hidden": "hnorm",
-    "last": "shared_head.norm",
-    "layer": "",
+    "qwen3_next": _qwen("qwen3_next"),
+    "qwen3_5_text": _qwen("qwen3_5_text"),
+    "qwen3_5_moe_text": _qwen("qwen3_5_moe_text"),
+    "deepseek_v3": _behind("deepseek_v3"),
+    "glm4_moe": _behind("glm4_moe"),
+    "mimo": Stored(
+        "qwen2",
+        {_MIMO: "model.layers.1."},
+        (
+            _MIMO + "input_proj",
+            _MIMO + "token_layernorm",
+            _MIMO + "hidden_layernorm",
+            _MIMO + "final_layernorm",
+        ),
+        model_type="mimo",
+        hidden_first=True,
+    ),
+    "nemotron_h": Stored(
+        "nemotron_h experts",
+        {"mtp.layers.0.": "backbone.layers.2.", "mtp.layers.1.": "backbone.layers.3."},
+        (
+            "mtp.layers.0.eh_proj",
+            "mtp.layers.0.enorm",
+            "mtp.layers.0.hnorm",
+            "mtp.layers.1.final_layernorm",
+        ),
+        changes={"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
+    ),
 }
 
 
@@ -46,15 +100,11 @@ def save_with_mtp(kind: str, path: Path, **changes: object) -> Path:
     Returns:
         The directory.
     """
-    begin, like = KINDS[kind]
-    is_behind = begin != "mtp."
-    if is_behind:
-        changes["num_nextn_predict_layers"] = 1
-    model_type, own = {**CASES, **HYBRIDS}[kind]
-    save_reference(model_type, path, changes={**own, **changes})
+    stored = KINDS[kind]
+    model_type, own = {**CASES, **HYBRIDS}[stored.case]
+    save_reference(model_type, path, changes={**own, **stored.changes, **changes})
     file = path / "model.safetensors"
     tensors = load_file(file)
-    names = _BEHIND if is_behind else _BESIDE
     generator = torch.Generator().manual_seed(7)
 
     def noise(tensor: Tensor) -> Tensor:
@@ -63,19 +113,26 @@ def save_with_mtp(kind: str, path: Path, **changes: object) -> Path:
         return (drawn + tensor.float().mean()).to(tensor.dtype)
 
     more = {
-        begin + names["layer"] + name.removeprefix(like): noise(tensor)
+        begin + name.removeprefix(like): noise(tensor)
+        for begin, like in stored.like.items()
         for name, tensor in tensors.items()
         if name.startswith(like)
     }
-    norm = tensors["model.norm.weight"]
-    for part in ("embedding", "hidden", "last"):
-        more[f"{begin}{names[part]}.weight"] = noise(norm)
-    size = len(norm)
+    head = tensors.get("model.norm.weight", tensors.get("backbone.norm_f.weight"))
+    projection, *norms = stored.names
+    for name in norms:
+        more[f"{name}.weight"] = noise(head)
+    size = len(head)
     drawn = torch.randn(size, 2 * size, generator=generator) / size**0.5
-    more[f"{begin}{names['projection']}.weight"] = drawn.to(norm.dtype)
-    if is_behind:  # the same again, as the releases have it
-        more[f"{begin}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
-        more[f"{begin}shared_head.head.weight"] = head.clone()
+    more[f"{projection}.weight"] = drawn.to(head.dtype)
+    if stored.repeats:  # as the releases have it
+        embedding = tensors["model.embed_tokens.weight"]
+        more[f"{stored.begin}embed_tokens.weight"] = embedding.clone()
+        scores = tensors.get("lm_head.weight", embedding)
+        more[f"{stored.begin}shared_head.head.weight"] = scores.clone()
     save_file({**tensors, **more}, file)
+    if stored.model_type is not None:
+        config = path / "config.json"
+        values = json.loads(config.read_text("utf-8")) | {"model_type": stored.model_type}
+        config.write_text(json.dumps(values), "utf-8")
     return path

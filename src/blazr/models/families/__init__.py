@@ -21,6 +21,7 @@ FAMILIES: Table[Family] = Table(
         "mistral": "blazr.models.families.hf.dense:MISTRAL",
         "ministral3": "blazr.models.families.hf.dense:MINISTRAL3",
         "qwen2": "blazr.models.families.hf.dense:QWEN2",
+        "mimo": "blazr.models.families.hf.dense:MIMO",
         "qwen3": "blazr.models.families.hf.dense:QWEN3",
         "phi3": "blazr.models.families.hf.dense:PHI3",
         "gemma": "blazr.models.families.hf.dense:GEMMA",

@@ -354,6 +354,19 @@ class TiledHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """The second half stands before the first."""
+
+    heads: ClassVar[int] = 2
+
+    def order(self) -> list[int]:
+        """Where each of the halves is."""
+        return [1, 0]
+
+    stored_order = order
+
+
+@dataclass(frozen=True, slots=True)
 class TiledColumns(Transform):
     """The same for the columns of a matrix.
 
@@ -361,7 +374,7 @@ class TiledColumns(Transform):
         heads: Whose columns these are.
     """
 
-    heads: TiledHeads
+    heads: TiledHeads | Halves
 
     @override
     def read(self, stored: Tensor) -> Tensor:
@@ -412,7 +425,8 @@ class Rule:
         return replace(self, source=source, target=tuple(targets))
 
 
-# Of Qwen, of DeepSeek, and of DeepSeek in GGUF.
+# Of Qwen, of DeepSeek, of DeepSeek in GGUF, of Nemotron, and of MiMo, which has the hidden state
+# before the embedded token.
 _MTP_RULES = (
     Rule(MTP + "fc.weight", MTP + "projection.weight"),
     Rule(MTP + "pre_fc_norm_embedding.weight", MTP + "embedding_norm.weight"),
@@ -426,6 +440,10 @@ _MTP_RULES = (
     Rule(MTP + "layers.0.nextn.enorm.weight", MTP + "embedding_norm.weight"),
     Rule(MTP + "layers.0.nextn.hnorm.weight", MTP + "hidden_norm.weight"),
     Rule(MTP + "layers.0.nextn.shared_head_norm.weight", MTP + "norm.weight"),
+    Rule(MTP + "layers.0.final_layernorm.weight", MTP + "norm.weight"),
+    Rule(MTP + "layers.0.input_proj.weight", MTP + "projection.weight", TiledColumns(Halves())),
+    Rule(MTP + "layers.0.token_layernorm.weight", MTP + "embedding_norm.weight"),
+    Rule(MTP + "layers.0.hidden_layernorm.weight", MTP + "hidden_norm.weight"),
 )
 
 
@@ -486,7 +504,7 @@ class RuleBook:
         Args:
             layer: What the names of its layer's tensors begin with; they go on as those of others.
         """
-        rules = {rule.source: rule for rule in _MTP_RULES}
+        rules = {(rule.source, rule.p): rule for rule in _MTP_RULES}
         # rules about this layer alone, whose parameters have its number, before those about all
         own = sorted(self._rules, key=lambda rule: not rule.source.startswith(layer))
         for rule in own:
@@ -497,8 +515,9 @@ class RuleBook:
                 of_mtp = replace(
                     rule, source=MTP + OURS + name, target=tuple(MTP + each for each in targets)
                 )
-                rules.setdefault(of_mtp.source, of_mtp)
-        return RuleBook((*self._rules, *rules.values()), {layer: f"{MTP}layers.0."})
+                rules.setdefault((of_mtp.source, of_mtp.p), of_mtp)
+        renamed = {**self._renamed, layer: f"{MTP}layers.0."}
+        return RuleBook((*self._rules, *rules.values()), renamed)
 
     def match(self, name: str) -> Placement | None:
         """What the tensor of this name becomes, or its first rows; None when no rule knows it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import Reading, Traits, hf_family
+from blazr.models.families.hf.derive import BEHIND, Reading, Traits, hf_family
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
     ROUTED_EXPERTS,
@@ -120,6 +120,6 @@ DEEPSEEK_V3 = hf_family(
             "moe_layer_freq": (1,),
             "topk_method": ("noaux_tc",),
         },
-        mtp="behind",
+        mtp=BEHIND,
     ),
 )

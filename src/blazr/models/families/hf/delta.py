@@ -11,7 +11,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import FULL, LINEAR, SILU, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import BESIDE, FULL, LINEAR, SILU, Reading, Traits, hf_family
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
@@ -140,7 +140,7 @@ _NEXT = Traits(
         "mtp_use_dedicated_embeddings",
     ),
     unused=lambda _: (MTP,),
-    mtp="beside",
+    mtp=BESIDE,
 )
 QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
 _DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)

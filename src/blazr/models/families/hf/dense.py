@@ -96,6 +96,15 @@ _QWEN2 = Traits(
     slides=qwen_slides,
 )
 QWEN2 = hf_family("qwen2", _QWEN2)
+MIMO = hf_family(
+    "mimo",
+    replace(
+        _QWEN2,
+        ignored_keys=("attention_bias",),  # as Qwen 2 has them, whatever it says
+        unused=lambda _: ("model.mtp_layers.",),
+        mtp="model.mtp_layers.0.",
+    ),
+)
 QWEN3 = hf_family(
     "qwen3",
     replace(

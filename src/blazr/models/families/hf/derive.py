@@ -35,6 +35,8 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.rope import RopeConfig
 
+BESIDE, BEHIND = MTP + "layers.0.", ""  # see `Traits.mtp`
+_MTP_PROJECTIONS = ("eh_proj", "nextn.eh_proj", "input_proj")
 Flag = bool | str
 
 # Kinds of layers in lists of these.
@@ -255,8 +257,10 @@ class Traits:
         names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
         rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
-        mtp: Where a module for multi-token prediction is, if there is one: beside the model, or
-            as one more layer behind the others. Its layer is one of attention.
+        mtp: What the names of the layer of a module for multi-token prediction begin with, if the
+            type may have one: BESIDE, BEHIND for one more layer behind the others, or something
+            else.
+        mtp_layer: That layer; None for the type's own, with attention.
     """
 
     rules: RuleBook = LLAMA_RULES
@@ -282,7 +286,8 @@ class Traits:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
-    mtp: Literal["beside", "behind"] | None = None
+    mtp: str | None = None
+    mtp_layer: Callable[[Reading, NormConfig], LayerConfig] | None = None
 
 
 def hf_family(name: str, traits: Traits) -> Family:
@@ -426,13 +431,15 @@ def _mtp(reading: Reading, source: Source, traits: Traits, norm: NormConfig) -> 
 
     Its layer may be the only one of its kind, so it is not counted where layers take turns.
     """
+    if traits.mtp is None or MTP + "embed_tokens.weight" in source.tensors:
+        return None
     layer = _mtp_layer(source, traits, reading.num_layers)
-    is_behind = traits.mtp == "behind"
-    names = [layer + "eh_proj", layer + "nextn.eh_proj"] if is_behind else [MTP + "fc"]
-    if traits.mtp is None or not any(f"{name}.weight" in source.tensors for name in names):
+    names = (MTP + "fc", *(layer + each for each in _MTP_PROJECTIONS))
+    if not any(f"{name}.weight" in source.tensors for name in names):
         return None
-    if MTP + "embed_tokens.weight" in source.tensors:
-        return None
+    if traits.mtp_layer is not None:
+        return MtpConfig(layer=traits.mtp_layer(reading, norm), norm=norm)
+    is_behind = traits.mtp == BEHIND
     traits = traits if is_behind else replace(traits, mixer=None)
     index = reading.num_layers if is_behind else 0
     return MtpConfig(layer=_layer(reading, traits, norm, index), norm=norm)
@@ -440,8 +447,8 @@ def _mtp(reading: Reading, source: Source, traits: Traits, norm: NormConfig) -> 
 
 def _mtp_layer(source: Source, traits: Traits, num_layers: int) -> str:
     """What the names of the tensors of its layer begin with."""
-    is_behind = traits.mtp == "behind"
-    return f"{_layers_begin(source)}{num_layers}." if is_behind else f"{MTP}layers.0."
+    is_behind = traits.mtp == BEHIND
+    return f"{_layers_begin(source)}{num_layers}." if is_behind else traits.mtp or ""
 
 
 def _layers_begin(source: Source) -> str:

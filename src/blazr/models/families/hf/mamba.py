@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.derive import (
+    BESIDE,
     FULL,
     LINEAR,
     SILU,
@@ -28,11 +30,12 @@ from blazr.models.families.hf.state_space import (
     with_types,
     without_auto,
 )
-from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, MIXER, MTP, OURS, PARTS, Rule, RuleBook, Stack
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
 _LAYER = "backbone.layers.{i}."
+_SECOND = MTP + "second."  # half of the layer of the module for multi-token prediction
 _BACKBONE = [
     Rule("lm_head.weight", "lm_head.weight"),
     Rule("backbone.{p}.weight", "embed_tokens.weight", p=("embeddings", "embedding")),
@@ -95,24 +98,53 @@ def _nemotron_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConf
         return LayerConfig(mixer=read_mamba2(reading, _NEMOTRON_KEYS, norm), mixer_norm=norm)
     if kind == FULL:
         return LayerConfig(mixer=read_attention(reading, _NEMOTRON, norm, index), mixer_norm=norm)
-    feed: FeedForwardConfig
+    return LayerConfig(
+        mixer=ParallelMixerConfig(),
+        mixer_norm=None,
+        feed_forward=_nemotron_feed(reading, kind),
+        feed_forward_norm=norm,
+    )
+
+
+def _nemotron_feed(reading: Reading, kind: str | None) -> FeedForwardConfig:
     if kind != "moe":
-        feed = read_mlp(reading, {"gated": False, "bias": "mlp_bias"}, "mlp_hidden_act")
-    else:
-        experts = sigmoid_experts(reading, reading.num_layers)
-        assert experts is not None
-        latent = reading.reader.integer("moe_latent_size", minimum=1)
-        feed = replace(
-            experts,
-            activation=reading.activation("mlp_hidden_act"),
-            gated=False,
-            dense_bias=reading.flag("mlp_bias"),
-            shared_expert=True,
-            shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
-            latent_size=latent.value if latent else None,
+        return read_mlp(reading, {"gated": False, "bias": "mlp_bias"}, "mlp_hidden_act")
+    experts = sigmoid_experts(reading, reading.num_layers)
+    assert experts is not None
+    latent = reading.reader.integer("moe_latent_size", minimum=1)
+    return replace(
+        experts,
+        activation=reading.activation("mlp_hidden_act"),
+        gated=False,
+        dense_bias=reading.flag("mlp_bias"),
+        shared_expert=True,
+        shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
+        latent_size=latent.value if latent else None,
+    )
+
+
+def _nemotron_mtp(reading: Reading, norm: NormConfig) -> LayerConfig:
+    """Both halves of one layer.
+
+    Raises:
+        ConfigError: They are others than attention and experts.
+    """
+    raw = reading.reader.raw
+    pattern = raw.get("mtp_hybrid_override_pattern")
+    kinds = raw.get("mtp_layers_block_type")
+    if kinds is None and isinstance(pattern, str):
+        kinds = [_NEMOTRON_TYPES.get(letter, letter) for letter in pattern]
+    if kinds not in (None, [FULL, "moe"], ["attention", "moe"]):
+        raise ConfigError(
+            "this module for multi-token prediction is not known.",
+            found=f"layers {kinds!r:.100}",
+            expected="attention and experts, as Nemotron 3 has them",
         )
     return LayerConfig(
-        mixer=ParallelMixerConfig(), mixer_norm=None, feed_forward=feed, feed_forward_norm=norm
+        mixer=read_attention(reading, _NEMOTRON, norm, 0),
+        mixer_norm=norm,
+        feed_forward=_nemotron_feed(reading, "moe"),
+        feed_forward_norm=norm,
     )
 
 
@@ -126,26 +158,42 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
     experts = FEED + "experts.{p}_proj"
     shared = "{p}_proj.weight"
     latent = {"fc1": "down", "fc2": "up"}
+    feeds = [
+        Rule(at + "{p}", FEED + "{p}", p=projections),
+        Rule(at + "gate.weight", FEED + "router.weight"),
+        Rule(at + "gate.e_score_correction_bias", FEED + "correction_bias"),
+        Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
+        Rule(at + "shared_experts.{p}", FEED + "shared_expert.{p}", p=projections),
+        *(
+            Rule(f"{at}{theirs}_latent_proj.{{p}}", f"{FEED}latent_{ours}_proj.{{p}}", p=PARTS)
+            for theirs, ours in latent.items()
+        ),
+    ]
     return RuleBook(
         [
             *_BACKBONE,
             Rule(at + "{p}", MIXER + "{p}", p=attention),
-            Rule(at + "{p}", FEED + "{p}", p=projections),
-            Rule(at + "gate.weight", FEED + "router.weight"),
-            Rule(at + "gate.e_score_correction_bias", FEED + "correction_bias"),
-            Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
-            Rule(at + "shared_experts.{p}", FEED + "shared_expert.{p}", p=projections),
-            *(
-                Rule(f"{at}{theirs}_latent_proj.{{p}}", f"{FEED}latent_{ours}_proj.{{p}}", p=PARTS)
-                for theirs, ours in latent.items()
-            ),
+            *feeds,
             *rules_where(
                 checkpoint,
                 r"backbone\.layers\.(\d+)\.mixer\.(up_proj|gate)\.",
                 lambda: [Rule(_LAYER + "norm.weight", OURS + "feed_forward_norm.weight")],
             ),
-        ]
+            *_mtp_feeds(feeds),
+        ],
+        {MTP + "layers.1.": _SECOND},
     )
+
+
+def _mtp_feeds(feeds: Iterable[Rule]) -> Iterator[Rule]:
+    """Names of the second half of the module's layer, which are numbered as a layer's."""
+    layer = MTP + "layers.0."
+    yield Rule(_SECOND + "norm.weight", layer + "feed_forward_norm.weight")
+    yield Rule(_SECOND + "final_layernorm.weight", MTP + "norm.weight")
+    for rule in feeds:
+        (target,) = rule.targets
+        source = rule.source.replace(_LAYER, _SECOND)
+        yield replace(rule, source=source, target=target.replace(OURS, layer))
 
 
 MAMBA2 = hf_family(
@@ -223,6 +271,8 @@ _NEMOTRON = Traits(
         "moe_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    unused=lambda _: ("mtp.",),
+    unused=lambda _: (MTP,),
+    mtp=BESIDE,
+    mtp_layer=_nemotron_mtp,
 )
 NEMOTRON_H = hf_family("nemotron_h", _NEMOTRON)

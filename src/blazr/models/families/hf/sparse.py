@@ -8,6 +8,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
 from blazr.models.families.hf.derive import (
+    BEHIND,
     Reading,
     Traits,
     every_slides,
@@ -203,7 +204,7 @@ GLM4_MOE = hf_family(
         },
         attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
         feed_forward=sigmoid_experts,
-        mtp="behind",
+        mtp=BEHIND,
     ),
 )
 GPT_OSS = hf_family(
