@@ -58,10 +58,10 @@ MAX_WORKERS = 4
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process for a few files, else one for every core, up to four."""
+    """One process for a few files, else one more than cores, as many tests wait; up to four."""
     if all(Path(arg.partition("::")[0]).is_file() for arg in config.args):
         return 0
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

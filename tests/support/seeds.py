@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+
 _CHOSEN = [0]
 
 
@@ -18,3 +25,8 @@ def run_seed(seed: int = 0) -> int:
 def examples(count: int) -> int:
     """How many examples Hypothesis draws: `count` in a run with a seed, else a quarter of them."""
     return count if _CHOSEN[0] else max(count // 4, 5)
+
+
+def some_of(choices: Sequence[T], data: st.DataObject) -> Sequence[T]:
+    """What an example of Hypothesis tries: all in a run with a seed, else one that is drawn."""
+    return choices if _CHOSEN[0] else [data.draw(st.sampled_from(choices))]
