@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -24,6 +25,7 @@ from blazr.engine.speculation.drafter import ComputingDrafter, Draft
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 MOST_BEHIND = 8  # tokens that are read in the step that guesses; more are read before
 _GREEDY = SamplingParams(temperature=0)
 
@@ -75,25 +77,56 @@ class DraftModel(ComputingDrafter):
         return Draft((), "draft", most)
 
     @override
+    def prepare(self, sequences: Collection[Sequence]) -> Collection[Sequence]:
+        """Read what is new to the small model, at most a step's tokens: prompts take several."""
+        return self._unless_it_fails(lambda: self._read(sequences), [])
+
+    @override
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
-        try:
-            return self._compute(counts)
-        except Exception:  # noqa: BLE001  (it is logged, and nobody else can know what to do)
-            # the replies do not need it
-            _log.exception("the draft model has failed: nothing more is drafted by it")
-            self._has_failed = True
-            for each in list(self._copies):
-                self._drop(each, publish=False)
-            return {}
+        return self._unless_it_fails(lambda: self._compute(counts), {})
 
     @override
     def forget(self, sequence: Sequence) -> None:
         self._drop(sequence)
 
-    def _compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
-        for each in counts:
+    def _unless_it_fails(self, work: Callable[[], T], nothing: T) -> T:
+        """Ask the small model, if it has not failed yet; the replies do not need it."""
+        if self._has_failed:
+            return nothing
+        try:
+            return work()
+        except Exception:  # noqa: BLE001  (it is logged, and nobody else can know what to do)
+            _log.exception("the draft model has failed: nothing more is drafted by it")
+            self._has_failed = True
+            for each in list(self._copies):
+                self._drop(each, publish=False)
+            return nothing
+
+    def _read(self, texts: Collection[Sequence]) -> list[Sequence]:
+        """Let the copies have their texts' tokens, and those in memory that a guess cannot read.
+
+        Returns:
+            Those that are ready for a guess.
+        """
+        for each in texts:
             self._follow(each)
-        self._read_behind(counts)
+        rows: list[PlannedSequence] = []
+        left = self._token_budget
+        for each in texts:
+            copy = self._copies.get(each)
+            if copy is None or left <= 0:
+                continue
+            own = copy.sequence
+            length = min(own.remaining - 1, left)
+            if not self._is_near(own) and self._reserve(each, texts, length):
+                rows.append(PlannedSequence(own, length, samples=False))
+                left -= length
+        if rows:
+            self._step(rows)
+        copies = {each: self._copies[each] for each in texts if each in self._copies}
+        return [each for each, copy in copies.items() if self._is_near(copy.sequence)]
+
+    def _compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
         drafts: dict[Sequence, list[int]] = {}
         for place in range(max(counts.values())):
             wanted = [each for each, count in counts.items() if count > place]
@@ -156,24 +189,6 @@ class DraftModel(ComputingDrafter):
         assert own.run_slot is not None
         self._fresh_run_slots.append(own.run_slot)
         return _Copy(own, len(own.tokens), text.num_dropped)
-
-    def _read_behind(self, counts: Mapping[Sequence, int]) -> None:
-        """Compute what the copies have not, but for what the step that guesses can."""
-        while True:
-            rows: list[PlannedSequence] = []
-            left = self._token_budget
-            for each in counts:
-                copy = self._copies.get(each)
-                if copy is None or left <= 0:
-                    continue
-                own = copy.sequence
-                length = min(own.remaining - 1, left)
-                if not self._is_near(own) and self._reserve(each, counts, length):
-                    rows.append(PlannedSequence(own, length, samples=False))
-                    left -= length
-            if not rows:
-                return
-            self._step(rows)
 
     def _is_near(self, own: Sequence) -> bool:
         """Whether a step that guesses can read what is left, as it would drafts.

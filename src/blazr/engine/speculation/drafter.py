@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -48,6 +48,17 @@ class Drafter(Protocol):
 
 class ComputingDrafter(Drafter):
     """Guesses that take time; only as many are computed as are wanted."""
+
+    def prepare(self, sequences: Collection[Sequence]) -> Collection[Sequence]:
+        """Get ready for `compute`, in about the time of a step.
+
+        Args:
+            sequences: Of which drafts are wanted.
+
+        Returns:
+            Those of which they can be computed now.
+        """
+        return sequences
 
     @abstractmethod
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:

@@ -216,7 +216,10 @@ class Speculator:
         """Have those drafts computed that are to be, and are not yet."""
         by = {each: self._proposals[each].computed_by for each in depths}
         for drafter in {each: None for each in by.values() if each is not None}:
-            wanted = {each: depth for each, depth in depths.items() if by[each] is drafter}
+            ready = drafter.prepare([each for each in depths if by[each] is drafter])
+            wanted = {each: depths[each] for each in ready}
+            if not wanted:
+                continue
             started = perf_counter()
             found = drafter.compute(wanted)
             seconds = (perf_counter() - started) / max(wanted.values())

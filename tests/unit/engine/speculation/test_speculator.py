@@ -165,6 +165,24 @@ def test_what_computing_drafts_costs_counts(monkeypatch, cost, is_worth_it) -> N
     assert is_worth_it or drafter.thoughts < 40
 
 
+class Reader(Thinker):
+    """Has to read a while before it can think."""
+
+    num_chunks = 5
+
+    def prepare(self, sequences):
+        self.num_chunks -= 1
+        self.now += 100.0
+        return [] if self.num_chunks > 0 else sequences
+
+
+def test_what_is_read_before_drafts_is_no_part_of_their_cost(monkeypatch) -> None:
+    drafter = Reader(0.1, monkeypatch)
+    depths, _ = drive(some(1), right=16, per_draft=0.02, drafter=drafter)
+    assert sum(depths[-100:]) > 400
+    assert drafter.thoughts > 0
+
+
 def test_computed_drafts_wait_until_a_step_without_them_is_known(monkeypatch) -> None:
     drafter = Thinker(0.0, monkeypatch)
     depths, _ = drive(some(1), right=16, per_draft=0.02, drafter=drafter, steps=16)
