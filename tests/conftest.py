@@ -81,13 +81,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the plugins that it sets up
 def pytest_configure(config: pytest.Config) -> None:
-    """Make `import torch` an error in a torch-free run, and hand a run's seed to all that draws."""
+    """Prepare for what was asked: a seed, kernels in Triton's interpreter, a run without torch."""
     seed = config.getoption("--seed")
     if seed:
         config.option.hypothesis_seed = config.option.randomly_seed = seed
         settings.register_profile("seed", deadline=None, derandomize=False, database=None)
         settings.load_profile("seed")
     choose(seed)
+    if config.option.markexpr == "triton":  # before whatever imports Triton while it is collected
+        os.environ["TRITON_INTERPRET"] = "1"  # noqa: TID251  (a variable of Triton's)
     if config.getoption("--torch-free"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python spells "not to be had"
 

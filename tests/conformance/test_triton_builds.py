@@ -27,7 +27,8 @@ def test_a_kernel_compiles_within_limits(op: str) -> None:
     if find_spec("triton") is None:  # imported here, it would be too late for the interpreter
         pytest.skip("Triton is not installed: pip install 'blazr[triton]'")
 
-    command = [sys.executable, "-m", "benchmarks.gpu_kernels", "--json", "--op", op]
+    command = ["env", "-u", "TRITON_INTERPRET", sys.executable]
+    command += ["-m", "benchmarks.gpu_kernels", "--json", "--op", op]
     found = run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     builds = [json.loads(line) for line in found.stdout.splitlines()]
