@@ -356,11 +356,17 @@ def _choice(name: str, op: str, rows: int) -> Step:
 
     def arguments() -> tuple[object, ...]:
         scores = _numbers(rows, 128_256)
+        if op == "penalize":
+            ids, ends = (
+                torch.empty(rows, count, dtype=torch.int64, device="meta") for count in (4096, 2)
+            )
+            return scores, ids, ends, _numbers(rows, 3)
         if op == "draw":
             return scores, torch.empty(rows, 5, dtype=torch.float64, device="meta")
         return (scores, 20) if op == "best" else (scores,)
 
-    return Step(name, arguments, 4 * rows * 128_256, 0)
+    nbytes = (2 if op == "penalize" else 1) * 4 * rows * 128_256
+    return Step(name, arguments, nbytes, 0)
 
 
 _QWEN_EXPERTS, _MIXTRAL = (256, 8, 2048, 512), (8, 2, 4096, 14336)
@@ -442,6 +448,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     ),
     "layer_norm": (_norm("4,096 wide, prompt of 4,096", "layer_norm", 4096, 4096),),
     "rotate_and_store": (_rotate("Llama-3-8B, prompt of 4,096", 4096),),
+    "penalize": (_choice("Llama-3, 256 replies to 4,096 tokens", "penalize", 256),),
     "likeliest": (_choice("Llama-3, 256 replies", "likeliest", 256),),
     "best": (_choice("Llama-3, 20 of 256 replies each", "best", 256),),
     "draw": (_choice("Llama-3, 256 replies", "draw", 256),),

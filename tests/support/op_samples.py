@@ -383,6 +383,17 @@ def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
     yield torch.zeros(2, 600).to(dtype)
 
 
+def _penalize(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for rows, size, length in ((1, 5, 3), (4, 300, 40), (3, 1500, 1100), (2, 9, 0), (0, 8, 2)):
+        scores = torch.randn(rows, size + 2)[:, 1:-1].to(dtype)
+        scores[:, size // 2] = float("-inf")
+        ids = torch.randint(0, size, (rows, length)) // 2  # some come often
+        ends = torch.randint(0, length + 1, (rows, 2)).sort(1).values
+        penalties = torch.rand(rows, 3) + torch.tensor([0.5, -0.5, 0])
+        penalties[1::2] = torch.tensor([1.0, 0.0, 0.0])  # a row that nobody penalizes
+        yield scores, ids, ends, penalties.to(dtype)
+
+
 def _likeliest(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for scores in _rows_of_scores(dtype):
         yield (scores,)
@@ -442,6 +453,7 @@ SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "embedding": _embedding,
     "take_columns": _take_columns,
     "rotary_tables": _rotary_tables,
+    "penalize": _penalize,
     "likeliest": _likeliest,
     "best": _best,
     "draw": _draw,

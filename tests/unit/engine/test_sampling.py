@@ -137,15 +137,15 @@ def test_top_k_and_top_p_keep_what_they_should():
 
 
 def test_penalties():
-    repetition = SAMPLING_STEPS["repetition"].apply(
+    repetition = SAMPLING_STEPS["penalties"].apply(
         torch.tensor([2.0, -2.0, 1.0, 1.0]), row_of((0, 1), (2,), repetition_penalty=2.0)
     )
     assert repetition.tolist() == [1.0, -4.0, 0.5, 1.0]
-    presence = SAMPLING_STEPS["presence"].apply(
+    presence = SAMPLING_STEPS["penalties"].apply(
         torch.zeros(4), row_of((0,), (2, 2, 3), presence_penalty=1.5)
     )
     assert presence.tolist() == [0.0, 0.0, -1.5, -1.5]
-    frequency = SAMPLING_STEPS["frequency"].apply(
+    frequency = SAMPLING_STEPS["penalties"].apply(
         torch.zeros(4), row_of((0,), (2, 2, 3), frequency_penalty=0.5)
     )
     assert frequency.tolist() == [0.0, 0.0, -1.0, -0.5]

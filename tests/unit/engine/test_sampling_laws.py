@@ -143,14 +143,14 @@ def test_penalties_are_of_what_came(scores, prompt, output, penalty):
         s if place not in {*prompt, *output} else s / penalty if s > 0 else s * penalty
         for place, s in enumerate(scores.tolist())
     ]
-    assert apply("repetition", scores, row) == near(divided)
+    assert apply("penalties", scores, row) == near(divided)
     times = Counter(output)
     for name, factor in (("presence", lambda n: n > 0), ("frequency", lambda n: n)):
         row = row_of(prompt, output, **{f"{name}_penalty": penalty})
-        assert SAMPLING_STEPS[name].wanted(row) == bool(output)
+        assert SAMPLING_STEPS["penalties"].wanted(row) == bool(output)
         if output:
             right = [s - penalty * factor(times[at]) for at, s in enumerate(scores.tolist())]
-            assert apply(name, scores, row) == near(right)
+            assert apply("penalties", scores, row) == near(right)
 
 
 @given(
@@ -286,8 +286,7 @@ def test_steps_of_no_sampler_come_first_and_in_their_own_order():
     for samplers in (SAMPLERS, SAMPLERS[::-1]):
         names = [step.name for step in in_order(steps, samplers)]
         assert names[: len(free)] == free
-        after = {"penalties": ["repetition", "presence", "frequency"]}
-        assert names[len(free) :] == [n for each in samplers for n in after.get(each, [each])]
+        assert names[len(free) :] == list(samplers)
 
 
 def test_a_step_is_named_by_its_function():
@@ -476,7 +475,7 @@ def test_steps_see_what_they_look_at(params, dropped):
         sequence.num_dropped, sequence.num_prompt_left = dropped, 4 - dropped
     asks = {"logit_bias", "samplers", "dry_multiplier", "xtc_probability"} & params.keys()
     is_early = params.get("min_tokens", 0) > 3
-    row = _row_of(sequence, CPU)
+    row = _row_of(sequence)
     has_penalties = any(name.endswith("penalty") for name in params)
     assert (row is not None) == bool(asks or is_early or has_penalties)
     if row is None:
@@ -501,7 +500,7 @@ def test_steps_draw_with_a_number_of_their_own():
             sequence = sequence_of(
                 prompt=(1,) * length, output=(2,), seed=seed, logit_bias={1: 1.0}
             )
-            row = _row_of(sequence, CPU)
+            row = _row_of(sequence)
             assert row is not None
             found |= {row.chance, uniform(seed, length + 1)}
     assert len(found) == 2 * 40 * 5
@@ -517,7 +516,7 @@ def test_ends_and_words_reach_the_steps():
         dry_breakers=frozenset({3}),
         bad_words=((4, 5),),
     )
-    row = _row_of(replace(sequence_of(prompt=(1, 2)), request=request), CPU)
+    row = _row_of(replace(sequence_of(prompt=(1, 2)), request=request))
     assert row is not None
     assert sorted(row.stop_ids) == [5, 6, 7]
     assert (row.breakers, row.bad_words) == ({3}, ((4, 5),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,11 +11,19 @@ from torch import Tensor
 from blazr.core.errors import RequestError
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling.constraint import constrain, described
-from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
+from blazr.engine.sampling.steps import (
+    SAMPLING_STEPS,
+    Row,
+    SamplingStep,
+    in_order,
+    penalized,
+    surprises,
+)
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
 _MASK = 2**64 - 1
+_PENALTIES = SAMPLING_STEPS["penalties"]  # of all rows at once, where no order is asked for
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
 _NOTHING_LEFT = "what the request allows and what it rules out leave no token that could come next"
 
@@ -187,21 +195,32 @@ def _filters_of(sequence: RunningSequence) -> tuple[float, float, float, float, 
 
 def _apply_steps(scores: Tensor, sequences: list[RunningSequence], *, is_copy: bool) -> Tensor:
     """Scores after the steps that rows ask for; changed in place where they are a copy."""
-    for index, sequence in enumerate(sequences):
-        row = _row_of(sequence, scores.device)
-        if row is None:
-            continue
-        if not is_copy:
-            scores = scores.clone()
-            is_copy = True
-        steps = SAMPLING_STEPS.values()
-        for step in in_order(steps, row.params.samplers) if row.params.samplers else steps:
-            if step.wanted(row):
-                scores[index] = step.apply(scores[index], row)
+    rows = {index: row for index, each in enumerate(sequences) if (row := _row_of(each))}
+    if not rows:
+        return scores
+    if not is_copy:
+        scores = scores.clone()
+    steps = list(SAMPLING_STEPS.values())
+    place = steps.index(_PENALTIES)
+    usual = {index: row for index, row in rows.items() if not row.params.samplers}
+
+    def apply(index: int, steps: Iterable[SamplingStep]) -> None:
+        for step in steps:
+            if step.wanted(rows[index]):
+                scores[index] = step.apply(scores[index], rows[index])
+
+    for index in usual:
+        apply(index, steps[:place])
+    together = [index for index, row in usual.items() if _PENALTIES.wanted(row)]
+    if together:
+        scores[together] = penalized(scores[together], [rows[index] for index in together])
+    for index, row in rows.items():
+        own = in_order(steps, row.params.samplers) if row.params.samplers else steps[place + 1 :]
+        apply(index, own)
     return scores
 
 
-def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
+def _row_of(sequence: RunningSequence) -> Row | None:
     """What the steps look at, or None for a row that no step concerns."""
     params = sequence.request.params
     touches_ids = bool(params.logit_bias) or sequence.num_output < params.min_tokens
@@ -214,7 +233,7 @@ def _row_of(sequence: RunningSequence, device: torch.device) -> Row | None:
     start = length
     if params.has_penalties:
         start = 0 if most < 0 else max(length - most, 0)
-    ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64, device=device)
+    ids = torch.tensor(sequence.tokens[start:].tolist(), dtype=torch.int64)
     split = max(sequence.num_prompt_left - start, 0)
     stops = (*sequence.request.stop_ids, *params.stop_token_ids)
     request = sequence.request

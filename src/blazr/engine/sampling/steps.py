@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blazr.core.table import Table
 from blazr.engine.sampling_params import SamplingParams
+from blazr.nn.ops.sampling import penalize
 
 LEAST_TEMPERATURE = 1e-30  # greedy as it is; scores divided by less could become infinite
 NEVER = float("-inf")
@@ -124,32 +125,32 @@ def min_tokens_step(scores: Tensor, row: Row) -> Tensor:
     return scores
 
 
-@_step("penalties", wanted=lambda row: row.params.repetition_penalty != 1)
-def repetition_step(scores: Tensor, row: Row) -> Tensor:
-    """Divide (multiply, if negative) the scores of tokens seen in prompt or output."""
-    scores = scores.clone()
-    seen = torch.cat((row.prompt, row.output)).unique()
-    values = scores[seen]
-    penalty = row.params.repetition_penalty
-    scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    return scores
+def _has_penalties(row: Row) -> bool:
+    params = row.params
+    of_replies = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return params.repetition_penalty != 1 or (of_replies and len(row.output) > 0)
 
 
-@_step("penalties", wanted=lambda row: row.params.presence_penalty != 0 and len(row.output) > 0)
-def presence_step(scores: Tensor, row: Row) -> Tensor:
-    """Subtract once from tokens already generated."""
-    scores = scores.clone()
-    scores[row.output.unique()] -= row.params.presence_penalty
-    return scores
+@_step("penalties", wanted=_has_penalties)
+def penalties_step(scores: Tensor, row: Row) -> Tensor:
+    """Make tokens that came already less likely."""
+    return penalized(scores[None], [row])[0]
 
 
-@_step("penalties", wanted=lambda row: row.params.frequency_penalty != 0 and len(row.output) > 0)
-def frequency_step(scores: Tensor, row: Row) -> Tensor:
-    """Subtract per occurrence from tokens already generated."""
-    ids, counts = row.output.unique(return_counts=True)
-    scores = scores.clone()
-    scores[ids] -= row.params.frequency_penalty * counts
-    return scores
+def penalized(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+    """`penalties_step` of several rows at once, (B, V)."""
+    texts = [torch.cat((row.prompt, row.output)) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    ends = torch.tensor(
+        [[len(row.prompt), len(text)] for row, text in zip(rows, texts, strict=True)]
+    )
+    penalties = torch.tensor(
+        [
+            [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
+            for params in (row.params for row in rows)
+        ]
+    )
+    return penalize(scores, *(each.to(scores.device) for each in (ids, ends, penalties)))
 
 
 @_step("", wanted=lambda row: row.params.dry_multiplier > 0)
@@ -301,9 +302,7 @@ SAMPLING_STEPS: Table[SamplingStep] = Table(
             allowed_step,
             bad_words_step,
             min_tokens_step,
-            repetition_step,
-            presence_step,
-            frequency_step,
+            penalties_step,
             dry_step,
             processors_step,
             top_n_sigma_step,

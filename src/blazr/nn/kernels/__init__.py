@@ -50,12 +50,14 @@ _TRITON = {
     "mamba2": ("mamba2",),
     "moe": ("experts",),
     "rows": ("rms_norm", "layer_norm", "rotate_and_store"),
-    "sampling": ("likeliest", "best", "draw"),
+    "sampling": ("penalize", "likeliest", "best", "draw"),
     "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }
 _DTYPES = {
-    **dict.fromkeys(("rotary_tables", "likeliest", "best", "draw"), (torch.float32,)),
+    **dict.fromkeys(
+        ("rotary_tables", "penalize", "likeliest", "best", "draw"), (torch.float32,)
+    ),
     "encode_q4_k": (torch.float32,),
     "pack": (torch.uint8,),
 }

@@ -41,7 +41,7 @@ _OPS = {
         "take_columns",
     ),
     "mtp": ("join_previous", "keep_last"),
-    "sampling": ("likeliest", "best", "draw"),
+    "sampling": ("penalize", "likeliest", "best", "draw"),
 }
 OPS: Table[Op[...]] = Table(
     "operation",

@@ -1,4 +1,4 @@
-"""Choosing tokens by their scores: the likeliest, the likeliest few, and a draw."""
+"""Choosing tokens by their scores: penalties, the likeliest, the likeliest few, and a draw."""
 
 from __future__ import annotations
 
@@ -13,6 +13,50 @@ from blazr.nn.ops.op import op
 _UNIT = 2**42
 _UNIFORM = 2**53
 _AT_ONCE = 2**24  # scores, as several numbers of eight bytes are made of each
+
+
+@op
+def penalize(scores: Tensor, ids: Tensor, ends: Tensor, penalties: Tensor) -> Tensor:
+    """Make tokens that came already less likely.
+
+    The score of a token that came is divided by the repetition penalty, or multiplied where it is
+    below zero [arXiv:1909.05858]. Of one that came in the reply the presence penalty is taken off,
+    and the frequency penalty as often as it came there.
+
+    Args:
+        scores: (B, V), float32.
+        ids: (B, N), int64: of each row those of the prompt, then those of the reply; whatever is
+            behind these is an id, too.
+        ends: (B, 2), int64: where in a row of ``ids`` the prompt ends, and the reply.
+        penalties: (B, 3), float32: repetition (1 for none), presence and frequency (0 for none).
+
+    Returns:
+        (B, V), float32.
+    """
+    out = scores.clone(memory_format=torch.contiguous_format)
+    parts = (each.split(1) for each in (out, ids, ends, penalties))
+    for part in zip(*parts, strict=True):  # what is counted stays in the caches
+        _penalize(*part)
+    return out
+
+
+def _penalize(scores: Tensor, ids: Tensor, ends: Tensor, penalties: Tensor) -> None:
+    """`penalize`, in place."""
+    places = torch.arange(ids.shape[1], device=ids.device)
+    is_seen = places < ends[:, 1:]
+    in_reply = is_seen & (places >= ends[:, :1])
+    seen, times = (
+        scores.new_zeros(scores.shape, dtype=torch.int32)
+        .scatter_add_(1, ids, each.int())
+        .gather(1, ids)
+        for each in (is_seen, in_reply)
+    )
+    repetition, presence, frequency = penalties[:, :, None].unbind(1)
+    # only these change, and one that stands there twice changes to the same both times
+    found = scores.gather(1, ids)
+    divided = torch.where(found > 0, found / repetition, found * repetition)
+    found = divided.where(seen > 0, found)
+    scores.scatter_(1, ids, found - presence * (times > 0) - frequency * times)
 
 
 @op

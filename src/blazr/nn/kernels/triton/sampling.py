@@ -23,6 +23,55 @@ _DRAW_BLOCK = 2**14 if INTERPRETED.value else 512
 
 
 @triton.jit
+def _count(ids_ptr, ends_ptr, counts_ptr, length, size, BLOCK: tl.constexpr):
+    """How often tokens came in a row's prompt and reply, and in the reply 2**32 times as much."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first, last = tl.load(ends_ptr + 2 * row), tl.load(ends_ptr + 2 * row + 1)
+    is_seen = (place < length) & (place < last)
+    token = tl.load(ids_ptr + row * length + place, mask=is_seen, other=0)
+    one = tl.where(place >= first, (1 << 32) + 1, 1).to(tl.int64)
+    tl.atomic_add(counts_ptr + row * size + token, one, mask=is_seen)
+
+
+@triton.jit
+def _penalize(
+    scores_ptr, counts_ptr, penalties_ptr, out_ptr, row_stride, size, BLOCK: tl.constexpr
+):
+    """A part of a row's scores, by how often tokens came."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_score = place < size
+    score = tl.load(scores_ptr + row * row_stride + place, mask=is_score, other=0)
+    count = tl.load(counts_ptr + row * size + place, mask=is_score, other=0)
+    times = (count >> 32).to(tl.float32)
+    repetition = tl.load(penalties_ptr + 3 * row)
+    presence, frequency = tl.load(penalties_ptr + 3 * row + 1), tl.load(penalties_ptr + 3 * row + 2)
+    divided = tl.where(score > 0, tl.div_rn(score, repetition), score * repetition)
+    score = tl.where(count > 0, divided, score)
+    score = score - tl.where(times > 0, presence, 0) - frequency * times
+    tl.store(out_ptr + row * size + place, score, mask=is_score)
+
+
+def penalize(scores: Tensor, ids: Tensor, ends: Tensor, penalties: Tensor) -> Tensor:
+    """See ``blazr.nn.ops.sampling.penalize``."""
+    rows, size = scores.shape
+    out = scores.new_empty(rows, size)
+    if not out.numel():
+        return out
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    length = ids.shape[1]
+    counts = torch.zeros(rows, size, dtype=torch.int64, device=scores.device)
+    if length:
+        grid = rows, triton.cdiv(length, _BLOCK)
+        _count[grid](ids.contiguous(), ends.contiguous(), counts, length, size, BLOCK=_BLOCK)
+    _penalize[rows, triton.cdiv(size, _BLOCK)](
+        scores, counts, penalties.contiguous(), out, scores.stride(0), size, BLOCK=_BLOCK
+    )
+    return out
+
+
+@triton.jit
 def _likeliest(
     scores_ptr, peaks_ptr, places_ptr, row_stride, size, PART: tl.constexpr, BLOCK: tl.constexpr
 ):
