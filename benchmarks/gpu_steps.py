@@ -211,9 +211,10 @@ def _gated_delta(
 def _norm(name: str, op: str, tokens: int, size: int) -> Step:
     def arguments() -> tuple[object, ...]:
         weights = [_empty(size)] * (2 if op == "layer_norm" else 1)
-        return _empty(tokens, size), *weights, 1e-5
+        rows = [_empty(tokens, size)] * (2 if op == "add_rms_norm" else 1)
+        return *rows, *weights, 1e-5
 
-    return Step(name, arguments, 2 * 2 * tokens * size, 0)
+    return Step(name, arguments, 2 * (4 if op == "add_rms_norm" else 2) * tokens * size, 0)
 
 
 def _rotation(tokens: int, pairs: int) -> Rotation:
@@ -446,6 +447,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _norm("Llama-3-8B, prompt of 4,096", "rms_norm", 4096, 4096),
         _norm("heads of 128, prompt of 4,096", "rms_norm", 32 * 4096, 128),
     ),
+    "add_rms_norm": (_norm("Llama-3-8B, 256 replies", "add_rms_norm", 256, 4096),),
     "layer_norm": (_norm("4,096 wide, prompt of 4,096", "layer_norm", 4096, 4096),),
     "rotate_and_store": (_rotate("Llama-3-8B, prompt of 4,096", 4096),),
     "penalize": (_choice("Llama-3, 256 replies to 4,096 tokens", "penalize", 256),),

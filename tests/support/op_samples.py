@@ -291,6 +291,12 @@ def _rms_norm(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
     yield torch.zeros(2, 8).to(dtype), torch.randn(8).to(dtype), 1e-6
 
 
+def _add_rms_norm(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for x, weight, eps in _rms_norm(dtype):
+        yield x, torch.randn(x.shape).to(dtype), weight, eps
+        yield x, torch.randn(x.shape).to(dtype), weight, eps, 0.5
+
+
 def _layer_norm(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for x, weight, eps in _rms_norm(dtype):
         yield x + 3, weight, torch.randn(len(weight)).to(dtype), eps
@@ -443,6 +449,7 @@ SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "choose_experts": _choose_experts,
     "experts": _experts,
     "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
     "layer_norm": _layer_norm,
     "gated_norm": _gated_norm,
     "add": _add,

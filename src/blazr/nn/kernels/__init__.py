@@ -49,7 +49,7 @@ _TRITON = {
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
     "moe": ("experts",),
-    "rows": ("rms_norm", "layer_norm", "rotate_and_store"),
+    "rows": ("rms_norm", "add_rms_norm", "layer_norm", "rotate_and_store"),
     "sampling": ("penalize", "likeliest", "best", "draw"),
     "scans": ("mamba1", "mamba3"),
     "sequences": ("convolve", "log_rows", "gated_norm"),

@@ -14,7 +14,7 @@ from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.derived import DerivedModule
 from blazr.nn.layers.ranks import ALONE, Joined, Parts, Rank, mean_square, under
 from blazr.nn.operands.step import StepTable
-from blazr.nn.ops.norm import layer_norm, rms_norm, scale_rms
+from blazr.nn.ops.norm import add_rms_norm, layer_norm, rms_norm, scale_rms
 from blazr.nn.ops.pointwise import add
 from blazr.nn.ops.replay import recordable
 
@@ -63,6 +63,17 @@ class Norm(Joined, nn.Module):
         if self.bias is None:
             return rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def after(self, x: Tensor, change: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """``x + change * factor``, and what this makes of it, (..., C) each."""
+        is_whole_rms = self.bias is None and not (self.is_cut and self.ranks is not ALONE)
+        # recorded steps of a CPU have the addition in the product before it
+        if is_whole_rms and x.device.type != "cpu":
+            offset = self.unit_offset
+            both = add_rms_norm(x, change, self.weight, self.eps, factor, unit_offset=offset)
+            return both[0], both[1]
+        x = add(x, change, factor)
+        return x, recordable(self, x, like=x)
 
 
 class MixerConfig(ABC):
@@ -236,10 +247,14 @@ class DecoderLayer(Joined, nn.Module):
     def after_mixer(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add what the mixer put out to the residual stream, and the feed-forward: (T, C)."""
         mixed = self.ranks.sum(mixed)
-        x = self._add(x, recordable(self.mixer_post_norm, mixed, like=x))
+        mixed = recordable(self.mixer_post_norm, mixed, like=x)
         if not self.has_feed_forward:
-            return x
-        fed = recordable(self.feed_forward, recordable(self.feed_forward_norm, x, like=x), like=x)
+            return self._add(x, mixed)
+        if isinstance(self.feed_forward_norm, Norm):
+            x, normed = self.feed_forward_norm.after(x, mixed, self.residual_multiplier)
+        else:
+            x = normed = self._add(x, mixed)
+        fed = recordable(self.feed_forward, normed, like=x)
         fed = self.ranks.sum(fed)
         return self._add(x, recordable(self.feed_forward_post_norm, fed, like=x))
 

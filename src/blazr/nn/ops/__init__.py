@@ -21,7 +21,7 @@ _OPS = {
     "blocks": ("block_linear",),
     "packed": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "moe": ("choose_experts", "experts"),
-    "norm": ("rms_norm", "layer_norm", "gated_norm"),
+    "norm": ("rms_norm", "add_rms_norm", "layer_norm", "gated_norm"),
     "rope": ("rotary_tables", "rotate_and_store"),
     "attention": ("paged_attention",),
     "latent_attention": ("latent_attention",),

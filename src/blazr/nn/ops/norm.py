@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blazr.nn.operands.recurrent import GatedNorm
 from blazr.nn.ops.op import op
+from blazr.nn.ops.pointwise import add
 
 
 @op
@@ -38,6 +39,33 @@ def scale_rms(
     if unit_offset:
         return (normed * (1 + weight.float())).to(x.dtype)
     return normed.to(x.dtype) * weight
+
+
+@op
+def add_rms_norm(
+    x: Tensor,
+    change: Tensor,
+    weight: Tensor,
+    eps: float,
+    factor: float = 1.0,
+    *,
+    unit_offset: bool = False,
+) -> Tensor:
+    """``x + change * factor``, as `add` rounds it, and the `rms_norm` of that, read once.
+
+    Args:
+        x: (..., C).
+        change: (..., C), in the dtype of x.
+        weight: See `rms_norm`.
+        eps: See `rms_norm`.
+        factor: 1 leaves the change.
+        unit_offset: See `rms_norm`.
+
+    Returns:
+        (2, ..., C) in the dtype of x.
+    """
+    total = add(x, change, factor)
+    return torch.stack((total, rms_norm(total, weight, eps, unit_offset=unit_offset)))
 
 
 @op

@@ -23,6 +23,8 @@ def _norm(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    change_ptr,
+    total_ptr,
     out_ptr,
     rows,
     inner,
@@ -32,16 +34,26 @@ def _norm(
     bias_step,
     size,
     eps,
+    factor,
     KIND: tl.constexpr,
+    HAS_CHANGE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some rows, ``inner`` of which lie in each outer one. They are rounded once."""
+    """Some rows, ``inner`` of which lie in each outer one. They are rounded once.
+
+    With a change that is added to them first, the total is rounded and written, too.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     places = tl.arange(0, BLOCK)
     is_number = (row < rows)[:, None] & (places < size)[None, :]
     starts = row // inner * x_outer + row % inner * x_inner
+    outputs = row[:, None] * size + places[None, :]
     found = tl.load(x_ptr + starts[:, None] + places[None, :], mask=is_number, other=0)
+    if HAS_CHANGE:
+        change = tl.load(change_ptr + outputs, mask=is_number, other=0).to(tl.float32)
+        found = rounded(found.to(tl.float32) + change * factor, found.dtype)
+        tl.store(total_ptr + outputs, found, mask=is_number)
     x = found.to(tl.float32)
     weight = tl.load(weight_ptr + places * weight_step, mask=places < size, other=0)
     weight = weight.to(tl.float32)[None, :]
@@ -55,14 +67,25 @@ def _norm(
         x = x * (1 + weight)
     else:
         x = x * weight
-    outputs = out_ptr + row[:, None] * size + places[None, :]
-    tl.store(outputs, rounded(x, found.dtype), mask=is_number)
+    tl.store(out_ptr + outputs, rounded(x, found.dtype), mask=is_number)
 
 
-def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float, kind: str) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    kind: str,
+    *,
+    change: Tensor | None = None,
+    factor: float = 1.0,
+) -> Tensor:
+    """The rows of x; with a change that is added to them first, (2, ...), the totals before."""
+    parts = () if change is None else (2,)
+    out = torch.empty(*parts, *x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
+    total, normed = (out, out) if change is None else out
     size = x.shape[-1]
     whole = x.reshape(-1, *x.shape[-2:]) if x.dim() > 1 else x[None, None]
     whole = whole if whole.stride(2) == 1 else whole.contiguous()
@@ -72,7 +95,9 @@ def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float, kind: str) -
         whole,
         weight,
         bias,
-        out,
+        x if change is None else change.contiguous(),
+        total,
+        normed,
         rows,
         whole.shape[1],
         *whole.stride()[:2],
@@ -80,7 +105,9 @@ def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float, kind: str) -
         bias.stride(0),
         size,
         eps,
+        factor,
         KIND=kind,
+        HAS_CHANGE=change is not None,
         ROWS=at_once,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
@@ -96,6 +123,21 @@ def _fits_norm(x: Tensor, *_: object, **__: object) -> bool:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """See ``blazr.nn.ops.norm.rms_norm``."""
     return _normalise(x, weight, weight, eps, "unit offset" if unit_offset else "rms")
+
+
+@limited_to(_fits_norm)
+def add_rms_norm(
+    x: Tensor,
+    change: Tensor,
+    weight: Tensor,
+    eps: float,
+    factor: float = 1.0,
+    *,
+    unit_offset: bool = False,
+) -> Tensor:
+    """See ``blazr.nn.ops.norm.add_rms_norm``."""
+    kind = "unit offset" if unit_offset else "rms"
+    return _normalise(x, weight, weight, eps, kind, change=change, factor=factor)
 
 
 @limited_to(_fits_norm)
