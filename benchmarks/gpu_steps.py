@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.experts import ExpertMlps
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.packing import Blocks
 from blazr.nn.operands.recurrent import (
     DeltaRows,
@@ -320,36 +321,62 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
     return Step(name, arguments, nbytes, 0, most_stack=32)
 
 
+def _stored(kind: str, *shape: int) -> Tensor | Blocks | ScaledFloats:
+    """A weight in one of GGML's types, ``"FP8"`` or ``"NVFP4"`` as in safetensors, or plain."""
+    *stack, rows, columns = shape
+    if kind == "FP8":
+        scales = _numbers(*stack, -(-rows // 128), -(-columns // 128))
+        return ScaledFloats(_empty(*shape, dtype=torch.float8_e4m3fn), scales, (128, 128))
+    if kind == "NVFP4":
+        numbers = _empty(*stack, rows, columns // 2, dtype=torch.uint8)
+        scales = _empty(*stack, rows, columns // 16, dtype=torch.float8_e4m3fn)
+        return ScaledFloats(numbers, scales, (1, 16), _numbers(*stack))
+    if kind in GGML_TYPES:
+        size = *stack, rows, GGML_TYPES[kind].row_bytes(columns)
+        return Blocks(GGML_TYPES[kind], _empty(*size, dtype=torch.uint8))
+    return _empty(*shape, dtype=getattr(torch, kind))
+
+
+def _nbytes(kind: str, *shape: int) -> float:
+    weight = _stored(kind, *shape)
+    if isinstance(weight, ScaledFloats):
+        return weight.nbytes
+    return (weight.blocks if isinstance(weight, Blocks) else weight).nbytes
+
+
 def _experts(
-    name: str, sizes: tuple[int, int, int, int], tokens: int, dtype: torch.dtype = _BF16
+    name: str, sizes: tuple[int, int, int, int], tokens: int, kind: str = "bfloat16"
 ) -> Step:
-    """Experts, those of a token, and their widths."""
+    """Experts, those of a token, and their widths; how matrices are stored."""
     count, top, size, inner = sizes
+    dtype = torch.float32 if kind == "float32" else _BF16
 
     def arguments() -> tuple[object, ...]:
-        gate, up = (_empty(count, inner, size, dtype=dtype) for _ in range(2))
-        mlps = ExpertMlps(gate=gate, up=up, down=_empty(count, size, inner, dtype=dtype))
+        gate, up = (_stored(kind, count, inner, size) for _ in range(2))
+        mlps = ExpertMlps(gate=gate, up=up, down=_stored(kind, count, size, inner))
         chosen = torch.empty(tokens, top, dtype=torch.int64, device="meta")
         return _empty(tokens, size, dtype=dtype), _numbers(tokens, top), chosen, mlps
 
     pairs = tokens * top
     read = count * (1 - (1 - top / count) ** tokens)  # experts that are expected to be chosen
-    nbytes = dtype.itemsize * (read * 3 * size * inner + pairs * (2 * size + 2 * inner))
+    nbytes = read * 3 * _nbytes(kind, size, inner)
+    nbytes += dtype.itemsize * pairs * (2 * size + 2 * inner)
     flops = 2 * pairs * 3 * size * inner
     most_stack = 64 if dtype == torch.float32 else 0
     return Step(name, arguments, nbytes, flops, most_stack, tokens > 1)
 
 
-def _block_linear(kind: str, name: str, rows: int) -> Step:
-    """The down projection of Llama-3-8B."""
-    row = GGML_TYPES[kind].row_bytes(14336)
+def _product(kind: str, name: str, rows: int, op: str = "stored_linear") -> Step:
+    """The down projection of Llama-3-8B, or the two before it."""
+    columns, size, count = (4096, 14336, 1) if op != "gated_linear" else (14336, 4096, 2)
 
     def arguments() -> tuple[object, ...]:
-        blocks = torch.empty(4096, row, dtype=torch.uint8, device="meta")
-        return _empty(rows, 14336), Blocks(GGML_TYPES[kind], blocks)
+        return _empty(rows, size), *(_stored(kind, columns, size) for _ in range(count))
 
-    nbytes = 4096 * row + 2 * rows * (14336 + 4096)
-    return Step(f"{kind}, {name}", arguments, nbytes, 2 * rows * 14336 * 4096)
+    nbytes = count * _nbytes(kind, columns, size) + 2 * rows * (size + columns)
+    label = name if kind == "bfloat16" else f"{kind}, {name}"
+    flops = 2 * rows * size * columns * count
+    return Step(label, arguments, nbytes, flops, has_large_products=op != "stored_linear")
 
 
 def _choice(name: str, op: str, rows: int) -> Step:
@@ -371,6 +398,7 @@ def _choice(name: str, op: str, rows: int) -> Step:
 
 
 _QWEN_EXPERTS, _MIXTRAL = (256, 8, 2048, 512), (8, 2, 4096, 14336)
+_QWEN3_EXPERTS, _GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
 _QWEN, _KIMI, _OLMO = (16, 32, 128, 128), (32, 32, 128, 128), (30, 30, 96, 192)
 
 STEPS: dict[str, tuple[Step, ...]] = {
@@ -400,17 +428,22 @@ STEPS: dict[str, tuple[Step, ...]] = {
             has_large_products=False,
         ),
     ),
-    "block_linear": tuple(
-        _block_linear(kind, name, rows)
-        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
-        for name, rows in (("1 reply", 1), ("256 replies", 256))
+    "stored_linear": tuple(
+        _product(kind, name, rows)
+        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "FP8", "NVFP4")
+        for name, rows in (("1 reply", 1), ("256 replies", 256), ("prompt of 4,096", 4096))
     ),
     "experts": (
         _experts("Qwen3.5-35B-A3B, 1 reply", _QWEN_EXPERTS, 1),
         _experts("Qwen3.5-35B-A3B, 256 replies", _QWEN_EXPERTS, 256),
         _experts("Qwen3.5-35B-A3B, prompt of 4,096", _QWEN_EXPERTS, 4096),
         _experts("Mixtral-8x7B, prompt of 4,096", _MIXTRAL, 4096),
-        _experts("Mixtral-8x7B in float32", _MIXTRAL, 4096, torch.float32),
+        _experts("Mixtral-8x7B in float32", _MIXTRAL, 4096, "float32"),
+        _experts("Mixtral-8x7B, Q4_K, 1 reply", _MIXTRAL, 1, "Q4_K"),
+        _experts("Mixtral-8x7B, Q6_K, prompt of 4,096", _MIXTRAL, 4096, "Q6_K"),
+        _experts("GPT-OSS-20B, MXFP4, prompt of 4,096", _GPT_OSS, 4096, "MXFP4"),
+        _experts("Qwen3-30B-A3B, FP8, 256 replies", _QWEN3_EXPERTS, 256, "FP8"),
+        _experts("Qwen3-30B-A3B, NVFP4, 256 replies", _QWEN3_EXPERTS, 256, "NVFP4"),
     ),
     "gated_delta": (
         _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),

@@ -22,7 +22,14 @@ from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, pack_weight
-from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
+from blazr.nn.quant.weight import (
+    FloatWeight,
+    GgufWeight,
+    PlainWeight,
+    StoredStack,
+    StoredWeight,
+    Weight,
+)
 from tests.support import tiny
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab
@@ -50,14 +57,18 @@ IN_BLOCKS = {
 
 
 @cache
-def encoded(name: str, rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    torch.manual_seed(run_seed(rows + columns))
+def encoded(
+    name: str, rows: int, columns: int, seed: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    torch.manual_seed(run_seed(rows + columns + seed))
     return KINDS[name].encode(torch.randn(rows, columns))
 
 
-def write_matrix(name: str, directory: Path, rows: int, columns: int) -> torch.Tensor:
+def write_matrix(
+    name: str, directory: Path, rows: int, columns: int, seed: int = 0
+) -> torch.Tensor:
     """A checkpoint of one matrix; what it stands for."""
-    parts, whole = encoded(name, rows, columns)
+    parts, whole = encoded(name, rows, columns, seed)
     directory.mkdir(exist_ok=True)
     save_file({f"a.{end}": part for end, part in parts.items()}, directory / "model.safetensors")
     config = {"quantization_config": KINDS[name].config}
@@ -135,8 +146,33 @@ def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
         assert blocks.kind.name == IN_BLOCKS[name]
         assert weight.nbytes < 1.3 * blocks.nbytes
     else:
-        assert isinstance(weight, StoredWeight)
+        assert isinstance(weight, FloatWeight if is_of_floats(name) else StoredWeight)
         assert weight.nbytes <= (tmp_path / "model.safetensors").stat().st_size
+
+
+def is_of_floats(name: str) -> bool:
+    return "fp8" in name or "nvfp4" in name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
+    """In blocks and in floats, with the same numbers; what has more beside it stays apart."""
+    write_matrix(name, tmp_path / "0", 96, 128)
+    write_matrix(name, tmp_path / "1", 96, 128, seed=1)
+    matrices = [read_matrix(tmp_path / each) for each in ("0", "1")]
+    stack = StoredStack(matrices)
+    joined = stack.joined()
+    if isinstance(matrices[0], GgufWeight | FloatWeight):
+        assert type(joined) is type(matrices[0])
+        assert joined.operand is not None
+        assert joined.nbytes == stack.nbytes
+    else:
+        assert joined is stack
+    for index, matrix in enumerate(matrices):
+        found = joined.select(index).dequantize(torch.float32)
+        assert torch.equal(found, matrix.dequantize(torch.float32))
+    other = StoredStack([matrices[0], PlainWeight(torch.ones(96, 128))])
+    assert other.joined() is other
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())

@@ -17,7 +17,7 @@ from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.attention import Pages
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable
-from tests.support.agreement import agree, function_of, tensors_in
+from tests.support.agreement import agree, fits, function_of, tensors_in
 from tests.support.op_samples import SAMPLES
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
 
@@ -47,11 +47,13 @@ def _interpreter() -> Iterator[None]:
 )
 def test_a_kernel_agrees_with_the_reference(row: Kernel, dtype: torch.dtype) -> None:
     """Whole steps take the interpreter long: a third of their samples in each dtype."""
-    samples = SAMPLES[row.op](dtype)
+    samples: Iterator[tuple[object, ...]] = iter(SAMPLES[row.op](dtype))
     if row.op in STEP_SAMPLES:
         samples = islice(samples, row.dtypes.index(dtype), None, 3)
     count = 0
     for arguments in samples:
+        if not fits(row, arguments):
+            continue
         agree(row, dtype, arguments, ("interpreted",))
         count += 1
     assert count

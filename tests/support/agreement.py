@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from blazr.nn.kernels.kernel import Kernel
+from blazr.nn.operands.experts import ExpertMlps
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.kv_dtype import kv_dtype_of
 from blazr.nn.operands.lora import LoraDelta
 from blazr.nn.operands.packing import Blocks, Packed, Packing
@@ -24,8 +26,6 @@ from tests.support.step_samples import STEP_SAMPLES
 RELATIVE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 1e-5}
 # How often numbers are rounded to the dtype on their way, where that is not once.
 ROUNDINGS = {"add_rms_norm": 2, "experts": 2, "gated_norm": 2}
-# Whose definition rounds weights, too, so that the reference has something to lose.
-ROUNDING_WEIGHTS = ("block_linear",)
 # How far sums of many terms that cancel may lie apart by luck, as a share of the largest.
 LUCK = {torch.float32: 3e-6, torch.float16: 2**-8, torch.bfloat16: 2**-5}
 
@@ -59,7 +59,11 @@ def tensors_in(argument: object) -> Iterator[Tensor]:
         numbers = kv_dtype_of(argument).decode(argument)
         if numbers.is_floating_point():
             yield numbers
-    elif isinstance(argument, tuple) and argument and not isinstance(argument, Packed | Blocks):
+    elif (
+        isinstance(argument, tuple)
+        and argument
+        and not isinstance(argument, Packed | Blocks | ScaledFloats)
+    ):
         for each in argument:
             yield from tensors_in(each)
     elif is_dataclass(argument) and not isinstance(argument, StepTable | Packing):
@@ -79,7 +83,7 @@ def agree(
         forms: Their names, of instruction sets for one; kernels run in a form once it is taken.
     """
     op, function = OPS[row.op], function_of(row)
-    if row.op in STEP_SAMPLES or row.op in ROUNDING_WEIGHTS:
+    if row.op in STEP_SAMPLES or _has_stored_weights(arguments):
         _agree_on_memory(op, function, dtype, arguments, forms)
         return
     expected = op.reference(*(converted(argument, torch.float64) for argument in arguments))
@@ -98,6 +102,21 @@ def agree(
                 f"{where}: {[getattr(a, 'shape', a) for a in arguments]}\n{found}"
             ),
         )
+
+
+def fits(row: Kernel, arguments: tuple[object, ...]) -> bool:
+    """Whether the kernel has room for them."""
+    limit = getattr(function_of(row), "fits", None)
+    return limit is None or limit(*arguments)
+
+
+def _has_stored_weights(arguments: Iterable[object]) -> bool:
+    """Whether weights are rounded, too, so that the reference has something to lose."""
+    return any(
+        isinstance(each, Blocks | ScaledFloats)
+        or (isinstance(each, ExpertMlps) and isinstance(each.up, Blocks | ScaledFloats))
+        for each in arguments
+    )
 
 
 def _copies(arguments: tuple[object, ...]) -> tuple[object, ...]:

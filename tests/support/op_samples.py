@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraFactors, LoraTable
 from blazr.nn.operands.packing import GROUP, PACKINGS, Blocks, Packed, Packing
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
@@ -179,30 +180,73 @@ def _packed_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 # GGML types for which there are kernels, and where their blocks have float16 numbers.
-_HALVES = {"Q4_0": (0,), "Q8_0": (0,), "MXFP4": (), "Q4_K": (0, 2), "Q6_K": (208,)}
+_HALVES = {
+    "Q4_0": (0,),
+    "Q8_0": (0,),
+    "MXFP4": (),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
-def random_blocks(name: str, rows: int, columns: int) -> Blocks:
-    """A matrix of random codes with ordinary scales."""
-    kind = GGML_TYPES[name]
-    blocks = torch.randint(0, 256, (rows, columns // kind.length, kind.nbytes), dtype=torch.uint8)
+def random_blocks(name: str, *shape: int) -> Blocks:
+    """A matrix, or a stack, of random codes with ordinary scales."""
+    kind, (*rows, columns) = GGML_TYPES[name], shape
+    size = (*rows, columns // kind.length, kind.nbytes)
+    blocks = torch.randint(0, 256, size, dtype=torch.uint8)
     for place in _HALVES[name]:
-        scales = (torch.rand(*blocks.shape[:2], 1) * (2e-4 if kind.length > 32 else 1e-2)).half()
+        scales = (torch.rand(*size[:-1], 1) * (2e-4 if kind.length > 32 else 1e-2)).half()
         blocks[..., place : place + 2] = scales.view(torch.uint8)
     if name == "MXFP4":
-        blocks[..., 0] = torch.randint(115, 125, blocks.shape[:2])
-    return Blocks(kind, blocks.flatten(1))
+        blocks[..., 0] = torch.randint(115, 125, size[:-1])
+    return Blocks(kind, blocks.flatten(-2))
 
 
-def _block_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# By what people call it: the numbers' type, a block (None for as much as there is), the scales'
+# type, and what is done to all scales.
+FLOATS: dict[str, tuple[torch.dtype, tuple[int | None, int | None], torch.dtype, str]] = {
+    "FP8 by blocks": (_E4M3, (128, 128), torch.float32, ""),
+    "FP8 by rows": (_E4M3, (1, None), torch.bfloat16, ""),
+    "FP8 E5M2": (_E5M2, (None, None), torch.float16, ""),
+    "NVFP4": (torch.uint8, (1, 16), _E4M3, "multiplied"),
+    "NVFP4 divided": (torch.uint8, (1, 16), _E4M3, "divided"),
+}
+
+
+def random_floats(name: str, *shape: int) -> ScaledFloats:
+    """A matrix, or a stack, of small floats with scales."""
+    dtype, (height, width), scale_dtype, whole = FLOATS[name]
+    *stack, rows, columns = shape
+    height, width = height or rows, width or columns
+    if dtype == torch.uint8:
+        numbers = torch.randint(0, 256, (*stack, rows, columns // 2), dtype=torch.uint8)
+    else:
+        numbers = (torch.randn(shape) * 3).to(dtype)
+    scales = 0.01 + torch.rand(*stack, -(-rows // height), -(-columns // width)) * 0.1
+    every = torch.rand(stack) + 0.5 if whole else None
+    block = height, width
+    return ScaledFloats(numbers, scales.to(scale_dtype), block, every, whole == "divided")
+
+
+def _stored_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for name in _HALVES:
-        for count, supers, rows in ((1, 2, 32), (5, 1, 7), (70, 1, 50), (0, 1, 4)):
+        for count, supers, rows in ((1, 2, 32), (5, 1, 7), (70, 1, 50), (300, 1, 40), (0, 1, 4)):
             weight = random_blocks(name, rows, 256 * supers)
             x = torch.randn(count, 256 * supers + 3).to(dtype)[:, 3:]
             yield x, weight
             yield x * 1e-2, weight, torch.randn(rows).to(dtype)
         weight = random_blocks(name, 9, GGML_TYPES[name].length)
         yield torch.randn(2, 3, GGML_TYPES[name].length).to(dtype), weight
+    for name in FLOATS:
+        for count, columns, rows in ((1, 256, 200), (5, 144, 7), (300, 48, 50), (0, 16, 4)):
+            floats = random_floats(name, rows, columns)
+            x = torch.randn(count, columns + 3).to(dtype)[:, 3:]
+            yield x, floats
+            yield x * 1e-2, floats, torch.randn(rows).to(dtype)
+    yield torch.randn(2, 50).to(dtype), random_floats("FP8 by rows", 9, 50)
+    yield torch.randn(2, 50).to(dtype), random_floats("FP8 E5M2", 9, 50)
 
 
 def _packed_gated_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -281,6 +325,29 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     wide = numbers(3, 20, 2 * 8)
     mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
     yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps
+    # as files store them, not all in one way
+    for tokens, gate, up, down in (
+        (1, "Q4_K", "Q4_K", "Q6_K"),
+        (70, "Q8_0", "Q4_0", "Q5_K"),
+        (5, "MXFP4", "MXFP4", "MXFP4"),
+        (0, "Q4_0", "Q4_0", "Q4_0"),
+    ):
+        mlps = ExpertMlps(
+            gate=random_blocks(gate, 3, 256, 256),
+            up=random_blocks(up, 3, 256, 256),
+            down=random_blocks(down, 3, 256, 256),
+            gate_bias=numbers(3, 256),
+        )
+        chosen = torch.rand(tokens, 3).argsort(-1)[:, :2]
+        yield torch.randn(tokens, 256).to(dtype), torch.rand(tokens, 2), chosen, mlps
+    for tokens, name in ((1, "FP8 by blocks"), (70, "FP8 by rows"), (5, "NVFP4")):
+        mlps = ExpertMlps(
+            gate=random_floats(name, 3, 160, 144),
+            up=random_floats(name, 3, 160, 144),
+            down=random_floats(name, 3, 144, 160),
+        )
+        chosen = torch.rand(tokens, 3).argsort(-1)[:, :2]
+        yield torch.randn(tokens, 144).to(dtype), torch.rand(tokens, 2), chosen, mlps
 
 
 def _rms_norm(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -442,7 +509,7 @@ SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "lora_shrink": _lora_shrink,
     "lora_rows": _lora_rows,
     "lora_expand": _lora_expand,
-    "block_linear": _block_linear,
+    "stored_linear": _stored_linear,
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,
     "packed_rows": _packed_rows,

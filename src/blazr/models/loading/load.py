@@ -60,11 +60,19 @@ from blazr.nn.layers.mamba3 import Mamba3
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import ALONE, Ranks
 from blazr.nn.operands.packing import TILE, BlockType
+from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.packed import can_pack, pack_weight, parse_policy
-from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, StoredWeight, Weight
+from blazr.nn.quant.weight import (
+    FloatWeight,
+    GgufWeight,
+    PlainWeight,
+    StoredStack,
+    StoredWeight,
+    Weight,
+)
 
 log = logging.getLogger(__name__)
 SSM_A = ("stored", "trained")
@@ -194,7 +202,14 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     storage = choose_storage(planned.plan, planned.module, policy)
     free = device.free_bytes() if free_bytes is None else free_bytes
     stays = partial(_stays_on_cpu, num_layers=cpu_experts if device.kind != "cpu" else 0)
-    storage = dequantize_if_room(planned.plan, storage, chosen, room=int(free * _ROOM))
+    has_kernel = stored_linear.has_kernel(chosen, device.kind)
+    storage = dequantize_if_room(
+        planned.plan,
+        storage,
+        chosen,
+        room=int(free * _ROOM),
+        has_kernels=lambda parameter: has_kernel and not stays(parameter),
+    )
     named = ((stage_name(name, config), each) for name, each in storage.items())
     storage = {name: each for name, each in named if name is not None}
     _check_room(plan, partial(weight_bytes, dtype=chosen, storage=storage), stays, free)
@@ -452,6 +467,8 @@ def read_weight(
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
     if step.held is not None:
         read = part_of_weight(read, step.held)
+    if isinstance(read, StoredStack) and device.type != "cpu":
+        read = read.joined()
     weight = pack_weight(read)
     if weight is not read:
         for info in step.sources:
@@ -569,6 +586,9 @@ def read_matrix(
     if found is not stored:
         return found.to(device)
     moved = {key: upload(part, device) for key, part in parts.items()}
+    floats = info.layout.floats(moved)
+    if floats is not None:
+        return FloatWeight(floats, info.layout.name, dtype)
     return StoredWeight(stored.layout, moved, dtype)
 
 

@@ -7,7 +7,7 @@ what it is computed in and kept as.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
@@ -586,7 +586,14 @@ def stored_kind(step: LoadStep) -> BlockType | None:
     return GGML_TYPES[first] if not more and is_of_gguf and first in GGML_TYPES else None
 
 
-def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, room: int) -> Storage:
+def dequantize_if_room(
+    plan: LoadPlan,
+    storage: Storage,
+    dtype: torch.dtype,
+    room: int,
+    *,
+    has_kernels: Callable[[str], bool] = lambda _: False,
+) -> Storage:
     """Let floats and tables become plain numbers where there is room, as those are far faster.
 
     Args:
@@ -594,12 +601,16 @@ def dequantize_if_room(plan: LoadPlan, storage: Storage, dtype: torch.dtype, roo
         storage: What was chosen.
         dtype: Of plain parameters.
         room: Bytes that they may take in all.
+        has_kernels: Whether kernels read a parameter's floats where it goes; then they stay.
     """
+
+    def is_slow(step: LoadStep) -> bool:
+        layouts = [each.layout for each in step.sources if isinstance(each, QuantizedInfo)]
+        stay = has_kernels(step.parameter)
+        return any(not (each.is_grid or (each.is_float and stay)) for each in layouts)
+
     steps = [
-        step
-        for step in plan.steps
-        if storage.get(step.parameter) == "as stored"
-        and any(isinstance(i, QuantizedInfo) and not i.layout.is_grid for i in step.sources)
+        step for step in plan.steps if storage.get(step.parameter) == "as stored" and is_slow(step)
     ]
     if sum(math.prod(step.shape) for step in steps) * dtype.itemsize > room:
         return storage

@@ -45,7 +45,7 @@ _CPU = {
 # The same of ``blazr.nn.kernels.triton``.
 _TRITON = {
     "attention": ("paged_attention", "latent_attention"),
-    "blocks": ("block_linear",),
+    "products": ("stored_linear",),
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
     "moe": ("experts",),
@@ -55,9 +55,7 @@ _TRITON = {
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }
 _DTYPES = {
-    **dict.fromkeys(
-        ("rotary_tables", "penalize", "likeliest", "best", "draw"), (torch.float32,)
-    ),
+    **dict.fromkeys(("rotary_tables", "penalize", "likeliest", "best", "draw"), (torch.float32,)),
     "encode_q4_k": (torch.float32,),
     "pack": (torch.uint8,),
 }

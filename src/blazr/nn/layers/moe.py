@@ -17,7 +17,6 @@ from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mlp import Mlp, MlpConfig
 from blazr.nn.layers.ranks import FirstRank, Held, Parts, Rank, Rows, under
 from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
-from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.matmul import wide_linear
 from blazr.nn.ops.moe import adapted_experts, experts, route
 from blazr.nn.ops.pointwise import add, sigmoid_gate, widen
@@ -195,12 +194,8 @@ class Experts(nn.Module):
             limit=config.swiglu_limit,
             alpha=config.swiglu_alpha,
         )
-        stacks = (mlps.up, mlps.down, mlps.gate)
-        are_read = all(each is None or isinstance(each, Tensor | Packed) for each in stacks)
-        # weights in other storage are multiplied expert by expert
-        function = experts if are_read else experts.reference
         x = x.to(dtype)
-        out = function(x, weights, chosen, mlps)
+        out = experts(x, weights, chosen, mlps)
         slots = next((lora.slots for lora in self.loras.values()), None)
         if slots is not None:
             used = {slot for lora in self.loras.values() for slot in lora.table.factors}
@@ -214,7 +209,7 @@ class Experts(nn.Module):
 
 
 def _stack(matrix: Matrix) -> Stack:
-    return matrix.packed or matrix if isinstance(matrix, Weight) else matrix
+    return matrix.operand or matrix if isinstance(matrix, Weight) else matrix
 
 
 class Moe(FeedForward):

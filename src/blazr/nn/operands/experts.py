@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import LoraTable
-from blazr.nn.operands.packing import Packed
+from blazr.nn.operands.packing import Blocks, Packed
 
 
 class Matrix(Protocol):
@@ -26,7 +27,7 @@ class Matrices(Protocol):
         """An expert's."""
 
 
-Stack = Tensor | Packed | Matrices
+Stack = Tensor | Packed | Blocks | ScaledFloats | Matrices
 
 
 @dataclass(frozen=True, slots=True)

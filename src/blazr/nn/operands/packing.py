@@ -68,15 +68,29 @@ class BlockType:
 
 
 class Blocks(NamedTuple):
-    """A matrix as GGUF files store it.
+    """A matrix as GGUF files store it, or a stack of them.
 
     Args:
         kind: What the blocks are.
-        blocks: (out, bytes of a row), uint8.
+        blocks: (..., out, bytes of a row), uint8.
     """
 
     kind: BlockType
     blocks: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., out, in)."""
+        *stack, nbytes = self.blocks.shape
+        return (*stack, nbytes // self.kind.nbytes * self.kind.length)
+
+    def select(self, index: int) -> Blocks:
+        """One matrix of a stack."""
+        return Blocks(self.kind, self.blocks[index])
+
+    def decode(self, rows: slice) -> Tensor:
+        """Some rows of a matrix as plain numbers: (R, in), float32."""
+        return self.kind.decode(self.blocks[rows])
 
 
 @dataclass(frozen=True, slots=True)

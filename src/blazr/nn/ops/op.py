@@ -38,9 +38,9 @@ class Op(Generic[P]):
         self.__doc__ = reference.__doc__
         self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
 
-    def has_kernel(self, dtype: torch.dtype) -> bool:
-        """Whether this processor has a kernel for a first argument of this dtype."""
-        return resolve_kernel(self.name, "cpu", dtype) is not None
+    def has_kernel(self, dtype: torch.dtype, device: str = "cpu") -> bool:
+        """Whether this machine has a kernel for a first argument of this dtype."""
+        return resolve_kernel(self.name, device, dtype) is not None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Run it."""

@@ -123,7 +123,7 @@ class PackedWeight(Weight):
 
     blocks: Tensor
     row_scales: Tensor | None
-    packed: Packed
+    operand: Packed
 
     def __init__(
         self,
@@ -139,15 +139,15 @@ class PackedWeight(Weight):
         self.register_buffer("blocks", blocks)
         self.register_buffer("row_scales", row_scales)
         self._matrices: dict[int, PackedWeight] = {}
-        self.packed = Packed(packing, blocks, rows, row_scales)
+        self.operand = Packed(packing, blocks, rows, row_scales)
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return packed_linear(x, self.packed, bias)
+        return packed_linear(x, self.operand, bias)
 
     @override
     def adapted(self, x: Tensor, lora: LoraDelta, bias: Tensor | None = None) -> Tensor:
-        return packed_linear(x, self.packed, bias, lora)
+        return packed_linear(x, self.operand, bias, lora)
 
     @override
     def gated(
@@ -157,22 +157,22 @@ class PackedWeight(Weight):
         loras: LoraDeltas = UNCHANGED,
     ) -> Tensor:
         if isinstance(up, PackedWeight):
-            other = up.packed
+            other = up.operand
             if other.packing is self.packing and other.blocks.shape == self.blocks.shape:
-                return packed_gated_linear(x, self.packed, other, loras)
+                return packed_gated_linear(x, self.operand, other, loras)
         return super().gated(x, up, loras)
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         if len(self.shape) == 2:
             out = torch.empty(self.shape, dtype=dtype)
-            return packed_rows(out, self.packed, torch.arange(self.shape[0]))
+            return packed_rows(out, self.operand, torch.arange(self.shape[0]))
         return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
         out = torch.empty(ids.numel(), self.shape[1], dtype=self.dtype)
-        return packed_rows(out, self.packed, ids.flatten()).view(*ids.shape, -1)
+        return packed_rows(out, self.operand, ids.flatten()).view(*ids.shape, -1)
 
     @override
     def select(self, index: int) -> PackedWeight:

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from blazr.nn.operands.floats import ScaledFloats, stack_floats
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed
-from blazr.nn.ops.blocks import block_linear
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
+from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.hf.scheme import Layout
 
 
@@ -33,7 +34,7 @@ class Weight(nn.Module, ABC):
         dtype: What products and rows come in.
     """
 
-    packed: Packed | None = None  # as kernels that take stacks read it
+    operand: Packed | Blocks | ScaledFloats | None = None  # as operations take it, if they do
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -137,6 +138,11 @@ class GgufWeight(TiledWeight):
         self.kind = kind
         self.register_buffer("blocks", blocks)
 
+    @property
+    @override
+    def operand(self) -> Blocks:  # type: ignore[override]  # read only
+        return Blocks(self.kind, self.blocks)
+
     @override
     def tiles(self) -> Iterator[slice]:
         rows, step = self.shape[:-1].numel(), max(1, TILE // max(1, self.shape[-1]))
@@ -144,7 +150,7 @@ class GgufWeight(TiledWeight):
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return block_linear(x, Blocks(self.kind, self.blocks), bias)
+        return stored_linear(x, self.operand, bias)
 
     @override
     def decode(self, tile: slice) -> Tensor:
@@ -207,6 +213,64 @@ class StoredWeight(TiledWeight):
     def extra_repr(self) -> str:
         """For people: the layout and the shape."""
         return f"{self.layout.name}, {list(self.shape)}"
+
+
+class FloatWeight(TiledWeight):
+    """A matrix of floats of eight or four bits with scales, or a stack of them.
+
+    Args:
+        floats: The numbers.
+        name: Method and width, for people.
+        dtype: What products and rows come in.
+    """
+
+    operand: ScaledFloats
+
+    def __init__(self, floats: ScaledFloats, name: str, dtype: torch.dtype) -> None:
+        super().__init__(tuple(floats.shape), dtype)
+        self.operand = floats  # no buffers: what casts a module would cast float8, too
+        self.name = name
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.operand.nbytes
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self.operand.numbers.device
+
+    @override
+    def tiles(self) -> Iterator[slice]:
+        step = max(1, TILE // max(1, self.shape[-1]))
+        return (slice(low, low + step) for low in range(0, self.shape[-2], step))
+
+    @override
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return stored_linear(x, self.operand, bias)
+
+    @override
+    def decode(self, tile: slice) -> Tensor:
+        return self.operand.decode(tile)
+
+    @override
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        if len(self.shape) == 2:
+            return super().dequantize(dtype)
+        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
+
+    @override
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.operand.decode(ids.flatten()).to(self.dtype).unflatten(0, ids.shape)
+
+    @override
+    def select(self, index: int) -> FloatWeight:
+        return FloatWeight(self.operand.select(index), self.name, self.dtype)
+
+    def extra_repr(self) -> str:
+        """For people: the layout and the shape."""
+        return f"{self.name}, {list(self.shape)}"
 
 
 class PlainWeight(Weight):
@@ -273,6 +337,20 @@ class StoredStack(Weight):
         matrix = self.matrices[index]
         assert isinstance(matrix, Weight)
         return matrix
+
+    def joined(self) -> Weight:
+        """All in one place, as kernels for GPUs read them; itself where they are not alike."""
+        matrices = [self.select(index) for index in range(self.shape[0])]
+        blocks = [each for each in matrices if isinstance(each, GgufWeight)]
+        if len(blocks) == len(matrices) and len({each.kind.name for each in blocks}) == 1:
+            whole = torch.stack([each.blocks for each in blocks])
+            return GgufWeight(whole, blocks[0].kind, self.dtype)
+        floats = [each for each in matrices if isinstance(each, FloatWeight)]
+        if len(floats) == len(matrices):
+            operands = [each.operand for each in floats]
+            if all(operands[0].is_like(each) for each in operands):
+                return FloatWeight(stack_floats(operands), floats[0].name, self.dtype)
+        return self
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor | Weight]:

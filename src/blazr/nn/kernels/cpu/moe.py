@@ -13,6 +13,7 @@ from blazr.nn.kernels.cpu.compiled import DTYPES, Call
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
+from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.experts import ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import GROUP, Packed
 
@@ -115,6 +116,12 @@ def choose_experts(
     return weights
 
 
+def _fits(_: Tensor, __: Tensor, ___: Tensor, mlps: ExpertMlps) -> bool:
+    stacks = (mlps.up, mlps.down, mlps.gate)
+    return all(each is None or isinstance(each, Tensor | Packed) for each in stacks)
+
+
+@limited_to(_fits)
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """See ``blazr.nn.ops.moe.experts``; a row's result depends on that row alone."""
     (tokens, size), (count, _, inner) = x.shape, _shape(mlps.down)

@@ -7,6 +7,8 @@ empty; it is the reading of matrices that takes the time then.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import triton
 import triton.language as tl
@@ -14,11 +16,15 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import activated, dot, rounded
-from blazr.nn.operands.experts import ExpertMlps
+from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
+from blazr.nn.operands.experts import ExpertMlps, Stack
+from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.packing import Blocks
 
 MAX_EXPERTS = 1024
-# Of a tile: pairs of a token and an expert, columns of the result, and of what is multiplied.
-_ROWS, _COLUMNS, _INNER = 64, 64, 64
+# Of a tile: pairs of a token and an expert, and columns of the result; fewer of weights that are
+# decoded, which takes registers.
+_ROWS, _COLUMNS, _DECODED_COLUMNS = 64, 64, 32
 
 
 @triton.jit
@@ -41,24 +47,22 @@ def _pairs_of(tile, ends_ptr, firsts_ptr, order_ptr, EXPERTS: tl.constexpr, ROWS
 def _product(
     x_rows,
     is_row,
-    weight_ptr,
+    weight,
+    expert,
     columns,
     is_column,
     size,
-    weight_row,
-    weight_column,
+    FORM: tl.constexpr,
     INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Rows, by pointers to them, times rows of a matrix: (rows, columns)."""
+    """Rows, by pointers to them, times rows of an expert's matrix: (rows, columns)."""
     acc = tl.zeros((is_row.shape[0], is_column.shape[0]), tl.float32)
     for low in range(0, size, INNER):
         inner = low + tl.arange(0, INNER)
         is_inner = (inner < size)[None, :]
         x = tl.load(x_rows[:, None] + inner[None, :], mask=is_row[:, None] & is_inner, other=0)
-        places = columns[:, None] * weight_row + inner[None, :] * weight_column
-        weight = tl.load(weight_ptr + places, mask=is_column[:, None] & is_inner, other=0)
-        acc = dot(x, tl.trans(weight), acc, PRECISION)
+        tile = weight_tile(weight, expert, columns, is_column, low, size, x.dtype, FORM, INNER)
+        acc = dot(x, tl.trans(tile), acc)
     return acc
 
 
@@ -71,8 +75,8 @@ def _add_bias(acc, bias_ptr, expert, size, columns, is_column):
 @triton.jit
 def _hidden(
     x_ptr,
-    gate_ptr,
-    up_ptr,
+    gate,
+    up,
     gate_bias_ptr,
     up_bias_ptr,
     out_ptr,
@@ -80,12 +84,6 @@ def _hidden(
     firsts_ptr,
     order_ptr,
     x_row,
-    gate_expert,
-    gate_row,
-    gate_column,
-    up_expert,
-    up_row,
-    up_column,
     size,
     inner,
     top,
@@ -98,6 +96,8 @@ def _hidden(
     HAS_UP_BIAS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATE_FORM: tl.constexpr,
+    UP_FORM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -109,46 +109,24 @@ def _hidden(
     if expert >= COUNT:
         return
     expert = expert.to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < inner
     x_rows = x_ptr + pairs // top * x_row
-    up = _product(
-        x_rows,
-        is_pair,
-        up_ptr + expert * up_expert,
-        columns,
-        is_column,
-        size,
-        up_row,
-        up_column,
-        INNER,
-        "tf32x3",
-    )
+    ups = _product(x_rows, is_pair, up, expert, columns, is_column, size, UP_FORM, INNER)
     if HAS_UP_BIAS:
-        up = _add_bias(up, up_bias_ptr, expert, inner, columns, is_column)
+        ups = _add_bias(ups, up_bias_ptr, expert, inner, columns, is_column)
     if HAS_GATE:
-        gate = _product(
-            x_rows,
-            is_pair,
-            gate_ptr + expert * gate_expert,
-            columns,
-            is_column,
-            size,
-            gate_row,
-            gate_column,
-            INNER,
-            "tf32x3",
-        )
+        gates = _product(x_rows, is_pair, gate, expert, columns, is_column, size, GATE_FORM, INNER)
         if HAS_GATE_BIAS:
-            gate = _add_bias(gate, gate_bias_ptr, expert, inner, columns, is_column)
+            gates = _add_bias(gates, gate_bias_ptr, expert, inner, columns, is_column)
         if HAS_LIMIT:
-            gate = tl.minimum(gate, limit)
-            up = tl.minimum(tl.maximum(up, -limit), limit)
-            found = gate * tl.sigmoid(alpha * gate) * (up + 1)
+            gates = tl.minimum(gates, limit)
+            ups = tl.minimum(tl.maximum(ups, -limit), limit)
+            found = gates * tl.sigmoid(alpha * gates) * (ups + 1)
         else:
-            found = activated(gate, ACTIVATION) * up
+            found = activated(gates, ACTIVATION) * ups
     else:
-        found = activated(up, ACTIVATION)
+        found = activated(ups, ACTIVATION)
     places = out_ptr + pairs[:, None] * inner + columns[None, :]
     is_kept = is_pair[:, None] & is_column[None, :]
     tl.store(places, rounded(found, out_ptr.dtype.element_ty), mask=is_kept)
@@ -157,21 +135,19 @@ def _hidden(
 @triton.jit
 def _down(
     hidden_ptr,
-    down_ptr,
+    down,
     bias_ptr,
     weights_ptr,
     out_ptr,
     ends_ptr,
     firsts_ptr,
     order_ptr,
-    down_expert,
-    down_row,
-    down_column,
     size,
     inner,
     COUNT: tl.constexpr,
     EXPERTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    FORM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -183,20 +159,10 @@ def _down(
     if expert >= COUNT:
         return
     expert = expert.to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < size
-    found = _product(
-        hidden_ptr + pairs * inner,
-        is_pair,
-        down_ptr + expert * down_expert,
-        columns,
-        is_column,
-        inner,
-        down_row,
-        down_column,
-        INNER,
-        "tf32x3",
-    )
+    rows = hidden_ptr + pairs * inner
+    found = _product(rows, is_pair, down, expert, columns, is_column, inner, FORM, INNER)
     if HAS_BIAS:
         found = _add_bias(found, bias_ptr, expert, size, columns, is_column)
     found = found * tl.load(weights_ptr + pairs, mask=is_pair, other=0)[:, None]
@@ -219,22 +185,23 @@ def _sum(shares_ptr, out_ptr, size, top, COLUMNS: tl.constexpr):
     )
 
 
+def _is_read(stack: Stack, dtype: torch.dtype) -> TypeGuard[Tensor | Blocks | ScaledFloats]:
+    return can_read(stack) and (not isinstance(stack, Tensor) or stack.dtype == dtype)
+
+
 def _fits(x: Tensor, _: Tensor, __: Tensor, mlps: ExpertMlps) -> bool:
     stacks = (mlps.up, mlps.down, mlps.up if mlps.gate is None else mlps.gate)
-    return all(
-        isinstance(stack, Tensor) and stack.dtype == x.dtype and len(stack) <= MAX_EXPERTS
-        for stack in stacks
-    )
+    return all(_is_read(each, x.dtype) and each.shape[0] <= MAX_EXPERTS for each in stacks)
 
 
 @limited_to(_fits)
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
-    """See ``blazr.nn.ops.moe.experts``, for stacks that are plain tensors."""
+    """See ``blazr.nn.ops.moe.experts``, for stacks that are plain, or as files store them."""
     up, down, gate = mlps.up, mlps.down, mlps.up if mlps.gate is None else mlps.gate
     # as _fits says
-    assert isinstance(up, Tensor)
-    assert isinstance(down, Tensor)
-    assert isinstance(gate, Tensor)
+    assert _is_read(up, x.dtype)
+    assert _is_read(down, x.dtype)
+    assert _is_read(gate, x.dtype)
     count, inner, size = up.shape
     top, out = chosen.shape[1], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
@@ -250,18 +217,23 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     tiles = min(len(pairs), len(pairs) // _ROWS + count)
     hidden = x.new_empty(len(pairs), inner)
     shares = x.new_empty(len(pairs), size, dtype=torch.float32)
+    at_once = INNER if x.element_size() == 2 else WIDE_INNER
+    (gates, gate_form), (ups, up_form), (downs, down_form) = (
+        stored(each, at_once) for each in (gate, up, down)
+    )
+    is_plain = all(isinstance(each, Tensor) for each in (gate, up, down))
+    tile = _COLUMNS if is_plain else _DECODED_COLUMNS
     how = {
         "COUNT": count,
         "EXPERTS": room,
         "ROWS": _ROWS,
-        "COLUMNS": _COLUMNS,
-        # beyond, float32 would take more registers than there are
-        "INNER": _INNER if x.element_size() == 2 else 32,
+        "COLUMNS": tile,
+        "INNER": at_once,
     }
-    _hidden[tiles, triton.cdiv(inner, _COLUMNS)](
+    _hidden[tiles, triton.cdiv(inner, tile)](
         x,
-        gate,
-        up,
+        gates,
+        ups,
         x if mlps.gate_bias is None else mlps.gate_bias.contiguous(),
         x if mlps.up_bias is None else mlps.up_bias.contiguous(),
         hidden,
@@ -269,8 +241,6 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         firsts,
         order,
         x.stride(0),
-        *gate.stride(),
-        *up.stride(),
         size,
         inner,
         top,
@@ -281,21 +251,23 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         HAS_UP_BIAS=mlps.up_bias is not None,
         HAS_LIMIT=mlps.limit is not None,
         ACTIVATION=mlps.activation,
+        GATE_FORM=gate_form,
+        UP_FORM=up_form,
         **how,
     )
-    _down[tiles, triton.cdiv(size, _COLUMNS)](
+    _down[tiles, triton.cdiv(size, tile)](
         hidden,
-        down,
+        downs,
         x if mlps.down_bias is None else mlps.down_bias.contiguous(),
         weights.contiguous(),
         shares,
         ends,
         firsts,
         order,
-        *down.stride(),
         size,
         inner,
         HAS_BIAS=mlps.down_bias is not None,
+        FORM=down_form,
         **how,
     )
     _sum[len(x), triton.cdiv(size, 1024)](shares, out, size, top, COLUMNS=1024)

@@ -67,6 +67,30 @@ def activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def float_of_e4m3(code):
+    """The float8 E4M3 numbers, float32, that bytes stand for; every GPU can compute this."""
+    # exponent and mantissa are a float16's whose exponent is 8 too small
+    bits = (code & 0x7F).to(tl.uint16) << 7
+    magnitude = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256
+    magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), magnitude)
+    return tl.where((code & 0x80) != 0, -magnitude, magnitude)
+
+
+@triton.jit
+def float_of_e5m2(code):
+    """The same of float8 E5M2."""
+    return (code.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def twice_e2m1(code):
+    """The four-bit floats E2M1 that codes stand for, doubled to be whole; int32 to float32."""
+    size = code & 7
+    size = tl.where(size < 2, size, (2 + (size & 1)) << (tl.maximum(size >> 1, 1) - 1))
+    return tl.where(code < 8, size, -size).to(tl.float32)
+
+
+@triton.jit
 def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: tl.constexpr, dtype):
     """Rows of numbers as memory stores them; see ``blazr.nn.operands.kv_dtype``.
 
@@ -98,11 +122,7 @@ def load_stored(rows, is_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, STORED: t
     has = is_row[:, None] & (columns < SIZE)[None, :]
     found = tl.load(rows[:, None] + columns[None, :], mask=has, other=0)
     if STORED == "fp8_e4m3":
-        # its exponent and mantissa are a float16's whose exponent is 8 too small
-        code = found.to(tl.uint16)
-        magnitude = ((code & 0x7F) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256
-        magnitude = tl.where((code & 0x7F) == 0x7F, float("nan"), magnitude)
-        found = tl.where((code & 0x80) != 0, -magnitude, magnitude)
+        found = float_of_e4m3(found)
     return found.to(dtype)
 
 

@@ -18,6 +18,7 @@ from math import ceil
 from torch import Tensor
 from typing_extensions import override
 
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme, agree, need
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
@@ -34,6 +35,8 @@ class Fp8Layout(Layout):
         scale: Which part holds the scales.
     """
 
+    is_float = True
+
     def __init__(self, shape: tuple[int, int], block: tuple[int, int], scale: str) -> None:
         super().__init__("fp8", shape)
         self.block = block
@@ -41,17 +44,13 @@ class Fp8Layout(Layout):
 
     @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        height, width = self.block
-        start, stop, _ = rows.indices(self.shape[0])
-        numbers = parts["weight"][start:stop].float()
-        scales = parts[self.scale].float()
-        if scales.dim() < 2:
-            scales = scales.reshape(1, 1)
-        first = start // height
-        scales = scales[first : ceil(stop / height)].repeat_interleave(height, 0)
-        scales = scales[start - first * height :][: stop - start]
-        scales = scales.repeat_interleave(width, 1)[:, : self.shape[1]]
-        return numbers * scales
+        return self.floats(parts).decode(rows)
+
+    @override
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:
+        scales = parts[self.scale]
+        scales = scales.reshape(1, 1) if scales.dim() < 2 else scales
+        return ScaledFloats(parts["weight"], scales, self.block)
 
 
 def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layout:

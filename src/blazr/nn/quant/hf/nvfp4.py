@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.operands.packing import E2M1
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.hf.fp8 import SCALES
 from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
 
@@ -33,6 +32,8 @@ class Nvfp4Layout(Layout):
         divides: Whether scales are divided by that, not multiplied.
     """
 
+    is_float = True
+
     def __init__(
         self, name: str, shape: tuple[int, int], *, numbers: str, whole: str, divides: bool
     ) -> None:
@@ -43,12 +44,13 @@ class Nvfp4Layout(Layout):
 
     @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        packed = parts[self.numbers][rows]
-        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).int()
-        table = torch.tensor(E2M1, device=packed.device) / 2
-        scales, whole = parts["weight_scale"][rows].float(), parts[self.whole].float()
-        scales = scales / whole if self.divides else scales * whole
-        return table[codes] * scales.repeat_interleave(_GROUP, 1)
+        return self.floats(parts).decode(rows)
+
+    @override
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:
+        whole = parts[self.whole].float().reshape(())
+        scales, block = parts["weight_scale"], (1, _GROUP)
+        return ScaledFloats(parts[self.numbers], scales, block, whole, is_divided=self.divides)
 
 
 def nvfp4_layout(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.hf.scheme import Grid, Layout
 
 
@@ -23,6 +24,7 @@ class RowsLayout(Layout):
     def __init__(self, whole: Layout, rows: Sequence[range]) -> None:
         super().__init__(whole.name, (sum(map(len, rows)), whole.shape[1]))
         self.is_grid = whole.is_grid
+        self.is_float = whole.is_float
         self._whole = whole
         self._rows = tuple(rows)
 
@@ -42,6 +44,13 @@ class RowsLayout(Layout):
             for name in ("codes", "scales", "zeros")
         )
         return replace(grids[0][0], codes=codes, scales=scales, zeros=zeros)
+
+    @override
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:
+        whole, runs = self._whole.floats(parts), list(self._runs(slice(None)))
+        if whole is None or len(runs) != 1 or runs[0][1] != 1:
+            return None
+        return whole.rows(runs[0][0])
 
     def _runs(self, rows: slice) -> Iterator[tuple[slice, int]]:
         """Where these rows are in the matrix: a run, and the step between the rows taken of it."""

@@ -14,6 +14,8 @@ from blazr.core.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.nn.operands.floats import ScaledFloats
+
 MAX_SIZE = 2**31
 
 
@@ -80,6 +82,7 @@ class Layout(ABC):
     """
 
     is_grid = False  # whether its numbers are whole numbers on a scale
+    is_float = False  # whether they are small floats with scales
 
     def __init__(self, name: str, shape: tuple[int, int]) -> None:
         self.name = name
@@ -100,6 +103,11 @@ class Layout(ABC):
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid | None:
         """The same rows as whole numbers on a scale, or None where they are something else."""
         del parts, rows
+        return None
+
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:
+        """All of it as small floats with scales, in the same memory, or None if it is else."""
+        del parts
         return None
 
 

@@ -1,16 +1,17 @@
-"""Products with weights as GGUF files store them."""
+"""Products with weights as files store them."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.packing import TILE, Blocks
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.op import op
 
 
 @op
-def block_linear(x: Tensor, weight: Blocks, bias: Tensor | None = None) -> Tensor:
+def stored_linear(x: Tensor, weight: Blocks | ScaledFloats, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias``, of a weight whose numbers are first rounded to the dtype of x.
 
     The weight is decoded a tile of rows at a time. The tiles are the same whatever x is.
@@ -23,10 +24,10 @@ def block_linear(x: Tensor, weight: Blocks, bias: Tensor | None = None) -> Tenso
     Returns:
         (..., out), in the dtype of x.
     """
-    rows, step = len(weight.blocks), max(1, TILE // max(1, x.shape[-1]))
+    rows, step = weight.shape[0], max(1, TILE // max(1, x.shape[-1]))
     out = x.new_empty((*x.shape[:-1], rows))
     for low in range(0, rows, step):
         tile = slice(low, low + step)
-        numbers = weight.kind.decode(weight.blocks[tile]).to(x.dtype)
+        numbers = weight.decode(tile).to(x.dtype)
         out[..., tile] = linear(x, numbers, None if bias is None else bias[tile])
     return out
