@@ -379,6 +379,17 @@ def _product(kind: str, name: str, rows: int, op: str = "stored_linear") -> Step
     return Step(label, arguments, nbytes, flops, has_large_products=op != "stored_linear")
 
 
+def _heads_product(name: str, rows: int) -> Step:
+    """Queries of DeepSeek-V2-Lite to its latents."""
+    heads, keys, latent = 16, 128, 512
+
+    def arguments() -> tuple[object, ...]:
+        return _empty(rows, heads, keys), _empty(heads, latent, keys)
+
+    nbytes = 2 * heads * (keys * latent + rows * (keys + latent))
+    return Step(name, arguments, nbytes, 2 * rows * heads * keys * latent)
+
+
 def _choice(name: str, op: str, rows: int) -> Step:
     """Of a vocabulary of 128,256."""
 
@@ -433,6 +444,14 @@ STEPS: dict[str, tuple[Step, ...]] = {
         for kind in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "FP8", "NVFP4")
         for name, rows in (("1 reply", 1), ("256 replies", 256), ("prompt of 4,096", 4096))
     ),
+    **{
+        op: tuple(
+            _product("bfloat16", f"Llama-3-8B, {name}", rows, op)
+            for name, rows in (("256 replies", 256), ("prompt of 4,096", 4096))
+        )
+        for op in ("linear", "wide_linear", "gated_linear")
+    },
+    "linear_heads": (_heads_product("DeepSeek-V2-Lite, 256 replies", 256),),
     "experts": (
         _experts("Qwen3.5-35B-A3B, 1 reply", _QWEN_EXPERTS, 1),
         _experts("Qwen3.5-35B-A3B, 256 replies", _QWEN_EXPERTS, 256),

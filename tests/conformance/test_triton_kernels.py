@@ -15,11 +15,15 @@ from torch import Tensor
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.exact import exactness
+from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable
 from tests.support.agreement import agree, fits, function_of, tensors_in
-from tests.support.op_samples import SAMPLES
+from tests.support.networks import Lab, build_network
+from tests.support.op_samples import FLOATS, SAMPLES, random_blocks, random_floats
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
+from tests.support.without_kernels import kernels_for_gpus
 
 ROWS = [row for row in KERNELS.values() if row.device == "cuda"]
 
@@ -152,3 +156,89 @@ def test_recurrences_do_not_depend_on_cuts(op: str, cuts: tuple[int, ...]) -> No
     assert torch.equal(torch.cat(parts), whole)
     for got, expected in zip(tensors_in(own), tensors_in(whole_memory), strict=True):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("op", ["linear", "wide_linear", "gated_linear", "stored_linear"])
+def test_exact_products_do_not_depend_on_company(op: str) -> None:
+    """A row has the same bits alone, among few rows, and among so many that others are faster."""
+    weights: list[Any] = [torch.randn(70, 256).half()]
+    if op == "stored_linear":
+        weights = [random_blocks("Q4_K", 70, 256), random_floats("NVFP4", 70, 256)]
+    run = function_of(KERNELS[f"triton.{op}"])
+    x = torch.randn(300, 256).half()
+    for weight in weights:
+        more = (torch.randn(70, 256).half(),) if op == "gated_linear" else ()
+        with exactness(is_exact=True):
+            whole = run(x, weight, *more)
+            for first, last in ((0, 1), (7, 8), (60, 130), (250, 300)):
+                assert torch.equal(run(x[first:last], weight, *more), whole[first:last])
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "Q4_K", "FP8 by rows"])
+def test_experts_do_not_depend_on_company(name: str) -> None:
+    run = function_of(KERNELS["triton.experts"])
+
+    def stack() -> Stack:
+        if name in FLOATS:
+            return random_floats(name, 4, 256, 256)
+        is_plain = name == "bfloat16"
+        return torch.randn(4, 256, 256).bfloat16() if is_plain else random_blocks(name, 4, 256, 256)
+
+    mlps = ExpertMlps(gate=stack(), up=stack(), down=stack())
+    x, weights = torch.randn(90, 256).bfloat16(), torch.rand(90, 2)
+    chosen = torch.rand(90, 4).argsort(-1)[:, :2]
+    whole = run(x, weights, chosen, mlps)
+    for rows in (slice(0, 1), slice(40, 90), slice(5, 90, 7)):
+        assert torch.equal(run(x[rows], weights[rows], chosen[rows], mlps), whole[rows])
+
+
+_NETWORKS = (
+    ("mamba2", "mla_deepseek+moe"),
+    ("gated_delta", "gqa_window+mlp"),
+    ("mamba1", "mamba3", "gqa+clamped"),
+)
+
+
+@pytest.mark.parametrize("mix", _NETWORKS, ids="-".join)
+def test_networks_do_not_depend_on_company_where_that_is_asked_for(mix: tuple[str, ...]) -> None:
+    """All their operations together: replies alone, in company, to prompts cut, and cached."""
+    with kernels_for_gpus(exact=True) as used:
+        alone, *others = _logits(mix, ["company", "cut and cached"])
+        assert {"linear", "rms_norm"} <= set(used)
+    assert len(others) == 3
+    for each in others:
+        assert torch.equal(each, alone)
+
+
+def test_a_product_that_looks_at_its_company_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuBLAS's do, it adds up in another order where there are many rows."""
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        cut = 1 if len(x) > 1 else x.shape[-1] // 2
+        halves = x[..., :cut] @ weight[:, :cut].T, x[..., cut:] @ weight[:, cut:].T
+        return sum(halves) if bias is None else sum(halves) + bias
+
+    with kernels_for_gpus(exact=True):
+        monkeypatch.setattr("blazr.nn.kernels.triton.products.linear", linear)
+        alone, together = _logits(_NETWORKS[0], ["company"])
+    assert not torch.equal(together, alone)
+
+
+def _logits(mix: tuple[str, ...], ways: list[str]) -> list[Tensor]:
+    """Of one reply alone, and of the same in other ways."""
+    model = build_network(mix).half()
+    prompt = [(7 * place) % 53 for place in range(70)]
+    found = []
+    for way in ["alone", *ways]:
+        lab = Lab(model, replay=False, budget=17 if way == "cut and cached" else 256)
+        asked = [lab.ask(prompt, max_tokens=4)]
+        if way == "company":
+            lab.ask(list(range(30)), max_tokens=4)
+            lab.ask([3, 1, 4, 1, 5] * 9, max_tokens=4)
+        lab.run()
+        if way == "cut and cached":
+            asked.append(lab.ask(prompt, max_tokens=4))
+            lab.run()
+            assert lab.cached[asked[1]] == GRID
+        found += [lab.answer(each)[1] for each in asked]
+    return found

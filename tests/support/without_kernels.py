@@ -1,13 +1,20 @@
-"""Torch in the place of the kernels."""
+"""Other functions in the place of the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 
 import pytest
+import torch
+from torch import Tensor
 
+from blazr.nn.kernels import KERNELS
+from blazr.nn.operands.exact import exactness, is_exact
 from blazr.nn.ops import OPS
+from tests.support.agreement import function_of
 
 
 @contextmanager
@@ -17,6 +24,36 @@ def without_kernels() -> Iterator[None]:
         patch.setenv("BLAZR_KERNELS", "reference")
         _forget()
         yield
+    _forget()
+
+
+@contextmanager
+def kernels_for_gpus(*, exact: bool) -> Iterator[Counter[str]]:
+    """Within, operations on the CPU run as kernels for GPUs do in Triton's interpreter.
+
+    Yields:
+        How often each has run.
+    """
+    used: Counter[str] = Counter()
+
+    def resolve(name: str, _: str, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+        rows = (row for row in KERNELS.values() if (row.op, row.device) == (name, "cuda"))
+        row = next(rows, None)
+        if row is None or dtype not in row.dtypes or (row.is_for_exact and not is_exact()):
+            return None
+        function = function_of(row)
+
+        @wraps(function)  # and what it is limited to
+        def counted(*args: object, **kwargs: object) -> Tensor:
+            used[name] += 1
+            return function(*args, **kwargs)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch, exactness(is_exact=exact):
+        patch.setattr("blazr.nn.ops.op.resolve_kernel", resolve)
+        _forget()
+        yield used
     _forget()
 
 

@@ -85,6 +85,7 @@ SERVE_FLAGS = (
     "CPU_MOE",
     "N_CPU_MOE",
     "PLACE",
+    "EXACT",
     "TP",
     "PP",
     "THREADS",

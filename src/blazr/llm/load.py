@@ -108,6 +108,7 @@ def load_text_engine(
                 with_mtp="mtp" in drafters,
                 progress=progress,
                 cpu_experts=options.cpu_experts,
+                exact=options.exact,
             )
         except UnknownFamilyError as error:
             for name, chosen in (

@@ -37,6 +37,8 @@ class LoadOptions(EngineConfig):
             all else.
         n_cpu_moe: Leave those of so many layers there, from the first on.
         place: The same in words: experts=cpu.
+        exact: On a GPU, take all sums in one order, so that no reply depends on what else runs;
+            slower. On a CPU that is always so.
         tp: Processes that have a part of every layer each; of GPUs each process takes one.
         pp: Processes that have some of the layers each, one behind the other; not beside tp.
         adapter: Adapters of low rank (LoRA), PEFT's directories or .gguf files, which requests ask
@@ -61,6 +63,7 @@ class LoadOptions(EngineConfig):
     cpu_moe: bool = False
     n_cpu_moe: int = 0
     place: str | None = None
+    exact: bool = False
     tp: int = 1
     pp: int = 1
     adapter: str | None = None

@@ -50,6 +50,7 @@ def load_on_ranks(
         "quantize": options.quantize,
         "free_bytes": free_bytes,
         "in_stages": options.pp > 1,
+        "exact": options.exact,
     }
     try:
         processes.tell(Load(options.model, how))

@@ -59,6 +59,7 @@ from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import ALONE, Ranks
+from blazr.nn.operands.exact import require_exact
 from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
@@ -154,6 +155,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     free_bytes: int | None = None,
     in_stages: bool = False,
     cpu_experts: int = 0,
+    exact: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
@@ -175,6 +177,8 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
             same, as it decides what is kept packed.
         in_stages: Whether each of the ranks has some of the layers, and not a part of each.
         cpu_experts: Of so many layers, from the first on, the experts stay on the CPU.
+        exact: Whether numbers must not depend on what else is computed in a step, where that costs
+            time; of all models of this process from here on.
 
     Raises:
         CheckpointError: There is no such model, or its tensors are not those of its kind.
@@ -183,6 +187,8 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: There is not enough memory.
     """
+    if exact:
+        require_exact()
     policy = parse_policy(quantize)
     planned = plan_model(model, revision=revision, with_mtp=with_mtp)
     checkpoint = planned.checkpoint

@@ -42,10 +42,12 @@ _CPU = {
     "mtp": ("join_previous", "keep_last"),
     "sampling": ("likeliest", "best", "draw"),
 }
-# The same of ``blazr.nn.kernels.triton``.
+# Operations whose kernels for GPUs run where exactness is asked for; else they are cuBLAS's.
+_EXACT = ("linear", "wide_linear", "gated_linear", "linear_heads")
+# The same as _CPU of ``blazr.nn.kernels.triton``.
 _TRITON = {
     "attention": ("paged_attention", "latent_attention"),
-    "products": ("stored_linear",),
+    "products": ("stored_linear", *_EXACT),
     "gated_delta": ("gated_delta",),
     "mamba2": ("mamba2",),
     "moe": ("experts",),
@@ -84,6 +86,7 @@ KERNELS: Table[Kernel] = Table(
             f"blazr.nn.kernels.triton.{module}:{op}",
             available.missing,
             available.in_use,
+            is_for_exact=op in _EXACT,
         )
         for module, ops in _TRITON.items()
         for op in ops

@@ -22,6 +22,7 @@ class Kernel:
         target: ``"module:function"`` with the op's signature, imported when it is chosen.
         missing: Says why it cannot run here; an empty string where it can.
         form: Says in which form it runs, for people.
+        is_for_exact: Whether it runs only where exactness is asked for (``operands/exact.py``).
     """
 
     op: str
@@ -30,6 +31,7 @@ class Kernel:
     target: str
     missing: Callable[[], str]
     form: Callable[[], str]
+    is_for_exact: bool = False
 
 
 def limited_to(fits: Callable[..., bool]) -> Callable[[Function], Function]:

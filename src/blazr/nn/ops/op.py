@@ -13,6 +13,7 @@ from torch import Tensor
 from blazr.core import env, log
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu.compiled import explain
+from blazr.nn.operands.exact import is_exact
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Op(Generic[P]):
         self.name = name
         self.reference = reference
         self.__doc__ = reference.__doc__
-        self._chosen: dict[tuple[torch.device, torch.dtype], Callable[P, Tensor]] = {}
+        self._chosen: dict[tuple[torch.device, torch.dtype, bool], Callable[P, Tensor]] = {}
 
     def has_kernel(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Whether this machine has a kernel for a first argument of this dtype."""
@@ -47,7 +48,7 @@ class Op(Generic[P]):
         if torch.is_grad_enabled():
             return self.reference(*args, **kwargs)
         first: Tensor = args[0]  # type: ignore[assignment]  # the contract of `reference`
-        key = (first.device, first.dtype)
+        key = (first.device, first.dtype, is_exact())
         chosen = self._chosen.get(key)
         if chosen is None:
             chosen = resolve_kernel(self.name, first.device.type, first.dtype) or self.reference
@@ -72,6 +73,8 @@ def resolve_kernel(op: str, device: str, dtype: torch.dtype) -> Callable[..., Te
         return None
     for row in KERNELS.values():
         if row.op != op or row.device != device or dtype not in row.dtypes:
+            continue
+        if row.is_for_exact and not is_exact():
             continue
         why = row.missing()
         if not why:

@@ -4,7 +4,9 @@ A sequence is cut at grid edges. An interval of more than ``_STEPS`` tokens is c
 what its tokens add follows from a triangular system, whose inverse one kernel computes of all
 intervals, and another carries the state through them. Of fewer tokens, those of replies and drafts,
 each is computed by itself. Which it is, is the sequence's own affair: a row does not depend on
-other sequences, nor on which grid edges a prompt was cut at.
+other sequences, nor on which grid edges a prompt was cut at. Where exactness is asked for, each
+token is always computed by itself, so that a row does not depend on cuts elsewhere either, nor on
+whether its token was read or drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from blazr.nn.kernels.triton.sequences import (
     span_of,
     working_of,
 )
+from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights
 from blazr.nn.operands.step import GRID, Carried, StepTable
 
@@ -464,7 +467,9 @@ def gated_delta(
     numbers, decodes = table.numbers, table.num_decodes
     others = len(table.spans) - decodes
     y = v.new_empty(len(v), heads * values, dtype=torch.float32)
-    length = len(v) if others else 0  # of what only prompts need
+    steps = GRID if is_exact() else _STEPS
+    are_related = others > 0 and steps < GRID
+    length = len(v) if are_related else 0
     related = (
         v.new_empty(length, heads, GRID, dtype=torch.float32),
         v.new_empty(length, heads, GRID, dtype=torch.float32),
@@ -477,13 +482,13 @@ def gated_delta(
         "KEY": keys,
         "KEY_BLOCK": max(16, triton.next_power_of_2(keys)),
         "BY_CHANNEL": weights.dt_bias.numel() > heads,
-        "STEPS": _STEPS,
+        "STEPS": steps,
         # beside numbers of 16 bits TF32 loses little
         "PRECISION": "tf32x3" if is_wide else "tf32",
         "PAGE": GRID,
         "SPAN": numbers.spans.stride(0),
     }
-    if others:
+    if are_related:
         _relate[others, triton.cdiv(numbers.longest - 1, GRID) + 1, heads](
             q,
             k,

@@ -22,7 +22,9 @@ from torch import Tensor
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
+from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import Blocks
 
 MAX_ROWS = 256
@@ -186,5 +188,64 @@ def stored_linear(x: Tensor, weight: Blocks | ScaledFloats, bias: Tensor | None 
         _product(rows, weight, places, bias=bias)
         return out
     for tile, numbers in _decoded(weight, x.dtype):
-        out[..., tile] = F.linear(x, numbers, None if bias is None else bias[tile])
+        own = None if bias is None else bias[tile]
+        if is_exact():
+            _product(rows, numbers, places[..., tile], bias=own)
+        else:
+            out[..., tile] = F.linear(x, numbers, own)
     return out
+
+
+def _is_plain(
+    x: Tensor, weight: Tensor, _: Tensor | None = None, lora: LoraDelta | None = None
+) -> bool:
+    return lora is None and x.dtype == weight.dtype
+
+
+@limited_to(_is_plain)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, lora: LoraDelta | None = None
+) -> Tensor:
+    """See ``blazr.nn.ops.matmul.linear``."""
+    del lora
+    out, rows, places = _matrix(x, len(weight), x.dtype)
+    _product(rows, weight, places, bias=bias)
+    return out
+
+
+@limited_to(_is_plain)
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``blazr.nn.ops.matmul.wide_linear``."""
+    out, rows, places = _matrix(x, len(weight), torch.float32)
+    _product(rows, weight, places, bias=bias)
+    return out
+
+
+def _are_plain(x: Tensor, gate: Tensor, up: Tensor, loras: LoraDeltas = UNCHANGED) -> bool:
+    return loras == UNCHANGED and x.dtype == gate.dtype == up.dtype
+
+
+@limited_to(_are_plain)
+def gated_linear(x: Tensor, gate: Tensor, up: Tensor, loras: LoraDeltas = UNCHANGED) -> Tensor:
+    """See ``blazr.nn.ops.matmul.gated_linear``; rounds once, at the end."""
+    del loras
+    out, rows, places = _matrix(x, len(gate), x.dtype)
+    _product(rows, gate, places, up=up)
+    return out
+
+
+def _are_heads(
+    x: Tensor, weight: Tensor, _: Tensor | None = None, loras: HeadLoras | None = None
+) -> bool:
+    return loras is None and x.dtype == weight.dtype
+
+
+@limited_to(_are_heads)
+def linear_heads(
+    x: Tensor, weight: Tensor, out: Tensor | None = None, loras: HeadLoras | None = None
+) -> Tensor:
+    """See ``blazr.nn.ops.matmul.linear_heads``."""
+    del loras
+    found = x.new_empty(*x.shape[:2], weight.shape[1])
+    _product(x, weight, found)
+    return found if out is None else out.copy_(found)
