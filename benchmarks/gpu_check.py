@@ -28,6 +28,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -336,17 +337,17 @@ def _ask(engine: Engine, number: int, length: int, max_tokens: int) -> None:
     engine.add(Request(prompt_ids=prompt, params=params), request_id=number, now=0.0, seed=0)
 
 
-def check_rivals(report: Report, device: Device, *, tiny: bool) -> None:
-    """The same in transformers, where it is installed."""
+def check_rivals(report: Report, device: Device, rates: dict[str, float], *, tiny: bool) -> None:
+    """The same in transformers, where it is installed; its gated delta is then that of fla."""
     if importlib.util.find_spec("transformers") is None:
         report.say("rivals", "transformers", skipped="it is not installed")
         return
-    report.attempt(
-        "rivals", "transformers, Llama-3.2-1B", partial(_transformers, device, tiny=tiny)
-    )
+    for name, make, own in RIVALS:
+        compare = partial(_transformers, make, own, device, rates, tiny=tiny)
+        report.attempt("rivals", f"transformers, {name}", compare)
 
 
-def _transformers(device: Device, *, tiny: bool) -> dict[str, object]:
+def _llama(*, tiny: bool) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
@@ -359,10 +360,53 @@ def _transformers(device: Device, *, tiny: bool) -> dict[str, object]:
         num_key_value_heads=1 if tiny else 8,
         tie_word_embeddings=True,
     )
+    return LlamaForCausalLM(config)
+
+
+def _qwen3_next(*, tiny: bool) -> Any:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    sizes = {"hidden_size": 2048, "moe_intermediate_size": 512, "num_experts": 256}
+    if tiny:
+        sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 4}
+    config = Qwen3NextConfig(
+        **sizes,
+        vocab_size=100 if tiny else 151_936,
+        num_hidden_layers=_DELTA_LAYERS,
+        num_experts_per_tok=2 if tiny else 8,
+        shared_expert_intermediate_size=sizes["moe_intermediate_size"],
+        head_dim=16 if tiny else 256,
+    )
+    return Qwen3NextForCausalLM(config)
+
+
+def _transformers(
+    make: Callable[..., Any],
+    own: Callable[[], ModelConfig],
+    device: Device,
+    rates: dict[str, float],
+    *,
+    tiny: bool,
+) -> dict[str, object]:
+    """Replies of one stream there and here."""
+    theirs = _transformers_speed(make, device, tiny=tiny)
+    gc.collect()
+    dtype = "float32" if tiny else "bfloat16"
+    model = random_network(_tiny() if tiny else own(), device=device, dtype=dtype)
+    context = 8 if tiny else 1024
+    found = Subject(model, device, rates).decode(1, context, is_replayed=True)
+    return {
+        "tokens_per_s": round(theirs, 1),
+        "blazr_tokens_per_s": found["tokens_per_s"],
+        "has_fla": importlib.util.find_spec("fla") is not None,
+    }
+
+
+def _transformers_speed(make: Callable[..., Any], device: Device, *, tiny: bool) -> float:
     with torch.device(device.torch_device):
-        model = LlamaForCausalLM(config).to(torch.float32 if tiny else torch.bfloat16).eval()
+        model = make(tiny=tiny).to(torch.float32 if tiny else torch.bfloat16).eval()
     length, count = (8, 4) if tiny else (1024, 64)
-    prompt = torch.arange(length, device=device.torch_device)[None] % config.vocab_size
+    prompt = torch.arange(length, device=device.torch_device)[None] % model.config.vocab_size
 
     def answer(tokens: int) -> Callable[[], object]:
         return lambda: model.generate(
@@ -375,8 +419,7 @@ def _transformers(device: Device, *, tiny: bool) -> dict[str, object]:
         )
 
     answer(2)()
-    seconds = _seconds(device, answer(count + 1)) - _seconds(device, answer(1))
-    return {"tokens_per_s": round(count / seconds, 1)}
+    return count / (_seconds(device, answer(count + 1)) - _seconds(device, answer(1)))
 
 
 def _seconds(device: Device, work: Callable[[], object]) -> float:
@@ -469,7 +512,7 @@ def _delta_27b() -> ModelConfig:
     return _delta_hybrid(5120, mlp, layers=64, heads=48)
 
 
-def _delta_35b() -> ModelConfig:
+def _delta_35b(layers: int = 40) -> ModelConfig:
     """Like Qwen 3.5 with 35 billion parameters, of which a token uses three."""
     experts = MoeConfig(
         hidden_size=2048,
@@ -479,7 +522,7 @@ def _delta_35b() -> ModelConfig:
         shared_expert=True,
         shared_expert_gate=True,
     )
-    return _delta_hybrid(2048, experts, layers=40, heads=32)
+    return _delta_hybrid(2048, experts, layers=layers, heads=32)
 
 
 def _deepseek_lite() -> ModelConfig:
@@ -525,6 +568,11 @@ SHAPES: dict[str, Callable[[], ModelConfig]] = {
     "hybrid of 27B": _delta_27b,
     "hybrid of 35B with experts": _delta_35b,
 }
+_DELTA_LAYERS = 4  # of 40, which is enough to compare
+RIVALS = (
+    ("Llama-3.2-1B", _llama, RANDOM_SHAPES["llama-3.2-1b"]),
+    ("four layers of the hybrid of 35B", _qwen3_next, lambda: _delta_35b(layers=_DELTA_LAYERS)),
+)
 STAGES = ("device", "ops", "replies", "speed", "rivals")
 
 
@@ -553,7 +601,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "speed" in wanted:
             check_speed(report, device, rates, tiny=options.tiny)
         if "rivals" in wanted:
-            check_rivals(report, device, tiny=options.tiny)
+            check_rivals(report, device, rates, tiny=options.tiny)
         report.say("end", "done", seconds_left=round(report.left_s, 1))
     return 0 if report.is_right else 1
 
