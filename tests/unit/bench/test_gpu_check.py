@@ -27,8 +27,9 @@ def test_every_stage_says_what_it_found(tmp_path):
     assert {line["stage"] for line in lines} - {"ops"} == wanted
     assert lines[-1]["name"] == "done"
     speeds = [line["tokens_per_s"] for line in lines if line["stage"] == "decode"]
-    assert len(speeds) == 3
+    assert len(speeds) == 4
     assert min(speeds) > 0
+    assert sum(str(line["name"]).endswith("exact") for line in lines) == 2
 
 
 @pytest.mark.slow  # transformers takes long to import
@@ -36,8 +37,9 @@ def test_a_rival_is_measured_beside(tmp_path):
     pytest.importorskip("transformers")
     status, lines = run(tmp_path / "check.jsonl", "--only", "rivals")
     assert status == 0
-    (found,) = [line for line in lines if line["stage"] == "rivals"]
-    assert found["tokens_per_s"] > 0
+    found = [line for line in lines if line["stage"] == "rivals"]
+    assert len(found) == len(gpu_check.RIVALS)
+    assert min(min(line["tokens_per_s"], line["blazr_tokens_per_s"]) for line in found) > 0
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
