@@ -195,7 +195,8 @@ def test_an_adapter_s_name_loads_its_model(shelf: Path) -> None:
         return ModelSource(name=name, open=open_it, adapters=adapters)
 
     named = {"first": shelf / "adapters" / "a0"}
-    models = Models([source("plain", {}), source("changed", named)], ServerConfig())
+    config = ServerConfig(host="127.0.0.1", port=0)
+    models = Models([source("plain", {}), source("changed", named)], config)
     with serving_models(models) as server:
         found = tokens(server, model="first")
         assert found == tokens(server, model="changed", adapter="first")
