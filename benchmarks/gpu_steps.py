@@ -14,7 +14,7 @@ from torch import Tensor
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.experts import ExpertMlps
 from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.operands.packing import Blocks
+from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 from blazr.nn.operands.recurrent import (
     DeltaRows,
     DeltaWeights,
@@ -321,9 +321,13 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
     return Step(name, arguments, nbytes, 0, most_stack=32)
 
 
-def _stored(kind: str, *shape: int) -> Tensor | Blocks | ScaledFloats:
-    """A weight in one of GGML's types, ``"FP8"`` or ``"NVFP4"`` as in safetensors, or plain."""
+def _stored(kind: str, *shape: int) -> Tensor | Blocks | ShiftedBlocks | ScaledFloats:
+    """A weight in one of GGML's types, as ``"AWQ"``, ``"FP8"`` or ``"NVFP4"``, or plain."""
     *stack, rows, columns = shape
+    if kind == "AWQ":
+        blocks = _stored("Q4_0", *shape)
+        assert isinstance(blocks, Blocks)
+        return ShiftedBlocks(blocks, None, _numbers(*stack, rows, columns // 128))
     if kind == "FP8":
         scales = _numbers(*stack, -(-rows // 128), -(-columns // 128))
         return ScaledFloats(_empty(*shape, dtype=torch.float8_e4m3fn), scales, (128, 128))
@@ -341,6 +345,8 @@ def _nbytes(kind: str, *shape: int) -> float:
     weight = _stored(kind, *shape)
     if isinstance(weight, ScaledFloats):
         return weight.nbytes
+    if isinstance(weight, ShiftedBlocks):
+        return sum(each.nbytes for each in (weight.inner.blocks, weight.shift) if each is not None)
     return (weight.blocks if isinstance(weight, Blocks) else weight).nbytes
 
 
@@ -441,7 +447,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
     ),
     "stored_linear": tuple(
         _product(kind, name, rows)
-        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "FP8", "NVFP4")
+        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "AWQ", "FP8", "NVFP4")
         for name, rows in (("1 reply", 1), ("256 replies", 256), ("prompt of 4,096", 4096))
     ),
     **{
@@ -463,6 +469,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _experts("GPT-OSS-20B, MXFP4, prompt of 4,096", _GPT_OSS, 4096, "MXFP4"),
         _experts("Qwen3-30B-A3B, FP8, 256 replies", _QWEN3_EXPERTS, 256, "FP8"),
         _experts("Qwen3-30B-A3B, NVFP4, 256 replies", _QWEN3_EXPERTS, 256, "NVFP4"),
+        _experts("Qwen3-30B-A3B, AWQ, 256 replies", _QWEN3_EXPERTS, 256, "AWQ"),
     ),
     "gated_delta": (
         _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),

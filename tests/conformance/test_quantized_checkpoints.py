@@ -21,7 +21,7 @@ from blazr.models.loading.plan import choose_storage, dequantize_if_room, plan_m
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, pack_weight
+from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, join_stack, pack_weight
 from blazr.nn.quant.weight import (
     FloatWeight,
     GgufWeight,
@@ -161,18 +161,22 @@ def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
     write_matrix(name, tmp_path / "1", 96, 128, seed=1)
     matrices = [read_matrix(tmp_path / each) for each in ("0", "1")]
     stack = StoredStack(matrices)
-    joined = stack.joined()
-    if isinstance(matrices[0], GgufWeight | FloatWeight):
+    joined = join_stack(stack)
+    if matrices[0].operand is not None:
         assert type(joined) is type(matrices[0])
         assert joined.operand is not None
         assert joined.nbytes == stack.nbytes
+        assert torch.equal(
+            joined.operand.select(1).decode(slice(3, 50)),
+            matrices[1].dequantize(torch.float32)[3:50],
+        )
     else:
         assert joined is stack
     for index, matrix in enumerate(matrices):
         found = joined.select(index).dequantize(torch.float32)
         assert torch.equal(found, matrix.dequantize(torch.float32))
     other = StoredStack([matrices[0], PlainWeight(torch.ones(96, 128))])
-    assert other.joined() is other
+    assert join_stack(other) is other
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())

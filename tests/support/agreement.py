@@ -15,7 +15,7 @@ from blazr.nn.operands.experts import ExpertMlps
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.kv_dtype import kv_dtype_of
 from blazr.nn.operands.lora import LoraDelta
-from blazr.nn.operands.packing import Blocks, Packed, Packing
+from blazr.nn.operands.packing import Blocks, Packed, Packing, ShiftedBlocks
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, StepTable
 from blazr.nn.ops import OPS
@@ -62,7 +62,7 @@ def tensors_in(argument: object) -> Iterator[Tensor]:
     elif (
         isinstance(argument, tuple)
         and argument
-        and not isinstance(argument, Packed | Blocks | ScaledFloats)
+        and not isinstance(argument, Packed | Blocks | ShiftedBlocks | ScaledFloats)
     ):
         for each in argument:
             yield from tensors_in(each)
@@ -113,8 +113,11 @@ def fits(row: Kernel, arguments: tuple[object, ...]) -> bool:
 def _has_stored_weights(arguments: Iterable[object]) -> bool:
     """Whether weights are rounded, too, so that the reference has something to lose."""
     return any(
-        isinstance(each, Blocks | ScaledFloats)
-        or (isinstance(each, ExpertMlps) and isinstance(each.up, Blocks | ScaledFloats))
+        isinstance(each, Blocks | ShiftedBlocks | ScaledFloats)
+        or (
+            isinstance(each, ExpertMlps)
+            and isinstance(each.up, Blocks | ShiftedBlocks | ScaledFloats)
+        )
         for each in arguments
     )
 

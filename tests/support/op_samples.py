@@ -15,7 +15,14 @@ from torch import Tensor
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraFactors, LoraTable
-from blazr.nn.operands.packing import GROUP, PACKINGS, Blocks, Packed, Packing
+from blazr.nn.operands.packing import (
+    GROUP,
+    PACKINGS,
+    Blocks,
+    Packed,
+    Packing,
+    ShiftedBlocks,
+)
 from blazr.nn.operands.recurrent import GatedNorm, GateOrder
 from blazr.nn.ops.activation import ACTIVATIONS
 from blazr.nn.ops.lora import lora_shrink
@@ -203,6 +210,14 @@ def random_blocks(name: str, *shape: int) -> Blocks:
     return Blocks(kind, blocks.flatten(-2))
 
 
+def random_shifted(name: str, groups: int, *shape: int, has_scale: bool = False) -> ShiftedBlocks:
+    """The same with numbers added by group, as of GPTQ and AWQ; or with a scale for each row."""
+    *rows, _ = shape
+    scale = 0.5 + torch.rand(rows) if has_scale else None
+    shift = torch.randn(*rows, groups) * 0.05 if groups else None
+    return ShiftedBlocks(random_blocks(name, *shape), scale, shift)
+
+
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # By what people call it: the numbers' type, a block (None for as much as there is), the scales'
 # type, and what is done to all scales.
@@ -245,6 +260,11 @@ def _stored_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             x = torch.randn(count, columns + 3).to(dtype)[:, 3:]
             yield x, floats
             yield x * 1e-2, floats, torch.randn(rows).to(dtype)
+    for name, columns, groups in (("Q4_0", 256, 2), ("Q8_0", 96, 3), ("Q4_0", 64, 0)):
+        for count in (3, 300):
+            x = torch.randn(count, columns).to(dtype)
+            yield x, random_shifted(name, groups, 37, columns), torch.randn(37).to(dtype)
+    yield torch.randn(2, 64).to(dtype), random_shifted("Q8_0", 1, 9, 64, has_scale=True)
     yield torch.randn(2, 50).to(dtype), random_floats("FP8 by rows", 9, 50)
     yield torch.randn(2, 50).to(dtype), random_floats("FP8 E5M2", 9, 50)
 
@@ -340,6 +360,13 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         )
         chosen = torch.rand(tokens, 3).argsort(-1)[:, :2]
         yield torch.randn(tokens, 256).to(dtype), torch.rand(tokens, 2), chosen, mlps
+    mlps = ExpertMlps(
+        gate=random_shifted("Q4_0", 2, 3, 160, 128),
+        up=random_shifted("Q4_0", 1, 3, 160, 128, has_scale=True),
+        down=random_shifted("Q8_0", 5, 3, 128, 160),
+    )
+    chosen = torch.rand(9, 3).argsort(-1)[:, :2]
+    yield torch.randn(9, 128).to(dtype), torch.rand(9, 2), chosen, mlps
     for tokens, name in ((1, "FP8 by blocks"), (70, "FP8 by rows"), (5, "NVFP4")):
         mlps = ExpertMlps(
             gate=random_floats(name, 3, 160, 144),

@@ -473,8 +473,6 @@ def read_weight(
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
     if step.held is not None:
         read = part_of_weight(read, step.held)
-    if isinstance(read, StoredStack) and device.type != "cpu":
-        read = read.joined()
     weight = pack_weight(read)
     if weight is not read:
         for info in step.sources:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import LoraTable
-from blazr.nn.operands.packing import Blocks, Packed
+from blazr.nn.operands.packing import Blocks, Packed, ShiftedBlocks
 
 
 class Matrix(Protocol):
@@ -27,7 +27,7 @@ class Matrices(Protocol):
         """An expert's."""
 
 
-Stack = Tensor | Packed | Blocks | ScaledFloats | Matrices
+Stack = Tensor | Packed | Blocks | ShiftedBlocks | ScaledFloats | Matrices
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,15 +52,12 @@ class ScaledFloats(NamedTuple):
         whole = None if self.whole is None else self.whole[index]
         return self._replace(numbers=self.numbers[index], scales=self.scales[index], whole=whole)
 
-    def is_like(self, other: ScaledFloats) -> bool:
-        """Whether both can be of one stack."""
-
-        def form(floats: ScaledFloats) -> object:
-            tensors = (floats.numbers, floats.scales, floats.whole)
-            each = [None if one is None else (one.shape, one.dtype) for one in tensors]
-            return each, floats.block, floats.is_divided
-
-        return form(self) == form(other)
+    @property
+    def form(self) -> object:
+        """What matrices of a stack have in common."""
+        tensors = (self.numbers, self.scales, self.whole)
+        each = [None if one is None else (one.shape, one.dtype) for one in tensors]
+        return each, self.block, self.is_divided
 
     def rows(self, rows: slice) -> ScaledFloats | None:
         """Some rows that are whole blocks, in the same memory; None where they are none.

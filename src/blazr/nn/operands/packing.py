@@ -93,6 +93,44 @@ class Blocks(NamedTuple):
         return self.kind.decode(self.blocks[rows])
 
 
+class ShiftedBlocks(NamedTuple):
+    """Blocks whose rows are scaled, and whose numbers are then shifted by group; or a stack.
+
+    Args:
+        inner: (..., out, in).
+        scale: (..., out), float32; None for 1.
+        shift: (..., out, G), float32, of equal runs of columns; None for nothing.
+    """
+
+    inner: Blocks
+    scale: Tensor | None
+    shift: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., out, in)."""
+        return self.inner.shape
+
+    def select(self, index: int) -> ShiftedBlocks:
+        """One matrix of a stack."""
+        scale, shift = (None if each is None else each[index] for each in self[1:])
+        return ShiftedBlocks(self.inner.select(index), scale, shift)
+
+    def decode(self, rows: slice) -> Tensor:
+        """Some rows of a matrix as plain numbers: (R, in), float32."""
+        scale, shift = (None if each is None else each[rows] for each in self[1:])
+        return scale_and_shift(self.inner.decode(rows), scale, shift)
+
+
+def scale_and_shift(inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Rows, (..., in), times ``scale`` (...), plus ``shift`` (..., G) for each run of columns."""
+    if scale is not None:
+        inner = inner * scale.unsqueeze(-1)
+    if shift is not None:
+        inner = inner + shift.repeat_interleave(inner.shape[-1] // shift.shape[-1], -1)
+    return inner
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A layout.

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from blazr.nn.operands.packing import BlockType
+from blazr.nn.operands.packing import Blocks, BlockType, ShiftedBlocks, scale_and_shift
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.pointwise import take_columns
+from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.scheme import Grid
 from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
@@ -29,10 +30,12 @@ _KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
 class ShiftedWeight(Weight):
     """A matrix in blocks, with rows scaled, numbers added by group, or columns in another order.
 
+    Or a stack of them; the order is then one for all.
+
     Args:
         inner: The blocks.
-        scale: (out,), float32: what rows are multiplied with; None for 1.
-        shift: (out, G), float32: what is then added to a row's groups; None for nothing.
+        scale: (..., out), float32: what rows are multiplied with; None for 1.
+        shift: (..., out, G), float32: what is then added to a row's groups; None for nothing.
         order: (in / piece,), int64: which piece of the columns each of the inner ones is; None for
             the same.
         piece: Columns that stay together.
@@ -61,6 +64,14 @@ class ShiftedWeight(Weight):
 
     @property
     @override
+    def operand(self) -> ShiftedBlocks | None:  # type: ignore[override]  # read only
+        blocks = self.inner.operand
+        if self.order is not None or not isinstance(blocks, Blocks):
+            return None
+        return ShiftedBlocks(blocks, self.scale, self.shift)
+
+    @property
+    @override
     def nbytes(self) -> int:
         more = (self.scale, self.shift, self.order)
         return self.inner.nbytes + sum(each.nbytes for each in more if each is not None)
@@ -72,6 +83,9 @@ class ShiftedWeight(Weight):
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        operand = None if x.device.type == "cpu" else self.operand
+        if operand is not None:  # on a CPU the inner blocks are packed
+            return stored_linear(x, operand, bias)
         if self.order is not None:
             x = take_columns(x, self.order, self.piece)
         if self.scale is None and self.shift is None:
@@ -88,18 +102,22 @@ class ShiftedWeight(Weight):
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         whole = self.inner.dequantize(torch.float32)
-        return self._scale_and_shift(whole, self.scale, self.shift).to(dtype)
+        return self._in_place(scale_and_shift(whole, self.scale, self.shift)).to(dtype)
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
         scale, shift = (None if each is None else each[ids] for each in (self.scale, self.shift))
-        return self._scale_and_shift(self.inner.rows(ids).float(), scale, shift).to(self.dtype)
+        inner = scale_and_shift(self.inner.rows(ids).float(), scale, shift)
+        return self._in_place(inner).to(self.dtype)
 
-    def _scale_and_shift(self, inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-        if scale is not None:
-            inner = inner * scale.unsqueeze(-1)
-        if shift is not None:
-            inner = inner + shift.repeat_interleave(self.shape[-1] // shift.shape[-1], -1)
+    @override
+    def select(self, index: int) -> ShiftedWeight:
+        scale, shift = (None if each is None else each[index] for each in (self.scale, self.shift))
+        inner = self.inner.select(index)
+        return ShiftedWeight(inner, scale=scale, shift=shift, order=self.order, piece=self.piece)
+
+    def _in_place(self, inner: Tensor) -> Tensor:
+        """Columns in the order that inputs have."""
         if self.order is None:
             return inner
         pieces = inner.unflatten(-1, (-1, self.piece))

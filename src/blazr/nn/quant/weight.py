@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from blazr.nn.operands.floats import ScaledFloats, stack_floats
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed
+from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed, ShiftedBlocks
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.stored import stored_linear
@@ -34,7 +34,8 @@ class Weight(nn.Module, ABC):
         dtype: What products and rows come in.
     """
 
-    operand: Packed | Blocks | ScaledFloats | None = None  # as operations take it, if they do
+    # as operations take it, if they do
+    operand: Packed | Blocks | ShiftedBlocks | ScaledFloats | None = None
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -337,20 +338,6 @@ class StoredStack(Weight):
         matrix = self.matrices[index]
         assert isinstance(matrix, Weight)
         return matrix
-
-    def joined(self) -> Weight:
-        """All in one place, as kernels for GPUs read them; itself where they are not alike."""
-        matrices = [self.select(index) for index in range(self.shape[0])]
-        blocks = [each for each in matrices if isinstance(each, GgufWeight)]
-        if len(blocks) == len(matrices) and len({each.kind.name for each in blocks}) == 1:
-            whole = torch.stack([each.blocks for each in blocks])
-            return GgufWeight(whole, blocks[0].kind, self.dtype)
-        floats = [each for each in matrices if isinstance(each, FloatWeight)]
-        if len(floats) == len(matrices):
-            operands = [each.operand for each in floats]
-            if all(operands[0].is_like(each) for each in operands):
-                return FloatWeight(stack_floats(operands), floats[0].name, self.dtype)
-        return self
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor | Weight]:

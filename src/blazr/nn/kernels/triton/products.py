@@ -25,7 +25,7 @@ from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored,
 from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import Blocks
+from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 
 MAX_ROWS = 256
 # Of a tile: rows of x, and columns of the result; and of one of many rows times plain numbers of
@@ -86,7 +86,7 @@ def _multiply(
 
 def _product(
     x: Tensor,
-    weight: Tensor | Blocks | ScaledFloats,
+    weight: Tensor | Blocks | ShiftedBlocks | ScaledFloats,
     out: Tensor,
     *,
     up: Tensor | None = None,
@@ -149,24 +149,22 @@ def _decode(
     tl.store(out_ptr + row[:, None] * size + inner[None, :], tile, mask=is_number)
 
 
-def _decoded(weight: Blocks | ScaledFloats, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a weight as plain numbers, some at a time."""
+def _decoded(
+    weight: Blocks | ShiftedBlocks | ScaledFloats, like: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a weight as plain numbers, in the dtype of another tensor, some at a time."""
     rows, size = weight.shape
     arguments, form = stored(weight, INNER)
     step = max(1, _DECODED // max(1, size))
     for low in range(0, rows, step):
         count = min(step, rows - low)
-        numbers = torch.empty(count, size, dtype=dtype, device=_device(weight))
+        numbers = like.new_empty(count, size)
         if numbers.numel():
             grid = triton.cdiv(count, _COLUMNS), triton.cdiv(size, INNER)
             _decode[grid](
                 arguments, numbers, low, count, size, FORM=form, ROWS=_COLUMNS, INNER=INNER
             )
         yield slice(low, low + count), numbers
-
-
-def _device(weight: Blocks | ScaledFloats) -> torch.device:
-    return (weight.blocks if isinstance(weight, Blocks) else weight.numbers).device
 
 
 def _matrix(x: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,18 +174,22 @@ def _matrix(x: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return out, x.reshape(count, 1, x.shape[-1]), out.view(count, 1, columns)
 
 
-def _fits(_: Tensor, weight: Blocks | ScaledFloats, __: Tensor | None = None) -> bool:
+def _fits(
+    _: Tensor, weight: Blocks | ShiftedBlocks | ScaledFloats, __: Tensor | None = None
+) -> bool:
     return can_read(weight)
 
 
 @limited_to(_fits)
-def stored_linear(x: Tensor, weight: Blocks | ScaledFloats, bias: Tensor | None = None) -> Tensor:
+def stored_linear(
+    x: Tensor, weight: Blocks | ShiftedBlocks | ScaledFloats, bias: Tensor | None = None
+) -> Tensor:
     """See ``blazr.nn.ops.stored.stored_linear``."""
     out, rows, places = _matrix(x, weight.shape[0], x.dtype)
     if len(rows) <= MAX_ROWS:
         _product(rows, weight, places, bias=bias)
         return out
-    for tile, numbers in _decoded(weight, x.dtype):
+    for tile, numbers in _decoded(weight, x):
         own = None if bias is None else bias[tile]
         if is_exact():
             _product(rows, numbers, places[..., tile], bias=own)

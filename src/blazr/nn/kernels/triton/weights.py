@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.triton.numbers import float_of_e4m3, float_of_e5m2, rounded, twice_e2m1
 from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.operands.packing import Blocks
+from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 
 # By type: bytes of a block, its numbers, and how many side by side share a scale.
 KINDS = {
@@ -38,7 +38,8 @@ class Stored(NamedTuple):
             a row and a column to the next, and from a matrix's scales and a row's to the next.
         form: How it is stored: the kind; of blocks the bytes and numbers; how many numbers side
             by side share a scale; of floats a block's height and width, what is done to all
-            scales, and whether these are small floats, too.
+            scales, and whether these are small floats, too. Of shifted blocks see
+            `_stored_shifted`.
     """
 
     arguments: tuple[Tensor | int, ...]
@@ -47,6 +48,11 @@ class Stored(NamedTuple):
 
 def can_read(weight: object) -> bool:
     """Whether `stored` takes it."""
+    if isinstance(weight, ShiftedBlocks):
+        if not can_read(weight.inner):
+            return False
+        groups = 1 if weight.shift is None else weight.shift.shape[-1]
+        return weight.shape[-1] // groups % KINDS[weight.inner.kind.name][2] == 0
     if isinstance(weight, Blocks):
         return weight.kind.name in KINDS
     if isinstance(weight, ScaledFloats):
@@ -55,7 +61,7 @@ def can_read(weight: object) -> bool:
     return isinstance(weight, Tensor)
 
 
-def stored(weight: Tensor | Blocks | ScaledFloats, inner: int) -> Stored:
+def stored(weight: Tensor | Blocks | ShiftedBlocks | ScaledFloats, inner: int) -> Stored:
     """A weight for a kernel.
 
     Args:
@@ -67,6 +73,8 @@ def stored(weight: Tensor | Blocks | ScaledFloats, inner: int) -> Stored:
         row, column = weight.stride()[-2:]
         arguments = (weight, weight, weight, stack, row, column, 0, 0)
         return Stored(arguments, ("plain", 0, 0, 0, 0, 0, "", False))
+    if isinstance(weight, ShiftedBlocks):
+        return _stored_shifted(weight, inner)
     if isinstance(weight, Blocks):
         blocks = weight.blocks if weight.blocks.stride(-1) == 1 else weight.blocks.contiguous()
         stack = blocks.stride(0) if blocks.dim() == 3 else 0
@@ -93,6 +101,26 @@ def stored(weight: Tensor | Blocks | ScaledFloats, inner: int) -> Stored:
         scales.stride(-2),
     )
     return Stored(arguments, (kind, 0, 0, part, height, width, whole, are_small))
+
+
+def _stored_shifted(weight: ShiftedBlocks, inner: int) -> Stored:
+    """Shifts are where floats have scales, and scales of rows where these have that of all."""
+    (blocks, *_, stack, row, column, _, _), form = stored(weight.inner, inner)
+    scale, shift = (None if each is None else each.contiguous() for each in weight[1:])
+    groups = 0 if shift is None else shift.shape[-1]
+    arguments = (
+        blocks,
+        blocks if shift is None else shift,
+        blocks if scale is None else scale,
+        stack,
+        row,
+        column,
+        weight.shape[-2] * groups,
+        groups,
+    )
+    width = weight.shape[-1] // groups if groups else 0
+    how = "" if scale is None else "rows"
+    return Stored(arguments, (*form[:4], weight.shape[-2], width, how, False))
 
 
 @triton.jit
@@ -252,6 +280,13 @@ def weight_tile(
         is_part = is_row[:, None] & (parts * PART < size)[None, :]
         if FORM[1] > 0:
             found = _from_blocks(starts, parts, is_part, FORM)
+            if FORM[6] == "rows":
+                own = tl.load(whole + matrix * FORM[4] + rows, mask=is_row, other=0)
+                found = found * own[:, None, None]
+            if FORM[5] > 0:
+                shifts = scales + matrix * scale_stack + rows * scale_row
+                places = shifts[:, None] + (parts * PART // FORM[5])[None, :]
+                found = found + tl.load(places, mask=is_part, other=0)[:, :, None]
         else:
             scale_rows = scales + matrix * scale_stack + rows // FORM[4] * scale_row
             found = _from_floats(starts, scale_rows, whole + matrix, parts, is_part, size, FORM)
