@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow security isas seeds invariance mutation kernels sanitize arm check integration clients docs size
+.PHONY: help site wheel setup fix lint types test test-fast smoke slow security triton isas seeds invariance mutation kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -43,6 +43,9 @@ UNCHECKED = -W "ignore:assertions not in test modules"  # pytest itself checks t
 
 security: ## what others must not reach, run or overload, without Python's asserts
 	$(PYTHON) -O $(UNCHECKED) -m pytest $(UNCHECKED) -n 0 tests/security
+
+triton: ## kernels for GPUs, without a GPU: interpreted and compiled; needs the triton extra
+	$(PYTHON) -m pytest -m triton
 
 isas: ## what depends on numbers, under each instruction set of this processor
 	$(PYTHON) tools/seeds.py --seeds 0 --numeric
