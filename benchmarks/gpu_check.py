@@ -214,8 +214,9 @@ def _compare_replies(name: str, device: Device) -> dict[str, object]:
     return found | ({"error": "; ".join(wrong)} if wrong else {})
 
 
-# Numbers and lengths of prompts: some pass a grid edge while they are answered.
-PROMPTS = ((0, 1), (1, 50), (2, 63), (3, 130))
+# Numbers and lengths of prompts: some pass a grid edge while they are answered, and one has more
+# rows than products of few rows take.
+PROMPTS = ((0, 1), (1, 50), (2, 63), (3, 130), (4, 300))
 
 
 def check_speed(report: Report, device: Device, rates: dict[str, float], *, tiny: bool) -> None:

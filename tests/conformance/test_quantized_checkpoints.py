@@ -18,10 +18,11 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading import load as loading
 from blazr.models.loading.load import load, stored_weight
 from blazr.models.loading.plan import choose_storage, dequantize_if_room, plan_model
+from blazr.models.loading.stacks import join_stack
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, join_stack, pack_weight
+from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, pack_weight
 from blazr.nn.quant.weight import (
     FloatWeight,
     GgufWeight,
@@ -161,7 +162,7 @@ def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
     write_matrix(name, tmp_path / "1", 96, 128, seed=1)
     matrices = [read_matrix(tmp_path / each) for each in ("0", "1")]
     stack = StoredStack(matrices)
-    joined = join_stack(stack)
+    joined = join_stack(stack, torch.device("cpu"))
     if matrices[0].operand is not None:
         assert type(joined) is type(matrices[0])
         assert joined.operand is not None
@@ -176,7 +177,18 @@ def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
         found = joined.select(index).dequantize(torch.float32)
         assert torch.equal(found, matrix.dequantize(torch.float32))
     other = StoredStack([matrices[0], PlainWeight(torch.ones(96, 128))])
-    assert join_stack(other) is other
+    assert isinstance(join_stack(other, torch.device("cpu")), StoredStack)
+
+
+@pytest.mark.parametrize("name", ["fp8 per block", "modelopt nvfp4", "bitsandbytes nf4"])
+def test_what_is_stored_moves_with_its_module_and_is_not_cast(name: str, tmp_path: Path) -> None:
+    write_matrix(name, tmp_path, 64, 64)
+    weight = read_matrix(tmp_path)
+    before = weight.dequantize(torch.float32)
+    module = torch.nn.Sequential(weight).to(torch.bfloat16)
+    assert torch.equal(weight.dequantize(torch.float32), before)
+    module.to("meta")
+    assert weight.device.type == "meta"
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from typing import NoReturn
 
 import pytest
 import torch
@@ -31,6 +32,10 @@ def without_kernels() -> Iterator[None]:
 def kernels_for_gpus(*, exact: bool) -> Iterator[Counter[str]]:
     """Within, operations on the CPU run as kernels for GPUs do in Triton's interpreter.
 
+    Args:
+        exact: Whether no number may depend on company; torch's own products are then refused, as
+            cuBLAS's depend on it.
+
     Yields:
         How often each has run.
     """
@@ -52,9 +57,18 @@ def kernels_for_gpus(*, exact: bool) -> Iterator[Counter[str]]:
 
     with pytest.MonkeyPatch.context() as patch, exactness(is_exact=exact):
         patch.setattr("blazr.nn.ops.op.resolve_kernel", resolve)
+        for name in _PRODUCTS if exact else ():
+            patch.setattr(name, _refuse)
         _forget()
         yield used
     _forget()
+
+
+_PRODUCTS = ("torch.bmm", "torch.matmul", "torch.einsum", "torch.nn.functional.linear")
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a product of torch's, which is cuBLAS's on a GPU")
 
 
 def _forget() -> None:

@@ -111,15 +111,17 @@ def load_text_engine(
                 exact=options.exact,
             )
         except UnknownFamilyError as error:
-            for name, chosen in (
-                ("kv_dtype", options.kv_dtype),
-                ("state_dtype", options.state_dtype),
+            for name, chosen, usual in (
+                ("kv_dtype", options.kv_dtype, "auto"),
+                ("state_dtype", options.state_dtype, "auto"),
+                ("exact", options.exact, False),
             ):
-                if chosen != "auto":
+                if chosen != usual:
                     raise ConfigError(
-                        "a model that runs through transformers keeps its memory as it likes.",
+                        "a model that runs through transformers computes, and keeps its memory, as"
+                        " it likes.",
                         found=f"{name} {chosen!r:.50}",
-                        expected="'auto'",
+                        expected=repr(usual),
                     ) from error
             return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
         return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded

@@ -51,6 +51,7 @@ from blazr.models.loading.plan import (
     stored_as,
     weight_bytes,
 )
+from blazr.models.loading.stacks import join_stack
 from blazr.models.loading.upload import upload
 from blazr.nn.device import Device
 from blazr.nn.layers.base import DecoderLayer
@@ -466,14 +467,19 @@ def read_weight(
     Raises:
         CheckpointError: A file has gone or changed.
     """
-    if storing == "as stored":
-        found = [read_matrix(info, checkpoint, dtype, device) for info in step.sources]
-        read = StoredStack(found) if isinstance(step.transform, Stack) else found[0]
-    else:
+    if storing != "as stored":
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
+    elif isinstance(step.transform, Stack):
+        host = torch.device("cpu")
+        read = StoredStack([read_matrix(each, checkpoint, dtype, host) for each in step.sources])
+    else:
+        read = read_matrix(step.sources[0], checkpoint, dtype, device)
     if step.held is not None:
         read = part_of_weight(read, step.held)
-    weight = pack_weight(read)
+    if isinstance(read, StoredStack) and device.type != "cpu":
+        weight = join_stack(read, device)
+    else:
+        weight = pack_weight(read)
     if weight is not read:
         for info in step.sources:
             checkpoint.drop(info)
@@ -589,11 +595,12 @@ def read_matrix(
     found = in_blocks(stored)
     if found is not stored:
         return found.to(device)
-    moved = {key: upload(part, device) for key, part in parts.items()}
-    floats = info.layout.floats(moved)
-    if floats is not None:
-        return FloatWeight(floats, info.layout.name, dtype)
-    return StoredWeight(stored.layout, moved, dtype)
+    floats = info.layout.floats(parts)
+    if floats is not None:  # of several parameters' tensors each uploads its own rows
+        moved = floats.map(lambda each: upload(each.contiguous(), device))
+        return FloatWeight(moved, info.layout.name, dtype)
+    uploaded = {key: upload(part, device) for key, part in parts.items()}
+    return StoredWeight(stored.layout, uploaded, dtype)
 
 
 def read_plain(info: TensorInfo, checkpoint: Checkpoint) -> Tensor:

@@ -68,7 +68,7 @@ class Norm(Joined, nn.Module):
         """``x + change * factor``, and what this makes of it, (..., C) each."""
         is_whole_rms = self.bias is None and not (self.is_cut and self.ranks is not ALONE)
         # recorded steps of a CPU have the addition in the product before it
-        if is_whole_rms and x.device.type != "cpu":
+        if is_whole_rms and x.is_cuda:
             offset = self.unit_offset
             both = add_rms_norm(x, change, self.weight, self.eps, factor, unit_offset=offset)
             return both[0], both[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil
 from typing import NamedTuple
 
@@ -59,17 +60,29 @@ class ScaledFloats(NamedTuple):
         each = [None if one is None else (one.shape, one.dtype) for one in tensors]
         return each, self.block, self.is_divided
 
-    def rows(self, rows: slice) -> ScaledFloats | None:
-        """Some rows that are whole blocks, in the same memory; None where they are none.
+    def map(self, function: Callable[[Tensor], Tensor]) -> ScaledFloats:
+        """The same of tensors that a function makes of these."""
+        whole = None if self.whole is None else function(self.whole)
+        return self._replace(
+            numbers=function(self.numbers), scales=function(self.scales), whole=whole
+        )
+
+    def rows(self, runs: Sequence[slice]) -> ScaledFloats:
+        """Some rows of a matrix; a run of whole blocks is in the same memory.
 
         Args:
-            rows: Which, without a step.
+            runs: Which, one behind the other.
         """
-        height, (first, last, _) = self.block[0], rows.indices(self.shape[-2])
-        if first % height or (last % height and last < self.shape[-2]):
-            return None
-        scales = self.scales[..., first // height : ceil(last / height), :]
-        return self._replace(numbers=self.numbers[..., first:last, :], scales=scales)
+        height, last_row = self.block[0], self.shape[0]
+        first, last, step = runs[0].indices(last_row)
+        ends_block = last % height == 0 or last == last_row
+        if len(runs) == 1 and step == 1 and first % height == 0 and ends_block:
+            scales = self.scales[first // height : ceil(last / height)]
+            return self._replace(numbers=self.numbers[first:last], scales=scales)
+        places = torch.cat([torch.arange(last_row)[run] for run in runs])
+        numbers = self.numbers.view(torch.uint8)[places].view(self.numbers.dtype)
+        scales, block = self.scales[places // height], (1, self.block[1])  # each has one of its own
+        return self._replace(numbers=numbers, scales=scales, block=block)
 
     def decode(self, rows: slice | Tensor) -> Tensor:
         """Some rows of a matrix as plain numbers.
@@ -82,7 +95,7 @@ class ScaledFloats(NamedTuple):
         """
         height, width = self.block
         places = torch.arange(self.shape[0], device=self.scales.device)[rows]
-        scales = self.scales.float()[places // height]
+        scales = self.scales[places // height].float()
         if self.whole is not None:
             scales = scales / self.whole if self.is_divided else scales * self.whole
         scales = scales.repeat_interleave(min(width, self.shape[1]), 1)[:, : self.shape[1]]
@@ -91,14 +104,10 @@ class ScaledFloats(NamedTuple):
         if not self.are_pairs:
             return bytes_.view(self.numbers.dtype).float() * scales
         codes = torch.stack((bytes_ & 15, bytes_ >> 4), -1).flatten(1).int()
-        return (torch.tensor(E2M1, device=codes.device) / 2)[codes] * scales
+        return _e2m1(codes.device)[codes] * scales
 
 
-def stack_floats(matrices: Sequence[ScaledFloats]) -> ScaledFloats:
-    """Copies of matrices that are alike, in one stack."""
-    wholes = [each.whole for each in matrices if each.whole is not None]
-    return matrices[0]._replace(
-        numbers=torch.stack([each.numbers for each in matrices]),
-        scales=torch.stack([each.scales for each in matrices]),
-        whole=torch.stack(wholes) if wholes else None,
-    )
+@cache
+def _e2m1(device: torch.device) -> Tensor:
+    """What the codes of four-bit floats stand for."""
+    return torch.tensor(E2M1, device=device) / 2

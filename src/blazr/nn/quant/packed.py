@@ -5,9 +5,8 @@ What a user asks for is ``"q8_0"``, or ``"experts=q4_0,lm_head=q8_0"``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from typing_extensions import override
 
 from blazr.core.errors import ConfigError
 from blazr.nn.device import zero_bytes
-from blazr.nn.operands.floats import stack_floats
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import GROUP, PACKINGS, TILE, BlockType, Packed, Packing
 from blazr.nn.ops.op import op
@@ -29,7 +27,7 @@ from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
-from blazr.nn.quant.weight import FloatWeight, GgufWeight, StoredStack, Weight
+from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
 
 KEEP = "none"
 # Parts of a network by what their parameters' names hold, the most particular first.
@@ -203,7 +201,7 @@ def can_pack(kind: BlockType, dtype: torch.dtype) -> bool:
 def pack_weight(weight: Weight) -> Weight:
     """The same numbers as the kernels want them, or the weight itself where they cannot have it."""
     if weight.device.type != "cpu":
-        return join_stack(weight) if isinstance(weight, StoredStack) else weight
+        return weight
     if isinstance(weight, GgufWeight):
         return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
     if isinstance(weight, ShiftedWeight):
@@ -213,52 +211,6 @@ def pack_weight(weight: Weight) -> Weight:
         weight.matrices = nn.ModuleList(each)
         return _one_stack(each) or weight
     return weight
-
-
-def join_stack(stack: StoredStack) -> Weight:
-    """Matrices as they are stored side by side, as kernels for GPUs take experts.
-
-    The stack itself where they are not alike.
-    """
-    matrices = [stack.select(index) for index in range(stack.shape[0])]
-    blocks = _alike(GgufWeight, matrices, lambda each: (each.kind.name, each.blocks.shape))
-    if blocks:
-        whole = torch.stack([each.blocks for each in blocks])
-        return GgufWeight(whole, blocks[0].kind, stack.dtype)
-    shifted = _alike(ShiftedWeight, matrices, _form_of_shifted)
-    if shifted:
-        inner = join_stack(StoredStack([each.inner for each in shifted]))
-        scale, shift = (
-            None
-            if getattr(shifted[0], name) is None
-            else torch.stack([getattr(w, name) for w in shifted])
-            for name in ("scale", "shift")
-        )
-        return ShiftedWeight(inner, scale=scale, shift=shift)
-    floats = _alike(FloatWeight, matrices, lambda each: each.operand.form)
-    if floats:
-        operand = stack_floats([each.operand for each in floats])
-        return FloatWeight(operand, floats[0].name, stack.dtype)
-    return stack
-
-
-W = TypeVar("W", bound=Weight)
-
-
-def _alike(kind: type[W], weights: Sequence[Weight], form: Callable[[W], object]) -> list[W]:
-    """The weights, if all are of this kind and one form; else none."""
-    found = [each for each in weights if isinstance(each, kind)]
-    is_one = len(found) == len(weights) and all(form(each) == form(found[0]) for each in found)
-    return found if is_one else []
-
-
-def _form_of_shifted(weight: ShiftedWeight) -> object:
-    """What must be equal; nothing equals that of one whose columns have an order of their own."""
-    inner = weight.inner
-    if weight.order is not None or not isinstance(inner, GgufWeight):
-        return object()
-    sizes = [None if each is None else each.shape for each in (weight.scale, weight.shift)]
-    return inner.kind.name, inner.blocks.shape, sizes
 
 
 def _one_stack(matrices: Sequence[Weight]) -> PackedWeight | None:

@@ -7,7 +7,8 @@ that are made of these while loading are `PackedWeight` and `ShiftedWeight`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -184,6 +185,11 @@ class StoredWeight(TiledWeight):
         self.layout = layout
         self.parts = dict(parts)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        device = _device_after(fn, self.device)
+        self.parts = {key: part.to(device) for key, part in self.parts.items()}
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     @property
     @override
     def nbytes(self) -> int:
@@ -232,6 +238,11 @@ class FloatWeight(TiledWeight):
         self.operand = floats  # no buffers: what casts a module would cast float8, too
         self.name = name
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        device = _device_after(fn, self.device)
+        self.operand = self.operand.map(lambda each: each.to(device))
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     @property
     @override
     def nbytes(self) -> int:
@@ -272,6 +283,11 @@ class FloatWeight(TiledWeight):
     def extra_repr(self) -> str:
         """For people: the layout and the shape."""
         return f"{self.name}, {list(self.shape)}"
+
+
+def _device_after(fn: Callable[[Tensor], Tensor], device: torch.device) -> torch.device:
+    """Where a module's tensors go by what is done to each; they are not cast."""
+    return fn(torch.empty(0, device=device)).device
 
 
 class PlainWeight(Weight):

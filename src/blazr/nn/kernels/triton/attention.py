@@ -16,8 +16,10 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import LOG2_E, dot, load_stored, tanh
+from blazr.nn.kernels.triton.products import linear_heads
 from blazr.nn.kernels.triton.rows import rotate_and_store
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.kv_dtype import kind_of, stored_size
 from blazr.nn.operands.step import ATTENTION_PART, GRID, StepTable
 
@@ -445,9 +447,7 @@ def latent_attention(
     """
     latent = memory.k_up.shape[1]
     queries = q.new_empty(*q.shape[:2], latent + rows.q_rope.shape[2])
-    if len(q):
-        absorbed = queries[..., :latent].transpose(0, 1)  # (H, T, R)
-        torch.bmm(q.transpose(0, 1), memory.k_up.transpose(1, 2), out=absorbed)
+    _by_head(q, memory.k_up, queries[..., :latent])
     rotate_and_store(
         rows.q_rope,
         rows.k_rope,
@@ -458,4 +458,13 @@ def latent_attention(
         out=queries[..., latent:],
     )
     mixed = paged_attention(queries, memory.pages, table)
-    return torch.bmm(mixed.transpose(0, 1), memory.v_up.transpose(1, 2)).transpose(0, 1)
+    return _by_head(mixed, memory.v_up, mixed.new_empty(*q.shape[:2], memory.v_up.shape[1]))
+
+
+def _by_head(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """``out[:, h] = x[:, h] weight[h].T``."""
+    if is_exact():
+        return linear_heads(x, weight, out)
+    if len(x):
+        torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))
+    return out

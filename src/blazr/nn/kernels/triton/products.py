@@ -248,6 +248,6 @@ def linear_heads(
 ) -> Tensor:
     """See ``blazr.nn.ops.matmul.linear_heads``."""
     del loras
-    found = x.new_empty(*x.shape[:2], weight.shape[1])
-    _product(x, weight, found)
-    return found if out is None else out.copy_(found)
+    out = x.new_empty(*x.shape[:2], weight.shape[1]) if out is None else out
+    _product(x, weight, out)
+    return out

@@ -18,6 +18,7 @@ from blazr.nn.kernels.triton.numbers import INTERPRETED
 MAX_SCORES = 2**20
 # Scores that a program looks at, at once, and in all.
 _BLOCK, _PART = 1024, 8192
+_COUNTED = 2**24  # scores that are counted for at a time, eight bytes each
 # Of a draw. No result depends on it, and the interpreter is as fast with more.
 _DRAW_BLOCK = 2**14 if INTERPRETED.value else 512
 
@@ -55,19 +56,23 @@ def _penalize(
 
 def penalize(scores: Tensor, ids: Tensor, ends: Tensor, penalties: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.penalize``."""
-    rows, size = scores.shape
-    out = scores.new_empty(rows, size)
+    size, length = scores.shape[1], ids.shape[1]
+    out = scores.new_empty(len(scores), size)
     if not out.numel():
         return out
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
-    length = ids.shape[1]
-    counts = torch.zeros(rows, size, dtype=torch.int64, device=scores.device)
-    if length:
-        grid = rows, triton.cdiv(length, _BLOCK)
-        _count[grid](ids.contiguous(), ends.contiguous(), counts, length, size, BLOCK=_BLOCK)
-    _penalize[rows, triton.cdiv(size, _BLOCK)](
-        scores, counts, penalties.contiguous(), out, scores.stride(0), size, BLOCK=_BLOCK
-    )
+    at_once = max(1, _COUNTED // size)
+    each = (scores, ids.contiguous(), ends.contiguous(), penalties.contiguous(), out)
+    for part in zip(*(tensor.split(at_once) for tensor in each), strict=True):
+        own_scores, own_ids, own_ends, own_penalties, places = part
+        rows = len(own_scores)
+        counts = torch.zeros(rows, size, dtype=torch.int64, device=scores.device)
+        if length:
+            grid = rows, triton.cdiv(length, _BLOCK)
+            _count[grid](own_ids, own_ends, counts, length, size, BLOCK=_BLOCK)
+        _penalize[rows, triton.cdiv(size, _BLOCK)](
+            own_scores, counts, own_penalties, places, scores.stride(0), size, BLOCK=_BLOCK
+        )
     return out
 
 

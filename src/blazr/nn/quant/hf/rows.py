@@ -47,10 +47,12 @@ class RowsLayout(Layout):
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:
-        whole, runs = self._whole.floats(parts), list(self._runs(slice(None)))
-        if whole is None or len(runs) != 1 or runs[0][1] != 1:
+        whole = self._whole.floats(parts)
+        if whole is None:
             return None
-        return whole.rows(runs[0][0])
+        return whole.rows(
+            [slice(each.start, each.stop, step) for each, step in self._runs(slice(None))]
+        )
 
     def _runs(self, rows: slice) -> Iterator[tuple[slice, int]]:
         """Where these rows are in the matrix: a run, and the step between the rows taken of it."""
