@@ -88,14 +88,19 @@ class ScaledFloats(NamedTuple):
         """Some rows of a matrix as plain numbers.
 
         Args:
-            rows: Which; int64 where they are no run.
+            rows: Which, without a step; int64 where they are no run.
 
         Returns:
             (R, in), float32.
         """
         height, width = self.block
-        places = torch.arange(self.shape[0], device=self.scales.device)[rows]
-        scales = self.scales[places // height].float()
+        if isinstance(rows, Tensor):
+            scales = self.scales[rows // height].float()
+        else:  # without an index, which takes longer
+            first, last, _ = rows.indices(self.shape[0])
+            low = first // height
+            scales = self.scales[low : ceil(last / height)].float().repeat_interleave(height, 0)
+            scales = scales[first - low * height :][: last - first]
         if self.whole is not None:
             scales = scales / self.whole if self.is_divided else scales * self.whole
         scales = scales.repeat_interleave(min(width, self.shape[1]), 1)[:, : self.shape[1]]
