@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.experts import ExpertMlps
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 from blazr.nn.operands.recurrent import (
     DeltaRows,
@@ -321,7 +321,7 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
     return Step(name, arguments, nbytes, 0, most_stack=32)
 
 
-def _stored(kind: str, *shape: int) -> Tensor | Blocks | ShiftedBlocks | ScaledFloats:
+def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
     """A weight in one of GGML's types, as ``"AWQ"``, ``"FP8"`` or ``"NVFP4"``, or plain."""
     *stack, rows, columns = shape
     if kind == "AWQ":

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.experts import ExpertMlps
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.kv_dtype import kv_dtype_of
 from blazr.nn.operands.lora import LoraDelta
-from blazr.nn.operands.packing import Blocks, Packed, Packing, ShiftedBlocks
+from blazr.nn.operands.packing import Packed, Packing
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, StepTable
 from blazr.nn.ops import OPS
@@ -60,9 +60,7 @@ def tensors_in(argument: object) -> Iterator[Tensor]:
         if numbers.is_floating_point():
             yield numbers
     elif (
-        isinstance(argument, tuple)
-        and argument
-        and not isinstance(argument, Packed | Blocks | ShiftedBlocks | ScaledFloats)
+        isinstance(argument, tuple) and argument and not isinstance(argument, Packed | StoredMatrix)
     ):
         for each in argument:
             yield from tensors_in(each)
@@ -113,11 +111,8 @@ def fits(row: Kernel, arguments: tuple[object, ...]) -> bool:
 def _has_stored_weights(arguments: Iterable[object]) -> bool:
     """Whether weights are rounded, too, so that the reference has something to lose."""
     return any(
-        isinstance(each, Blocks | ShiftedBlocks | ScaledFloats)
-        or (
-            isinstance(each, ExpertMlps)
-            and isinstance(each.up, Blocks | ShiftedBlocks | ScaledFloats)
-        )
+        isinstance(each, StoredMatrix)
+        or (isinstance(each, ExpertMlps) and isinstance(each.up, StoredMatrix))
         for each in arguments
     )
 

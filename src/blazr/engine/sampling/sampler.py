@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,19 +11,11 @@ from torch import Tensor
 from blazr.core.errors import RequestError
 from blazr.engine.outputs import TokenLogprobs
 from blazr.engine.sampling.constraint import constrain, described
-from blazr.engine.sampling.steps import (
-    SAMPLING_STEPS,
-    Row,
-    SamplingStep,
-    in_order,
-    penalized,
-    surprises,
-)
+from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
 
 _MASK = 2**64 - 1
-_PENALTIES = SAMPLING_STEPS["penalties"]  # of all rows at once, where no order is asked for
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
 _NOTHING_LEFT = "what the request allows and what it rules out leave no token that could come next"
 
@@ -200,23 +192,18 @@ def _apply_steps(scores: Tensor, sequences: list[RunningSequence], *, is_copy: b
         return scores
     if not is_copy:
         scores = scores.clone()
-    steps = list(SAMPLING_STEPS.values())
-    place = steps.index(_PENALTIES)
-    usual = {index: row for index, row in rows.items() if not row.params.samplers}
-
-    def apply(index: int, steps: Iterable[SamplingStep]) -> None:
-        for step in steps:
-            if step.wanted(rows[index]):
-                scores[index] = step.apply(scores[index], rows[index])
-
-    for index in usual:
-        apply(index, steps[:place])
-    together = [index for index, row in usual.items() if _PENALTIES.wanted(row)]
-    if together:
-        scores[together] = penalized(scores[together], [rows[index] for index in together])
+    steps = SAMPLING_STEPS.values()
+    for step in steps:
+        usual = [i for i, row in rows.items() if not row.params.samplers and step.wanted(row)]
+        if step.together is not None and usual:
+            scores[usual] = step.together(scores[usual], [rows[index] for index in usual])
+            continue
+        for index in usual:
+            scores[index] = step.apply(scores[index], rows[index])
     for index, row in rows.items():
-        own = in_order(steps, row.params.samplers) if row.params.samplers else steps[place + 1 :]
-        apply(index, own)
+        for step in in_order(steps, row.params.samplers) if row.params.samplers else ():
+            if step.wanted(row):
+                scores[index] = step.apply(scores[index], row)
     return scores
 
 

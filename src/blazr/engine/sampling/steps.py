@@ -63,21 +63,27 @@ class SamplingStep:
         sampler: Which of SAMPLERS it is part of; empty for one that always comes first.
         wanted: Whether a row asks for it; if not, it costs nothing.
         apply: float32 scores (V,) and the row to scores of the same shape. Never changes its input.
+        together: The same of several rows at once, (B, V), for a step that is faster so.
     """
 
     name: str
     sampler: str
     wanted: Callable[[Row], bool]
     apply: Callable[[Tensor, Row], Tensor]
+    together: Callable[[Tensor, Sequence[Row]], Tensor] | None = None
 
 
 def _step(
-    sampler: str, *, wanted: Callable[[Row], bool]
+    sampler: str,
+    *,
+    wanted: Callable[[Row], bool],
+    together: Callable[[Tensor, Sequence[Row]], Tensor] | None = None,
 ) -> Callable[[Callable[[Tensor, Row], Tensor]], SamplingStep]:
     """Make a step of the function that applies it."""
 
     def decorate(apply: Callable[[Tensor, Row], Tensor]) -> SamplingStep:
-        return SamplingStep(apply.__name__.removesuffix("_step"), sampler, wanted, apply)
+        name = apply.__name__.removesuffix("_step")
+        return SamplingStep(name, sampler, wanted, apply, together)
 
     return decorate
 
@@ -131,13 +137,7 @@ def _has_penalties(row: Row) -> bool:
     return params.repetition_penalty != 1 or (of_replies and len(row.output) > 0)
 
 
-@_step("penalties", wanted=_has_penalties)
-def penalties_step(scores: Tensor, row: Row) -> Tensor:
-    """Make tokens that came already less likely."""
-    return penalized(scores[None], [row])[0]
-
-
-def penalized(scores: Tensor, rows: Sequence[Row]) -> Tensor:
+def _penalized(scores: Tensor, rows: Sequence[Row]) -> Tensor:
     """`penalties_step` of several rows at once, (B, V)."""
     texts = [torch.cat((row.prompt, row.output)) for row in rows]
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
@@ -151,6 +151,12 @@ def penalized(scores: Tensor, rows: Sequence[Row]) -> Tensor:
         ]
     )
     return penalize(scores, *(each.to(scores.device) for each in (ids, ends, penalties)))
+
+
+@_step("penalties", wanted=_has_penalties, together=_penalized)
+def penalties_step(scores: Tensor, row: Row) -> Tensor:
+    """Make tokens that came already less likely."""
+    return _penalized(scores[None], [row])[0]
 
 
 @_step("", wanted=lambda row: row.params.dry_multiplier > 0)

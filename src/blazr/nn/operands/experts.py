@@ -8,9 +8,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.lora import LoraTable
-from blazr.nn.operands.packing import Blocks, Packed, ShiftedBlocks
+from blazr.nn.operands.packing import Packed
 
 
 class Matrix(Protocol):
@@ -27,7 +27,7 @@ class Matrices(Protocol):
         """An expert's."""
 
 
-Stack = Tensor | Packed | Blocks | ShiftedBlocks | ScaledFloats | Matrices
+Stack = Tensor | Packed | StoredMatrix | Matrices
 
 
 @dataclass(frozen=True, slots=True)

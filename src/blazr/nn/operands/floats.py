@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.packing import E2M1
+from blazr.nn.operands.packing import E2M1, Blocks, ShiftedBlocks
 
 
 class ScaledFloats(NamedTuple):
@@ -116,3 +116,7 @@ class ScaledFloats(NamedTuple):
 def _e2m1(device: torch.device) -> Tensor:
     """What the codes of four-bit floats stand for."""
     return torch.tensor(E2M1, device=device) / 2
+
+
+# A matrix, or a stack of them, as files store it; each has `shape`, `select` and `decode`.
+StoredMatrix = Blocks | ShiftedBlocks | ScaledFloats

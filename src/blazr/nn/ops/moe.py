@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from blazr.nn.operands.experts import ExpertAdapters, ExpertMlps, Matrix, Routing, Stack
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.lora import LoraDelta
-from blazr.nn.operands.packing import Blocks, Packed, ShiftedBlocks
+from blazr.nn.operands.packing import Packed
 from blazr.nn.ops.activation import ACTIVATIONS, clamped_swiglu
 from blazr.nn.ops.lora import lora_expand, lora_shrink
 from blazr.nn.ops.matmul import gated_linear, linear
@@ -18,7 +18,7 @@ from blazr.nn.ops.op import op
 from blazr.nn.ops.packed import packed_gated_linear, packed_linear
 from blazr.nn.ops.stored import stored_linear
 
-_Matrix = Tensor | Packed | Blocks | ShiftedBlocks | ScaledFloats | Matrix
+_Matrix = Tensor | Packed | StoredMatrix | Matrix
 # Tokens that go through the experts all at once, on a CPU and elsewhere: on a GPU a look at which
 # experts were chosen costs more than multiplying with some that were not.
 _MOST_AT_ONCE, _MOST_AT_ONCE_ELSEWHERE = 8, 256
@@ -206,7 +206,7 @@ class _Expert:
             y = linear(x, matrix.to(x.dtype), bias)
         elif isinstance(matrix, Packed):
             y = packed_linear(x, matrix, bias)
-        elif isinstance(matrix, Blocks | ShiftedBlocks | ScaledFloats):
+        elif isinstance(matrix, StoredMatrix):
             y = stored_linear(x, matrix, bias)
         else:
             y = matrix.matmul(x, bias)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.operands.packing import TILE, Blocks, ShiftedBlocks
+from blazr.nn.operands.floats import StoredMatrix
+from blazr.nn.operands.packing import TILE
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.op import op
 
 
 @op
-def stored_linear(
-    x: Tensor, weight: Blocks | ShiftedBlocks | ScaledFloats, bias: Tensor | None = None
-) -> Tensor:
+def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -> Tensor:
     """``x weight.T + bias``, of a weight whose numbers are first rounded to the dtype of x.
 
     The weight is decoded a tile of rows at a time. The tiles are the same whatever x is.

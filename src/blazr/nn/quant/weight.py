@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed, ShiftedBlocks
+from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.stored import stored_linear
@@ -36,7 +36,7 @@ class Weight(nn.Module, ABC):
     """
 
     # as operations take it, if they do
-    operand: Packed | Blocks | ShiftedBlocks | ScaledFloats | None = None
+    operand: Packed | StoredMatrix | None = None
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()

@@ -18,8 +18,7 @@ from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import activated, dot, rounded
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.experts import ExpertMlps, Stack
-from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.operands.packing import Blocks, ShiftedBlocks
+from blazr.nn.operands.floats import StoredMatrix
 
 MAX_EXPERTS = 1024
 # Of a tile: pairs of a token and an expert, and columns of the result; fewer of weights that are
@@ -185,9 +184,7 @@ def _sum(shares_ptr, out_ptr, size, top, COLUMNS: tl.constexpr):
     )
 
 
-def _is_read(
-    stack: Stack, dtype: torch.dtype
-) -> TypeGuard[Tensor | Blocks | ShiftedBlocks | ScaledFloats]:
+def _is_read(stack: Stack, dtype: torch.dtype) -> TypeGuard[Tensor | StoredMatrix]:
     return can_read(stack) and (not isinstance(stack, Tensor) or stack.dtype == dtype)
 
 

@@ -23,9 +23,8 @@ from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.exact import is_exact
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
-from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 
 MAX_ROWS = 256
 # Of a tile: rows of x, and columns of the result; and of one of many rows times plain numbers of
@@ -86,7 +85,7 @@ def _multiply(
 
 def _product(
     x: Tensor,
-    weight: Tensor | Blocks | ShiftedBlocks | ScaledFloats,
+    weight: Tensor | StoredMatrix,
     out: Tensor,
     *,
     up: Tensor | None = None,
@@ -149,9 +148,7 @@ def _decode(
     tl.store(out_ptr + row[:, None] * size + inner[None, :], tile, mask=is_number)
 
 
-def _decoded(
-    weight: Blocks | ShiftedBlocks | ScaledFloats, like: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
+def _decoded(weight: StoredMatrix, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a weight as plain numbers, in the dtype of another tensor, some at a time."""
     rows, size = weight.shape
     arguments, form = stored(weight, INNER)
@@ -174,16 +171,12 @@ def _matrix(x: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return out, x.reshape(count, 1, x.shape[-1]), out.view(count, 1, columns)
 
 
-def _fits(
-    _: Tensor, weight: Blocks | ShiftedBlocks | ScaledFloats, __: Tensor | None = None
-) -> bool:
+def _fits(_: Tensor, weight: StoredMatrix, __: Tensor | None = None) -> bool:
     return can_read(weight)
 
 
 @limited_to(_fits)
-def stored_linear(
-    x: Tensor, weight: Blocks | ShiftedBlocks | ScaledFloats, bias: Tensor | None = None
-) -> Tensor:
+def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.stored.stored_linear``."""
     out, rows, places = _matrix(x, weight.shape[0], x.dtype)
     if len(rows) <= MAX_ROWS:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.triton.numbers import float_of_e4m3, float_of_e5m2, rounded, twice_e2m1
-from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 
 # By type: bytes of a block, its numbers, and how many side by side share a scale.
@@ -61,7 +61,7 @@ def can_read(weight: object) -> bool:
     return isinstance(weight, Tensor)
 
 
-def stored(weight: Tensor | Blocks | ShiftedBlocks | ScaledFloats, inner: int) -> Stored:
+def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
     """A weight for a kernel.
 
     Args:
