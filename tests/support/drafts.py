@@ -65,7 +65,7 @@ class EagerSpeculator(Speculator):
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}
 
-    def _rest(self, sequence):
+    def _rest(self, sequence, num_sequences):
         """Ask again for each token."""
 
 
@@ -101,11 +101,15 @@ class GuessingDrafter:
 
 
 def running_sequence(
-    tokens: Sequence[int], *, max_output: int = 10_000, **params: object
+    tokens: Sequence[int], *, max_output: int = 10_000, cache_salt: str = "", **params: object
 ) -> RunningSequence:
     """A sequence whose prompt are the first half of the tokens, and whose reply the others."""
     prompt = tuple(tokens[: len(tokens) // 2])
-    request = Request(prompt_ids=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+    request = Request(
+        prompt_ids=prompt,
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        cache_salt=cache_salt,
+    )
     sequence = RunningSequence(
         request_id=1,
         request=request,

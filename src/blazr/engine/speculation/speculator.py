@@ -20,6 +20,7 @@ TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has b
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
+FEW = 4  # sequences of a step, for each token of such a pause: to ask for all takes longer
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
 LASTING = 64  # steps after which the time of one with drafts is not known any more
@@ -134,7 +135,7 @@ class Speculator:
             self._learn_from_what_came(sequence)
             proposal = self._ask(sequence)
             if proposal is None:
-                self._rest(sequence)
+                self._rest(sequence, len(sequences))
                 continue
             self._proposals[sequence] = proposal
             rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
@@ -143,7 +144,7 @@ class Speculator:
         depths = self._choose_depths(len(sequences), rates, room)
         for sequence, _ in rates:
             if sequence not in depths:
-                self._rest(sequence)
+                self._rest(sequence, len(sequences))
         self._compute(depths)
         return {
             sequence: self._proposals[sequence].draft.token_ids[:depth]
@@ -185,13 +186,19 @@ class Speculator:
         for drafter in self._drafters:
             drafter.forget(sequence)
 
-    def _rest(self, sequence: Sequence) -> None:
-        """Do not look for drafts for a while, which becomes longer each time there are none."""
+    def _rest(self, sequence: Sequence, num_sequences: int) -> None:
+        """Do not look for drafts for a while, which becomes longer each time there are none.
+
+        Args:
+            sequence: Whose.
+            num_sequences: That decode beside it, and are asked for, too.
+        """
         proposal = self._proposals.get(sequence)
         if proposal is not None and proposal.computed_by is not None:
             for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
                 outcomes.fade()
-        pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, LONGEST_PAUSE)
+        longest = min(num_sequences // FEW, LONGEST_PAUSE)
+        pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, longest)
         self._wake_at[sequence] = len(sequence.tokens) + pause
 
     def _ask(self, sequence: Sequence) -> Proposal | None:
