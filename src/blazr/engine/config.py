@@ -28,10 +28,11 @@ class EngineConfig:
         context_shift: Let a reply go on where the context is full: it forgets the older half of
             what follows the instructions, and computes the rest again.
         spec: Speculate: compute drafts of what may come next beside the last token, and keep those
-            that come. ngram takes them from prompt and reply, prefix from other replies, mtp from
-            the model's own module for multi-token prediction, eagle3:PATH from an EAGLE-3 head for
-            it, draft:MODEL from a smaller model of the same vocabulary; several with commas, the
-            first that knows something counts. Replies are the same.
+            that come. ngram takes them from prompt and reply, suffix from earlier replies, too,
+            prefix from those that the prefix cache knows, mtp from the model's own module for
+            multi-token prediction, eagle3:PATH from an EAGLE-3 head for it, draft:MODEL from a
+            smaller model of the same vocabulary; several with commas, the first that knows
+            something counts. Replies are the same.
         cache_dir: Directory where prefixes are kept on disk, for the next start; none by default.
         cache_disk: Most that all models may take there.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,

@@ -16,11 +16,13 @@ from blazr.engine.speculation.drafter import Drafter, Sources
 from blazr.engine.speculation.mtp import MtpDrafter
 from blazr.engine.speculation.ngram import NgramDrafter
 from blazr.engine.speculation.prefix import PrefixDrafter
+from blazr.engine.speculation.suffix import SuffixDrafter
 
 DRAFTERS: Table[Callable[[Sources], Drafter]] = Table(
     "drafter",
     {
         "ngram": lambda _: NgramDrafter(),
+        "suffix": lambda _: SuffixDrafter(),
         "prefix": lambda sources: PrefixDrafter(sources.grid),
         "mtp": lambda sources: MtpDrafter(sources.compute, sources.grid),
         "eagle3": lambda sources: MtpDrafter(sources.compute, sources.grid, kind="eagle3"),

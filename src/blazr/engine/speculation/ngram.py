@@ -31,11 +31,7 @@ class NgramDrafter(Drafter):
 
     @override
     def propose(self, sequence: Sequence, most: int) -> Draft | None:
-        index = self._indices.get(sequence)
-        if index is None or index.num_dropped != sequence.num_dropped:
-            index = self._indices[sequence] = _Index(sequence.num_dropped)
-        tokens = sequence.tokens
-        index.extend(tokens)
+        tokens, index = sequence.tokens, self.index(sequence)
         place = index.place
         if place == _NOWHERE:
             return None
@@ -44,6 +40,14 @@ class NgramDrafter(Drafter):
         if len(drafts) < most:
             drafts = (drafts * (most // len(drafts) + 1))[:most]
         return Draft(drafts, _KINDS[min(index.match, LONGEST_MATCH).bit_length()])
+
+    def index(self, sequence: Sequence) -> _Index:
+        """Where the tokens of a sequence have stood, up to its last ones."""
+        index = self._indices.get(sequence)
+        if index is None or index.num_dropped != sequence.num_dropped:
+            index = self._indices[sequence] = _Index(sequence.num_dropped)
+        index.extend(sequence.tokens)
+        return index
 
     @override
     def forget(self, sequence: Sequence) -> None:
@@ -55,7 +59,7 @@ class _Index:
 
     Attributes:
         place: Behind the tokens that are like the last ones, or _NOWHERE.
-        match: How many tokens are, at least LEAST_MATCH.
+        match: How many tokens are, at least LEAST_MATCH; 0 for none.
 
     Args:
         num_dropped: Tokens that the sequence has forgotten; with others, places are others.
@@ -93,11 +97,24 @@ class _Index:
         for _ in range(MOST_CANDIDATES):
             if place == _NOWHERE:
                 break
-            length = LEAST_MATCH
-            most = min(place, LONGEST_MATCH)
-            while length < most and tokens[place - length - 1] == tokens[end - length - 1]:
-                length += 1
+            length = count_common(tokens, place, tokens, LEAST_MATCH)
             if length > longest:
                 self.place, longest = place, length
             place = self._before[place]
         self.match = longest
+
+
+def count_common(text: array[int], place: int, tokens: array[int], known: int) -> int:
+    """How many tokens before a place of a text are the last ones of others, up to LONGEST_MATCH.
+
+    Args:
+        text: The text.
+        place: How many of its tokens come before.
+        tokens: The others, which go on beyond that place where they are the same text.
+        known: As many are the same, at least.
+    """
+    length, end = known, len(tokens)
+    most = min(place, end, LONGEST_MATCH)
+    while length < most and text[place - length - 1] == tokens[end - length - 1]:
+        length += 1
+    return length
