@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -16,6 +17,9 @@ from blazr.core.errors import (
     RequestError,
 )
 
+# What is raised to stop. Everything else is the failure of one request: a panic in a native library
+# is no Exception.
+STOPS = (CancelledError, KeyboardInterrupt, SystemExit)
 _MAX_MESSAGE = 600
 _RETRY = {"Retry-After": "1"}
 _NO_THREAD = "can't start new thread"  # what Python says where there is no memory for its stack

@@ -24,7 +24,7 @@ from blazr.server.config import (
     MAX_HEADER_FIELDS,
     ServerConfig,
 )
-from blazr.server.errors import ErrorShape, HttpError, clean
+from blazr.server.errors import STOPS, ErrorShape, HttpError, clean
 from blazr.server.models import ServerState
 from blazr.server.tracing import Tracer
 
@@ -128,9 +128,9 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive, note)
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except STOPS:
             raise
-        except BaseException as error:  # noqa: BLE001  (a panic in a native library is one)
+        except BaseException as error:  # noqa: BLE001  (see STOPS)
             answer = HttpError.of(error)
             if answer.code == "internal_error":
                 _log.exception("request %s failed", request_id)

@@ -52,7 +52,7 @@ from blazr.pipelines.kinds import (
     VISION,
 )
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
-from blazr.server.errors import HttpError, clean
+from blazr.server.errors import STOPS, HttpError, clean
 from blazr.server.kv_peers import Peers
 from blazr.server.media import MediaFetcher
 from blazr.server.store import Store
@@ -867,9 +867,9 @@ class Models:
             _log.info("%s is loaded, %.1f MiB", name, slot.num_bytes / 2**20)
         except HttpError as error:
             failure = error
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except STOPS:
             raise
-        except BaseException as error:  # noqa: BLE001  (a panic in a native library is one)
+        except BaseException as error:  # noqa: BLE001  (see STOPS)
             _log.exception("%s cannot be loaded", name)
             lacks_memory = isinstance(error, CapacityError | MemoryError)
             reason = error.message if isinstance(error, BlazrError) else type(error).__name__

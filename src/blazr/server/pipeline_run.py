@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterable
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -14,10 +12,8 @@ from starlette.types import Send
 
 from blazr.pipelines.jobs import Job, Outlet
 from blazr.server.endpoint import Call
-from blazr.server.errors import HttpError, openai_error
-from blazr.server.sse import Framing, SendTimeout, Stream
-
-_log = logging.getLogger(__name__)
+from blazr.server.errors import HttpError
+from blazr.server.sse import Framing, SendTimeout, WorkStream
 
 T = TypeVar("T")
 E = TypeVar("E", bound=msgspec.Struct)
@@ -96,7 +92,7 @@ class PipelineRun(Generic[T]):
         self._facts.update(model=self._service.name, outcome=self._outcome)
 
 
-class RunStream(Stream[E], Generic[T, E]):
+class RunStream(WorkStream[E], Generic[T, E]):
     """Streams what a pipeline makes; the run is closed with it.
 
     Args:
@@ -119,35 +115,17 @@ class RunStream(Stream[E], Generic[T, E]):
         """What to send after the last one."""
         return ()
 
-    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
-        """What to send when it fails."""
-        return [openai_error(error)]
-
     def close(self) -> None:
         """Close the run."""
         self._run.close()
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
-        """Send what comes, or why it failed."""
-        try:
-            while not self._run.is_done:
-                items = await self._run.take()
-                data = self._frames(event for item in items for event in self.events_of(item))
-                is_silent = monotonic() - timeout.sent_s >= self._config.keep_alive_s
-                if not data and is_silent and not self._run.is_done:
-                    data = self._framing.keep_alive
-                await self.send_bytes(send, timeout, data)
-            await self.send_bytes(send, timeout, self._frames(self.last()))
-        except (CancelledError, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            if not self._has_begun:
-                raise
-            # the status is sent already, so an event says it
-            failure = HttpError.of(error)
-            if failure.code == "internal_error":
-                _log.exception("a stream failed")
-            await self.send_bytes(send, timeout, self._frames(self.failure(failure)))
-
-    def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
-        return b"".join(map(self._framing.encode, events))
+    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what comes."""
+        while not self._run.is_done:
+            items = await self._run.take()
+            data = self._frames(event for item in items for event in self.events_of(item))
+            is_silent = monotonic() - timeout.sent_s >= self._config.keep_alive_s
+            if not data and is_silent and not self._run.is_done:
+                data = self._framing.keep_alive
+            await self.send_bytes(send, timeout, data)
+        await self.send_bytes(send, timeout, self._frames(self.last()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
@@ -18,19 +16,15 @@ from blazr.llm.async_llm import AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.errors import HttpError, openai_error
+from blazr.server.errors import STOPS, HttpError, openai_error
 from blazr.server.models import PrefixReport
-from blazr.server.sse import SendTimeout, Stream
+from blazr.server.sse import SendTimeout, WorkStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, ToolStep
-
-_log = logging.getLogger(__name__)
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
-# all else is a failure of one reply: a panic in a tokenizer's library is no Exception
-_STOPS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 _NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 DROPPED_HEADER = "X-Blazr-Dropped-Messages"
@@ -121,7 +115,7 @@ class Run:
                 reply = await call.service.llm.start(requests, before=before)
             else:
                 reply = await AgentReply.start(call.service.llm, requests[0], agent)
-        except _STOPS:
+        except STOPS:
             raise
         except BaseException:
             call.service.count("blazr_requests", outcome="rejected")
@@ -138,7 +132,7 @@ class Run:
         """Wait for events; none when nothing happened for ``timeout_s``."""
         try:
             events = await self._reply.take(timeout_s=timeout_s)
-        except _STOPS:
+        except STOPS:
             raise
         except BaseException:
             self._has_failed = True
@@ -261,7 +255,7 @@ class Run:
         )
 
 
-class RunStream(Stream[E]):
+class RunStream(WorkStream[E]):
     """Streams what a run generates.
 
     It owns the run: whatever happens to the connection, the run is closed. The headers go out with
@@ -285,32 +279,24 @@ class RunStream(Stream[E]):
         """What headers tell of the prompt."""
         return self._run.headers
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
-        """Send what is generated, or why it failed."""
+    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what is generated."""
         keep_alive_s = self._config.keep_alive_s
-        try:
-            while not self._run.is_done:
-                events = await self._run.take(timeout_s=keep_alive_s)
-                data, failure = self._render(events)
-                if failure is not None and not self._has_begun:
-                    raise failure  # noqa: TRY301  (nothing was sent, so the status can tell)
-                if not data and monotonic() - timeout.sent_s >= keep_alive_s:
-                    data = self._framing.keep_alive  # nothing to tell, but the connection lives
-                await self.send_bytes(send, timeout, data)
-                if failure is not None:
-                    raise failure  # noqa: TRY301
-            last = self._frames(self._renderer.last(self._run.usage()))
-            await self.send_bytes(send, timeout, last)
-        except _STOPS:
-            raise
-        except BaseException as error:
-            if not self._has_begun:
-                raise
-            # the status is sent already, so an event says it
-            failure = HttpError.of(error)
-            if failure.code == "internal_error":
-                _log.exception("a stream failed")
-            await self.send_bytes(send, timeout, self._frames(self._renderer.failure(failure)))
+        while not self._run.is_done:
+            events = await self._run.take(timeout_s=keep_alive_s)
+            data, failure = self._render(events)
+            if failure is not None and not self._has_begun:
+                raise failure  # nothing was sent, so the status can tell
+            if not data and monotonic() - timeout.sent_s >= keep_alive_s:
+                data = self._framing.keep_alive  # nothing to tell, but the connection lives
+            await self.send_bytes(send, timeout, data)
+            if failure is not None:
+                raise failure
+        await self.send_bytes(send, timeout, self._frames(self._renderer.last(self._run.usage())))
+
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
+        """How the dialect says why it failed."""
+        return self._renderer.failure(error)
 
     def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
         """The frames of some events, up to one that is a failure."""
@@ -321,9 +307,6 @@ class RunStream(Stream[E]):
                 return data, failure
             data += self._frames(self._renderer.event(event))
         return data, None
-
-    def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
-        return b"".join(map(self._framing.encode, events))
 
 
 async def reply(

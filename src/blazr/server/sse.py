@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Generic, TypeVar
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
+from blazr.server.errors import STOPS, HttpError, openai_error
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,9 @@ class Stream(Response, Generic[E]):
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         timeout.end(did_send=bool(data))
 
+    def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
+        return b"".join(map(self._framing.encode, events))
+
     async def wait_for_item(self, queue: asyncio.Queue[T], send: Send, timeout: SendTimeout) -> T:
         """The next item of a queue; the connection is kept alive meanwhile."""
         while True:
@@ -128,6 +132,33 @@ class Stream(Response, Generic[E]):
                     return await queue.get()
             except TimeoutError:
                 await self.send_bytes(send, timeout, self._framing.keep_alive)
+
+
+class WorkStream(Stream[E]):
+    """A stream of what is made meanwhile; where that fails, its last event says so."""
+
+    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what is made, or why that failed."""
+        try:
+            await self.send_work(send, timeout)
+        except STOPS:
+            raise
+        except BaseException as error:
+            if not self._has_begun:
+                raise
+            # the status is sent already, so an event says it
+            failure = HttpError.of(error)
+            if failure.code == "internal_error":
+                _log.exception("a stream failed")
+            await self.send_bytes(send, timeout, self._frames(self.failure(failure)))
+
+    @abstractmethod
+    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+        """Send what is made."""
+
+    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
+        """What to send when it fails."""
+        return (openai_error(error),)
 
 
 class SendTimeout:
