@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -70,15 +70,19 @@ class PipelineRun(Generic[T]):
             self._outcome = "failed"
             raise
 
-    async def items(self) -> AsyncIterator[T]:
-        """All items, to the end.
+    async def result(self) -> list[T]:
+        """All items, to the end; it is closed then.
 
         Raises:
             Exception: What `take` raises.
         """
-        while not self.is_done:
-            for item in await self.take():
-                yield item
+        items: list[T] = []
+        try:
+            while not self.is_done:
+                items += await self.take()
+        finally:
+            self.close()
+        return items
 
     def close(self) -> None:
         """End what still runs and record the outcome. Idempotent."""

@@ -114,11 +114,8 @@ async def _read_by(
         call, lambda outlet: encoder.read_texts(request, outlet)
     )
     found = Gathered(len(request.texts))
-    try:
-        async for item in run.items():
-            found.emit(item)
-    finally:
-        run.close()
+    for item in await run.result():
+        found.emit(item)
     return found.values, Usage(prompt_tokens=found.num_tokens)
 
 

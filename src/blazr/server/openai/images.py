@@ -204,10 +204,7 @@ async def _answer(
     )
     if call.body.stream:
         return _ImageStream(call, run, request)
-    try:
-        made = [each async for each in run.items() if isinstance(each, ImageMade)]
-    finally:
-        run.close()
+    made = [each for each in await run.result() if isinstance(each, ImageMade)]
     call.facts["images"] = len(made)
     is_url = call.body.response_format == "url"
     return ImageReply(

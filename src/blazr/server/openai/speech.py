@@ -106,10 +106,7 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
         return cast("Stream[SpeechEvent]", _ByteStream(call, run, encoder, MEDIA_TYPES[form]))
     import numpy as np
 
-    try:
-        parts = [item.samples async for item in run.items()]
-    finally:
-        run.close()
+    parts = [item.samples for item in await run.result()]
     return Sound(encoder.whole(np.concatenate(parts)), media_type=MEDIA_TYPES[form])
 
 

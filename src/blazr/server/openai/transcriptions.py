@@ -178,12 +178,8 @@ async def _whole(
 ) -> AnyTranscription | PlainTextResponse:
     form = getattr(call.body, "response_format", None) or "json"
     found = Transcript()
-    run = _start(call, request)
-    try:
-        async for event in run.items():
-            found.push(event)
-    finally:
-        run.close()
+    for event in await _start(call, request).result():
+        found.push(event)
     call.facts["sound_s"] = round(found.duration_s)
     if form == "json":
         return Transcription(text=found.text, usage=_usage(found))
