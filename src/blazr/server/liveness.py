@@ -7,10 +7,9 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Protocol
 
 import msgspec
 
@@ -25,30 +24,6 @@ LOOP_STALL_S = 30.0
 _EVERY_S = 0.1  # from one look at the engines to the next
 _RESTART_S = 1.0  # until a process that has died is replaced
 _BACKLOG = 128
-
-
-class Checked(Protocol):
-    """Something that works, or does not."""
-
-    def check(self) -> object:
-        """Raise an `EngineError`, with its reason, where it does not work; on any thread."""
-
-
-class HasChecked(Protocol):
-    """What has engines."""
-
-    def loaded(self) -> Sequence[Checked]:
-        """Those that have to work."""
-
-
-def check_engines(models: HasChecked) -> None:
-    """Raise where the engine of a loaded model does not work; on any thread.
-
-    Raises:
-        EngineError: With its reason.
-    """
-    for service in models.loaded():
-        service.check()
 
 
 class Liveness:

@@ -779,6 +779,15 @@ class Models:
         """The models in memory."""
         return [slot.service for slot in self.slots if slot.service is not None]
 
+    def check(self) -> None:
+        """Raise where a model in memory does not work; on any thread.
+
+        Raises:
+            EngineError: With its reason.
+        """
+        for service in self.loaded():
+            service.check()
+
     @property
     def failure(self) -> EngineError | None:
         """Why the server can only end: an engine has failed for good."""

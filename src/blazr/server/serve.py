@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import ssl
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,7 @@ from blazr.core.errors import ConfigError, EngineError
 from blazr.server.app import build_app
 from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
 from blazr.server.errors import HttpError, openai_error
-from blazr.server.liveness import LOOP_STALL_S, Checked, Liveness, check_engines
+from blazr.server.liveness import LOOP_STALL_S, Liveness
 from blazr.server.liveness_process import PATHS
 from blazr.server.models import EventBus, Models, ServerState
 from blazr.server.sse import FILLER
@@ -136,8 +135,8 @@ class Served(Protocol):
     def failure(self) -> EngineError | None:
         """Why the server can only end, if it can."""
 
-    def loaded(self) -> Sequence[Checked]:
-        """What has to work."""
+    def check(self) -> None:
+        """Raise an `EngineError`, with its reason, where it does not work; on any thread."""
 
     def fail(self) -> None:
         """End what still runs with an error."""
@@ -382,7 +381,7 @@ class DrainingServer(uvicorn.Server):
         Raises:
             EngineError: With its reason.
         """
-        check_engines(self._models)
+        self._models.check()
         age_s = monotonic() - self._tick_s
         if age_s > LOOP_STALL_S:
             raise EngineError("the event loop does not advance.", found=f"none for {age_s:.0f} s")

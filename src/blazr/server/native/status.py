@@ -13,7 +13,6 @@ from starlette.responses import PlainTextResponse
 import blazr
 from blazr.server.config import Limits
 from blazr.server.endpoint import Call
-from blazr.server.liveness import check_engines
 from blazr.server.models import ModelState
 from blazr.server.schema import Schema
 
@@ -94,7 +93,7 @@ async def health(call: Call[None]) -> Health:
 
 async def ready(call: Call[None]) -> Ready:
     """Whether new requests are welcome."""
-    check_engines(call.models)
+    call.models.check()
     call.state.check_not_draining()
     if all(slot.is_asleep for slot in call.models.slots):
         call.models.slots[0].check_awake()

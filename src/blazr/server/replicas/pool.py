@@ -135,10 +135,6 @@ class Pool:
             )
         return self._choose(found, names)
 
-    def loaded(self) -> list[Pool]:
-        """What `check_engines` looks at."""
-        return [self]
-
     def check(self) -> None:
         """Raise where no replica works; on any thread.
 
