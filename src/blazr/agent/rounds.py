@@ -20,7 +20,7 @@ from blazr.text.events import (
     ToolCallDelta,
     ToolStep,
 )
-from blazr.text.messages import Message
+from blazr.text.messages import Message, function_call
 
 MAX_ROUNDS = 10  # unless asked otherwise
 REFUSED = Outcome("the user has refused this call.", is_error=True)
@@ -206,15 +206,10 @@ class Rounds:
             return
         self._rounds_left -= 1
         calls = [
-            {
-                "id": each.id,
-                "type": "function",
-                # what is no object is answered with an error, and templates could not write it
-                "function": {
-                    "name": each.name,
-                    "arguments": each.arguments if read_arguments(each.arguments) else "{}",
-                },
-            }
+            # what is no object is answered with an error, and templates could not write it
+            function_call(
+                each.id, each.name, each.arguments if read_arguments(each.arguments) else "{}"
+            )
             for each in self._own.values()
         ]
         extra: dict[str, object] = {"tool_calls": calls}

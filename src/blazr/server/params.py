@@ -29,7 +29,7 @@ from blazr.text.images import (
     read_data_url,
     read_video_url,
 )
-from blazr.text.messages import Message
+from blazr.text.messages import Message, function_call
 
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
@@ -662,14 +662,7 @@ def _messages_of_calls(calls: Sequence[McpCallSent]) -> Iterator[Message]:
     """Calls that were run before a reply went on, and what came of each."""
     if not calls:
         return
-    made = [
-        {
-            "id": each.id,
-            "type": "function",
-            "function": {"name": each.name, "arguments": each.arguments},
-        }
-        for each in calls
-    ]
+    made = [function_call(each.id, each.name, each.arguments) for each in calls]
     yield Message(role="assistant", content=None, extra={"tool_calls": made})
     for each in calls:
         extra = {"tool_call_id": each.id, "name": each.name}

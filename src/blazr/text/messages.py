@@ -28,6 +28,17 @@ class Message:
     extra: Mapping[str, object] | None = None
 
 
+def function_call(call_id: str, name: str, arguments: object) -> dict[str, object]:
+    """A call as one of the ``tool_calls`` of an assistant's message.
+
+    Args:
+        call_id: By which its result is found.
+        name: The function's.
+        arguments: An object, or the text of one.
+    """
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def openai_message(message: Message) -> dict[str, object]:
     """A message as OpenAI's API takes it, images and all."""
     content = openai_content(message.content, message.images)

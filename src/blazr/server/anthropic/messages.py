@@ -25,7 +25,7 @@ from blazr.server.params import (
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.images import decode_base64, join_parts, read_data_url
-from blazr.text.messages import Message
+from blazr.text.messages import Message, function_call
 from blazr.text.reasoning import thinking_variables
 
 _CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
@@ -245,11 +245,7 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
     if not others:
         return
     calls = [
-        {
-            "id": block.id or "",
-            "type": "function",
-            "function": {"name": block.name or "", "arguments": block.input or {}},
-        }
+        function_call(block.id or "", block.name or "", block.input or {})
         for block in others
         if block.type == "tool_use"
     ]

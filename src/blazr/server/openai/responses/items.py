@@ -16,7 +16,7 @@ from blazr.server.openai.responses.tools import qualified_name
 from blazr.server.params import MAX_MESSAGES, not_text
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import join_parts, read_data_url
-from blazr.text.messages import Message
+from blazr.text.messages import Message, function_call
 
 _PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
@@ -227,11 +227,8 @@ def _messages_of(item: Item, shown_name: Callable[[str, str], str]) -> Iterator[
     if item.type in {"mcp_call", "mcp_approval_request"} and item.name:
         asked = item.approval_request_id
         if not asked:
-            function = {
-                "name": shown_name(item.server_label or "", item.name),
-                "arguments": item.arguments or "{}",
-            }
-            call = {"id": item.id or "", "type": "function", "function": function}
+            name = shown_name(item.server_label or "", item.name)
+            call = function_call(item.id or "", name, item.arguments or "{}")
             yield Message(role="assistant", content=None, extra={"tool_calls": [call]})
         if item.type == "mcp_call":
             text, _ = join_parts(_parts_of(item.output))
@@ -273,8 +270,7 @@ def _to_message(item: Item) -> Message:
         return Message(role=role, content=text, images=images)
     if item.type == "function_call" and item.name:
         name = qualified_name(item.namespace, item.name)
-        function = {"name": name, "arguments": item.arguments or "{}"}
-        call = {"id": item.call_id or "", "type": "function", "function": function}
+        call = function_call(item.call_id or "", name, item.arguments or "{}")
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type == "custom_tool_call" and item.name:
         custom = {"name": qualified_name(item.namespace, item.name), "input": item.input or ""}
