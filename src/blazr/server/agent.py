@@ -15,6 +15,7 @@ from blazr.agent.toolbox import Offer, Toolbox, Visit
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
+from blazr.server.params import tool_name
 from blazr.server.schema import schema_hint
 
 MostRounds = Annotated[int, msgspec.Meta(ge=1, le=1000), schema_hint(minimum=1, maximum=1000)]
@@ -110,5 +111,4 @@ def no_tools() -> RequestError:
 
 def taken_names(tools: Sequence[Mapping[str, object]]) -> set[str]:
     """The names of a request's own tools."""
-    inner = [each.get("function") or each.get("custom") or each for each in tools]
-    return {str(each["name"]) for each in inner if isinstance(each, Mapping) and "name" in each}
+    return set(filter(None, map(tool_name, tools)))

@@ -452,6 +452,13 @@ class ToolFields(TypedDict):
     parallel_tool_calls: bool | None
 
 
+def tool_name(tool: Mapping[str, object]) -> str | None:
+    """The name of a tool in OpenAI's shapes, nested or flat; None where it has none."""
+    inner = tool.get("function", tool.get("custom", tool))
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
 def tool_choice(
     tools: Sequence[Mapping[str, object]] | None,
     choice: str = "auto",
@@ -475,9 +482,8 @@ def tool_choice(
             "there are too many tools.", param="tools", expected=f"at most {MAX_TOOLS}"
         )
     for tool in tools or ():
-        function = tool.get("function", tool.get("custom", tool))
-        found = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(found, str) or not found:
+        found = tool_name(tool)
+        if not found:
             raise RequestError(
                 "a tool has no function with a name.",
                 param="tools",

@@ -30,6 +30,7 @@ from blazr.server.params import (
     TruncationSide,
     finite,
     tool_choice,
+    tool_name,
     unix_time,
 )
 from blazr.server.run import Renderer, reply
@@ -155,7 +156,7 @@ def tool_fields(
             name = choice.tool_name
         elif choice.type == "allowed_tools" and allowed.tools is not None:
             names = {each.tool_name for each in allowed.tools}
-            tools = [each for each in tools or () if _name_of(each) in names]
+            tools = [each for each in tools or () if tool_name(each) in names]
             mode = allowed.mode or "auto"
     if mode not in _TOOL_MODES or (isinstance(choice, ToolChoice) and mode != "auto" and not tools):
         raise RequestError(
@@ -177,12 +178,6 @@ def check_tool_kinds(tools: Sequence[Mapping[str, object]] | None) -> None:
             found=repr(wrong)[:50],
             expected="'function', which the client calls itself",
         )
-
-
-def _name_of(tool: Mapping[str, object]) -> str | None:
-    function = tool.get("function", tool.get("custom", tool))
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) else None
 
 
 class CachedTokens(msgspec.Struct):

@@ -268,13 +268,12 @@ def _to_message(item: Item) -> Message:
         role = "system" if item.role == "developer" else item.role
         text, images = join_parts(_parts_of(item.content))
         return Message(role=role, content=text, images=images)
-    if item.type == "function_call" and item.name:
+    if item.type in {"function_call", "custom_tool_call"} and item.name:
         name = qualified_name(item.namespace, item.name)
         call = function_call(item.call_id or "", name, item.arguments or "{}")
-        return Message(role="assistant", content=None, extra={"tool_calls": [call]})
-    if item.type == "custom_tool_call" and item.name:
-        custom = {"name": qualified_name(item.namespace, item.name), "input": item.input or ""}
-        call = {"id": item.call_id or "", "type": "custom", "custom": custom}
+        if item.type == "custom_tool_call":
+            custom = {"name": name, "input": item.input or ""}
+            call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
     if item.type in {"function_call_output", "custom_tool_call_output"}:
         text, images = join_parts(_parts_of(item.output))
