@@ -561,6 +561,12 @@ class InputAudio(msgspec.Struct):
     format: str | None = None  # the file says it itself
 
 
+def _with_field(name: str, json_type: str | list[str]) -> Schema:
+    """A part that has the field of its type."""
+    properties = {"type": {"const": name}, name: {"type": json_type}}
+    return {"properties": properties, "required": ["type", name]}
+
+
 class ContentPart(NamesMedia):
     """One part of a message's content."""
 
@@ -573,27 +579,9 @@ class ContentPart(NamesMedia):
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
             of_type("text", **any_given("text")),
-            {
-                "properties": {
-                    "type": {"const": "image_url"},
-                    "image_url": {"type": ["string", "object"]},
-                },
-                "required": ["type", "image_url"],
-            },
-            {
-                "properties": {
-                    "type": {"const": "video_url"},
-                    "video_url": {"type": "object"},
-                },
-                "required": ["type", "video_url"],
-            },
-            {
-                "properties": {
-                    "type": {"const": "input_audio"},
-                    "input_audio": {"type": "object"},
-                },
-                "required": ["type", "input_audio"],
-            },
+            _with_field("image_url", ["string", "object"]),
+            _with_field("video_url", "object"),
+            _with_field("input_audio", "object"),
         ]
     }
 
