@@ -116,20 +116,22 @@ class Call(Generic[Body_co]):
     @property
     def service(self) -> Service:
         """The language model it is for."""
-        assert self.used is not None, "this endpoint's row does not say that it needs a model"
-        return cast("Service", self.used)  # `Models.using` chose it by what the row needs
+        return cast("Service", self._model)  # `Models.using` chose it by what the row needs
 
     @property
     def name(self) -> str:
         """What clients call the model it is for."""
-        assert self.used is not None, "this endpoint's row does not say that it needs a model"
-        return self.used.name
+        return self._model.name
 
     @property
     def hosted(self) -> PipelineService:
         """The model it is for, where another library runs it."""
+        return cast("PipelineService", self._model)
+
+    @property
+    def _model(self) -> Hosted:
         assert self.used is not None, "this endpoint's row does not say that it needs a model"
-        return cast("PipelineService", self.used)
+        return self.used
 
     @property
     def state(self) -> ServerState:
