@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client._transport import ReadStream, Transport, TransportStreams
     from mcp.shared.message import SessionMessage
-    from mcp_types import CallToolResult, Implementation, Tool
+    from mcp_types import CallToolResult, Tool
 
 _log = logging.getLogger(__name__)
 
@@ -131,13 +131,14 @@ class Connection:
 
     async def _serve(self) -> None:
         from mcp import Client
+        from mcp_types import Implementation
 
         self._is_broken = False
         seconds = self.server.startup_timeout
         with anyio.fail_after(seconds) as limit:
             client = Client(
-                _Watched(self._transport(), self._break),
-                client_info=_own_name(),
+                _watched(self._transport(), self._break),
+                client_info=Implementation(name="blazr", version=blazr.__version__),
                 message_handler=self._on_message,
                 cache=None,
             )
@@ -229,21 +230,13 @@ class Connection:
         return _over_stdio(self.server, self._break)
 
 
-class _Watched(AbstractAsyncContextManager["TransportStreams"]):
+@asynccontextmanager
+async def _watched(
+    transport: Transport, on_end: Callable[[], None]
+) -> AsyncGenerator[TransportStreams]:
     """A transport that tells when the server's side of it ends."""
-
-    def __init__(self, transport: Transport, on_end: Callable[[], None]) -> None:
-        self._transport = transport
-        self._on_end = on_end
-
-    @override
-    async def __aenter__(self) -> TransportStreams:
-        read, write = await self._transport.__aenter__()
-        return _WatchedStream(read, self._on_end), write
-
-    @override
-    async def __aexit__(self, *failure: Any) -> bool | None:
-        return await self._transport.__aexit__(*failure)
+    async with transport as (read, write):
+        yield _WatchedStream(read, on_end), write
 
 
 class _WatchedStream:
@@ -298,7 +291,8 @@ async def _over_http(
     client = httpx2.AsyncClient(
         headers=dict(server.headers),
         timeout=httpx2.Timeout(server.startup_timeout, read=2 * server.timeout),
-        transport=_Bounded(network),
+        transport=network,
+        event_hooks={"response": [_bound]},
         trust_env=False,
     )
     async with client, streamable_http_client(server.url, http_client=client) as streams:
@@ -327,23 +321,11 @@ async def _over_stdio(
             yield streams
 
 
-class _Bounded(httpx2.AsyncBaseTransport):
-    """Reads no more than `MAX_ANSWER_BYTES` of an answer."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
-
-    @override
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
-        if request.method == "POST":  # what is listened to with GET has no end
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _BoundedStream(response.stream)
-        return response
-
-    @override
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+async def _bound(response: httpx2.Response) -> None:
+    """Have no more than `MAX_ANSWER_BYTES` of an answer read."""
+    if response.request.method == "POST":  # what is listened to with GET has no end
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _BoundedStream(response.stream)
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
@@ -362,12 +344,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
     @override
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def _own_name() -> Implementation:
-    from mcp_types import Implementation
-
-    return Implementation(name="blazr", version=blazr.__version__)
 
 
 async def _list_tools(client: Client) -> tuple[McpTool, ...]:
