@@ -90,7 +90,7 @@ def test_their_servers(row: Served, tmp_path: Path) -> None:
         config = read_mcp_config(mcp_servers.write_config(tmp_path, tried=entry))
         with Toolbox(config) as toolbox:
             toolbox.settled().result()
-            (status,) = toolbox.status()
+            (status,) = toolbox.connections
             assert (status.state, status.failure) == ("ready", "")
             tools = toolbox.offer().tools
             assert len(tools) == row.num_tools, sorted(tools)
@@ -99,7 +99,7 @@ def test_their_servers(row: Served, tmp_path: Path) -> None:
                 outcome = toolbox.call(tools[name], given).result()
                 assert outcome.is_error == says.startswith("!"), (name, outcome)
                 assert says.removeprefix("!") in outcome.text, (name, outcome)
-            assert toolbox.status()[0].state == "ready"
+            assert toolbox.connections[0].state == "ready"
 
 
 @pytest.fixture(scope="module")

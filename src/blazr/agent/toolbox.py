@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 import anyio
 
 from blazr.agent.config import McpServer, Policy, check_installed
-from blazr.agent.connection import Connection, McpTool, Network, Outcome, State
+from blazr.agent.connection import Connection, McpTool, Network, Outcome
 
 R = TypeVar("R")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")  # in the name of a function
@@ -100,23 +100,6 @@ class Visit:
         self.running.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """How a server is.
-
-    Args:
-        name: What the file calls it.
-        state: Whether its tools are offered.
-        num_tools: How many it has.
-        failure: Why they are not.
-    """
-
-    name: str
-    state: State
-    num_tools: int
-    failure: str
-
-
 class Toolbox:
     """Servers of tools. Thread-safe: they live on an event loop of their own.
 
@@ -124,6 +107,9 @@ class Toolbox:
 
     Args:
         servers: Which; each is connected to at once.
+
+    Attributes:
+        connections: The servers, in that order.
 
     Raises:
         ConfigError: The library that speaks to them is not installed.
@@ -135,7 +121,7 @@ class Toolbox:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         if servers:  # its modules import each other: two threads at once would find half of one
             import_module("mcp")
-        self._connections = [Connection(each) for each in servers]
+        self.connections = [Connection(each) for each in servers]
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._has_begun = threading.Event()
@@ -143,21 +129,9 @@ class Toolbox:
         self._thread.start()
         self._has_begun.wait()
 
-    def status(self) -> list[ServerStatus]:
-        """How each server is."""
-        return [
-            ServerStatus(each.server.name, each.state, len(each.tools), each.failure)
-            for each in self._connections
-        ]
-
     def settled(self) -> Future[None]:
         """Done once every server was tried; each has its own time limit for that."""
-        return self.begin(_tried(self._connections))
-
-    @property
-    def connections(self) -> Sequence[Connection]:
-        """The servers, in the order of the settings file."""
-        return self._connections
+        return self.begin(_tried(self.connections))
 
     def offer(self, taken: Collection[str] = ()) -> Offer:
         """What the servers that work now offer.
@@ -165,7 +139,7 @@ class Toolbox:
         Args:
             taken: Names of the request's own tools.
         """
-        return offer_of(self._connections, taken)
+        return offer_of(self.connections, taken)
 
     async def visit(self, servers: Sequence[McpServer], network: Network) -> Visit:
         """Connect to servers that one request names. Each is tried once."""
@@ -215,7 +189,7 @@ class Toolbox:
 
     async def _main(self) -> None:
         async with anyio.create_task_group() as group:
-            for each in self._connections:
+            for each in self.connections:
                 group.start_soon(each.run)
             self._has_begun.set()
             await self._stop.wait()

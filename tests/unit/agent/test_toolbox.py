@@ -39,7 +39,7 @@ def test_tools_are_listed_and_called(kind: str, tmp_path: Path) -> None:
     with mcp_servers.on_http() as url:
         entry = {"url": url} if kind == "http" else mcp_servers.on_stdio()
         with opened(tmp_path, tried={**entry, "max_output": 200}) as toolbox:
-            (status,) = toolbox.status()
+            (status,) = toolbox.connections
             assert (status.state, status.failure) == ("ready", "")
             offered = toolbox.offer().tools["add"]
             function = offered.as_function["function"]
@@ -68,7 +68,7 @@ def test_wrong_arguments_and_answers_that_do_not_come(tmp_path: Path) -> None:
             assert call(toolbox, "add", arguments).is_error
         slow = call(toolbox, "wait")
         assert slow == Outcome("the tool did not answer within 0.2 seconds.", is_error=True)
-        assert toolbox.status()[0].state == "ready", "the server goes on"
+        assert toolbox.connections[0].state == "ready", "the server goes on"
 
 
 TOOL = {"name": "look", "inputSchema": {"type": "object"}}
@@ -100,8 +100,8 @@ def test_what_is_wrong_with_a_server_costs_only_its_own_tools(
             dead=dead,
             good=mcp_servers.saying([TOOL]),
         ) as toolbox:
-            states = {each.name: each.state for each in toolbox.status()}
-            failures = {each.name: each.failure for each in toolbox.status()}
+            states = {each.server.name: each.state for each in toolbox.connections}
+            failures = {each.server.name: each.failure for each in toolbox.connections}
             assert states == dict.fromkeys((*bad, "gone", "silent", "dead"), "failed") | {
                 "good": "ready"
             }
@@ -121,7 +121,7 @@ def test_a_server_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with opened(tmp_path, later={"url": f"http://127.0.0.1:{port}/mcp"}) as toolbox:
         assert toolbox.offer().tools == {}
         with mcp_servers.on_http(port=port):
-            wait_until(lambda: toolbox.status()[0].state == "ready", timeout_s=60)
+            wait_until(lambda: toolbox.connections[0].state == "ready", timeout_s=60)
             assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
 
 
@@ -133,7 +133,7 @@ def test_a_program_that_ends_is_started_again(
         assert call(toolbox, "die") == Outcome(
             "the server has ended, or cannot be reached.", is_error=True
         )
-        wait_until(lambda: toolbox.status()[0].state == "ready", timeout_s=60)
+        wait_until(lambda: toolbox.connections[0].state == "ready", timeout_s=60)
         assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
 
 
@@ -145,7 +145,7 @@ def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
         offered = toolbox.offer().tools["add"]
     with toolbox:
         assert toolbox.call(offered, '{"a": 1, "b": 2}').result().is_error
-        wait_until(lambda: toolbox.status()[0].state == "failed", timeout_s=60)
+        wait_until(lambda: toolbox.connections[0].state == "failed", timeout_s=60)
         assert toolbox.offer().tools == {}
 
 
@@ -164,7 +164,7 @@ def test_a_line_without_end_ends_the_program_and_not_the_memory(
     with opened(tmp_path, tried=mcp_servers.saying([tool], flood=400_000)) as toolbox:
         gone = call(toolbox, "talk")
         assert gone == Outcome(f"{connection.ENDED}.", is_error=True)
-        wait_until(lambda: "a line of more than 300,000 bytes" in toolbox.status()[0].failure)
+        wait_until(lambda: "a line of more than 300,000 bytes" in toolbox.connections[0].failure)
 
 
 def test_names_that_collide_are_prefixed(tmp_path: Path) -> None:

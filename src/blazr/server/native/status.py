@@ -125,12 +125,12 @@ async def server_info(call: Call[None]) -> ServerInfo:
     toolbox = call.models.toolbox
     servers = [
         McpFacts(
-            name=each.name,
+            name=each.server.name,
             status=each.state,
-            num_tools=each.num_tools,
+            num_tools=len(each.tools),
             failure=each.failure or None,
         )
-        for each in (toolbox.status() if toolbox else ())
+        for each in (toolbox.connections if toolbox else ())
     ]
     return ServerInfo(
         version=blazr.__version__,
