@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -181,12 +181,8 @@ TOOLS = {
 # A program of the same user may name a file, which needs not go through its model as base64.
 FILE_TOOLS = {
     **TOOLS,
-    "transcribe": OwnTool(
-        TranscribeFileArguments,
-        "/v1/audio/transcriptions",
-        TRANSCRIPTION,
-        _transcribe_file,
-        lambda answer: answer["text"],
+    "transcribe": replace(
+        TOOLS["transcribe"], arguments=TranscribeFileArguments, request=_transcribe_file
     ),
 }
 
