@@ -23,6 +23,7 @@ from blazr.server.config import LARGE_BODY_BYTES
 from blazr.server.endpoint import Endpoint, Route, read_body, run_where, until_gone, working
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.kv_peers import EXPORT_PATH
+from blazr.server.liveness_process import PATHS as HEALTH_PATHS
 from blazr.server.middleware import IS_COUNTED
 from blazr.server.native.status import PROMETHEUS
 from blazr.server.replica_ids import number_in
@@ -50,7 +51,6 @@ _NOT_RETURNED = frozenset(
     b"connection keep-alive transfer-encoding date vary x-request-id request-id".split()
 )
 _STREAMS = {each.media_type: each for each in (NAMED, LINES)}
-_HEALTH = frozenset({"/health", "/v1/health", "/ping"})
 _OF_ONE = frozenset({"/slots/{id}", "/cache_events"})
 _STATES = frozenset({"/is_paused", "/is_sleeping", "/load"})
 # What a command is about; of two about the same thing the later one counts.
@@ -121,7 +121,7 @@ class Front:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         path = self._route.path
         response: Response
-        if path in _HEALTH:
+        if path in HEALTH_PATHS:
             response = self._health()
         elif path == "/ready":
             response = await self._ready()
