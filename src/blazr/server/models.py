@@ -664,9 +664,9 @@ class Models:
 
     def adopt(self, model: AsyncLLM | Pipeline) -> None:
         """The first model has been loaded already: this is it."""
-        self._attach(self.slots[0], model)
-        name = self.slots[0].source.name
-        self.state.metrics.count("blazr_model_loads", model=name, outcome="ok")
+        slot = self.slots[0]
+        self._settle(slot, self._host(slot, model))
+        self.state.metrics.count("blazr_model_loads", model=slot.source.name, outcome="ok")
 
     def find(self, name: str | None) -> ModelSlot:
         """The model of a name; none is the first. ``:latest`` says nothing.
@@ -902,8 +902,6 @@ class Models:
     async def _admit(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> None:
         """Put a model that was loaded into its slot, if it fits; others may have to go."""
         service = self._host(slot, model)
-        slot.info = service.info
-        slot.num_bytes = service.num_bytes
         try:
             self._check_size(slot)
         except HttpError:
@@ -914,18 +912,19 @@ class Models:
         await self._make_room(slot)
 
     def _host(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> Hosted:
+        """A model that was loaded as what answers for it; its size is known from now on."""
         name = slot.source.name
+        service: Hosted
         if isinstance(model, AsyncLLM):
-            return Service(model, name, self.state, on_idle=self._on_idle)
-        return PipelineService(model, name, self.state, on_idle=self._on_idle)
-
-    def _attach(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> None:
-        self._settle(slot, self._host(slot, model))
+            service = Service(model, name, self.state, on_idle=self._on_idle)
+        else:
+            service = PipelineService(model, name, self.state, on_idle=self._on_idle)
+        slot.info = service.info
+        slot.num_bytes = service.num_bytes
+        return service
 
     def _settle(self, slot: ModelSlot, service: Hosted) -> None:
         slot.service = service
-        slot.info = service.info
-        slot.num_bytes = service.num_bytes
         slot.known_capabilities = service.capabilities
         slot.last_used = next(self._clock)
         slot.offloaded = None
