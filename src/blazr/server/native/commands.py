@@ -94,7 +94,7 @@ async def pause(call: Call[PauseBody]) -> PauseState:
     body = call.body
     mode = body.mode or ("wait" if body.wait_for_inflight_requests else "abort")
     finishes = mode in {"abort", "wait"}
-    for service in _services(call, call.body.model):
+    for service in _services(call):
         if mode == "abort":
             service.abort()
         engine = service.llm.core.engine
@@ -106,14 +106,14 @@ async def pause(call: Call[PauseBody]) -> PauseState:
 
 async def resume(call: Call[Target]) -> PauseState:
     """Go on after a pause."""
-    for service in _services(call, call.body.model):
+    for service in _services(call):
         await asyncio.to_thread(service.llm.core.engine.resume)
     return PauseState("resumed")
 
 
 async def is_paused(call: Call[Target]) -> Paused:
     """Whether a model in memory is paused."""
-    paused = [service.llm.core.engine.is_paused for service in _services(call, call.body.model)]
+    paused = [service.llm.core.engine.is_paused for service in _services(call)]
     return Paused(any(paused))
 
 
@@ -121,7 +121,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
     """Free the memory of models; nobody gets them until they are woken."""
     body = call.body
     models = call.models
-    slots = _slots(call, body.model)
+    slots = _slots(call)
     keeps_weights = body.level != 2
     aborts = body.mode == "abort"
 
@@ -155,7 +155,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
 async def wake_up(call: Call[WakeBody]) -> Sleeping:
     """Bring models that sleep back."""
     models = call.models
-    for slot in _slots(call, call.body.model):
+    for slot in _slots(call):
         if not slot.is_asleep:
             continue
         async with models.changing:  # so that it has fallen asleep
@@ -173,7 +173,7 @@ async def wake_up(call: Call[WakeBody]) -> Sleeping:
 
 async def is_sleeping(call: Call[Target]) -> Sleeping:
     """Whether models sleep."""
-    slots = _slots(call, call.body.model)
+    slots = _slots(call)
     return Sleeping(is_sleeping=all(slot.is_asleep for slot in slots))
 
 
@@ -181,7 +181,7 @@ async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
     """Forget what prompts have left for others."""
     restarts = bool(call.body.reset_running_requests)
     num_blocks = 0
-    for service in _services(call, call.body.model):
+    for service in _services(call):
         forget = service.llm.core.engine.forget_prefixes
         num_blocks += await asyncio.to_thread(forget, restarts=restarts)
     return Forgotten(num_blocks=num_blocks)
@@ -197,19 +197,20 @@ async def abort_requests(call: Call[AbortBody]) -> Aborted:
         # the id of an answer is the request's after its kind
         parts = [(each, each.partition("-")[2], each.partition("_")[2]) for each in given]
         names = {name for each in parts for name in each if name}
-    slots = _slots(call, call.body.model)
+    slots = _slots(call)
     aborted = sum(slot.service.abort(names) for slot in slots if slot.service is not None)
     return Aborted(aborted=aborted)
 
 
-def _slots(call: Call[object], name: str | None) -> Sequence[ModelSlot]:
+def _slots(call: Call[Target]) -> Sequence[ModelSlot]:
     """The models that a command is about; no name means all.
 
     Raises:
         HttpError: 404, there is none of that name.
     """
+    name = call.body.model
     return call.models.slots if name is None else [call.models.find(name)]
 
 
-def _services(call: Call[object], name: str | None) -> list[Service]:
-    return [slot.text for slot in _slots(call, name) if slot.text is not None]
+def _services(call: Call[Target]) -> list[Service]:
+    return [slot.text for slot in _slots(call) if slot.text is not None]
