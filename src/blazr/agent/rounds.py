@@ -7,15 +7,15 @@ calls that it names, and tells it what came of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from blazr.agent.connection import Outcome
 from blazr.agent.toolbox import Offer, OfferedTool, read_arguments
+from blazr.llm.results import Fold, ToolCall
 from blazr.text.events import (
     Event,
     Finished,
     PromptDone,
-    ReasoningDelta,
     TextDelta,
     ToolCallDelta,
     ToolStep,
@@ -56,25 +56,6 @@ class PlannedCall:
             output=None if outcome is None else outcome.text,
             is_error=outcome is not None and outcome.is_error,
         )
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call that a model makes, as far as it has come."""
-
-    deltas: list[ToolCallDelta] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        return next((each.id for each in self.deltas if each.id is not None), "")
-
-    @property
-    def name(self) -> str:
-        return next((each.name for each in self.deltas if each.name is not None), "")
-
-    @property
-    def arguments(self) -> str:
-        return "".join(each.arguments for each in self.deltas)
 
 
 class Rounds:
@@ -119,12 +100,12 @@ class Rounds:
         self._rounds_left = max_rounds
         self._joint = joint
         self._has_spoken = False  # in an earlier round
+        self._speaks = False  # in this one
         self._num_steps = 0
         self._num_passed = 0  # calls that went to the client
         self._has_begun = False
         self._more = (0, 0)  # tokens of later prompts, and of these the cached ones
         self._earlier = Finished(0, "", 0)  # the sums of earlier rounds
-        self._text = ""
         self._begin_round()
         self._plan_approved(frozenset(approved))
 
@@ -148,12 +129,11 @@ class Rounds:
         elif isinstance(event, Finished):
             yield from self._end_round(event)
         else:
+            self._said.push(event)
             if isinstance(event, TextDelta):
-                if event.text and self._has_spoken and not self._text and self._joint:
+                if event.text and self._has_spoken and not self._speaks and self._joint:
                     yield TextDelta(0, self._joint)
-                self._text += event.text
-            elif isinstance(event, ReasoningDelta):
-                self._thought += event.text
+                self._speaks |= bool(event.text)
             yield event
 
     def answer(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
@@ -173,10 +153,10 @@ class Rounds:
         return self._end(Finished(0, reason, 0, error=error))
 
     def _begin_round(self) -> None:
-        self._has_spoken |= bool(self._text)
-        self._text = ""
-        self._thought = ""
-        self._own: dict[int, _Call] = {}  # calls that are run here, by their place
+        self._has_spoken |= self._speaks
+        self._speaks = False
+        self._said = Fold()  # text, thoughts, and calls that are run here
+        self._own: set[int] = set()  # the places of these calls
         self._passed: dict[int, int] = {}  # the others: their place for the client
         self._held: Finished | None = None
 
@@ -185,12 +165,12 @@ class Rounds:
         if place not in self._own and place not in self._passed:
             offered = self._offer.tools.get(event.name or "")
             if offered is not None and not event.is_custom and self._runs(offered):
-                self._own[place] = _Call()
+                self._own.add(place)
             else:
                 self._passed[place] = self._num_passed
                 self._num_passed += 1
         if place in self._own:
-            self._own[place].deltas.append(event)
+            self._said.push(event)
         else:
             yield replace(event, call_index=self._passed[place])
 
@@ -205,28 +185,30 @@ class Rounds:
             yield self._end(event)
             return
         self._rounds_left -= 1
+        (said,) = self._said.completions()
         calls = [
             # what is no object is answered with an error, and templates could not write it
             function_call(
                 each.id, each.name, each.arguments if read_arguments(each.arguments) else "{}"
             )
-            for each in self._own.values()
+            for each in said.tool_calls
         ]
         extra: dict[str, object] = {"tool_calls": calls}
-        if self._thought:
-            extra["reasoning_content"] = self._thought
-        self.messages.append(Message(role="assistant", content=self._text or None, extra=extra))
-        self._plan((each.id, each.name, each.arguments) for each in self._own.values())
+        if said.reasoning:
+            extra["reasoning_content"] = said.reasoning
+        self.messages.append(Message(role="assistant", content=said.text or None, extra=extra))
+        self._plan(said.tool_calls)
         if self._passed:
             self._held = event  # the client has to answer, too
         else:
             self._earlier = self._sum(event)
 
-    def _plan(self, calls: Iterable[tuple[str, str, str]], *, are_approved: bool = False) -> None:
-        for call_id, name, arguments in calls:
-            offered = self._offer.tools[name]
+    def _plan(self, calls: Iterable[ToolCall], *, are_approved: bool = False) -> None:
+        for call in calls:
+            offered = self._offer.tools[call.name]
             asks = not are_approved and self._needs_asking(offered)
-            self.calls.append(PlannedCall(self._num_steps, call_id, offered, arguments, asks))
+            step = self._num_steps
+            self.calls.append(PlannedCall(step, call.id, offered, call.arguments, asks))
             self._num_steps += 1
 
     def _plan_approved(self, approved: frozenset[str]) -> None:
@@ -237,14 +219,9 @@ class Rounds:
             if message.role != "tool":
                 calls = extra.get("tool_calls")
                 found = [_read_call(each) for each in calls] if isinstance(calls, list) else []
-                self._plan(
-                    (
-                        each
-                        for each in found
-                        if each[0] in approved - answered and each[1] in self._offer.tools
-                    ),
-                    are_approved=True,
-                )
+                waiting = approved - answered
+                agreed = [x for x in found if x.id in waiting and x.name in self._offer.tools]
+                self._plan(agreed, are_approved=True)
                 return
             answered.add(extra.get("tool_call_id"))
 
@@ -270,9 +247,10 @@ class Rounds:
         )
 
 
-def _read_call(call: object) -> tuple[str, str, str]:
-    """The id, the name and the arguments of a call in OpenAI's shape."""
+def _read_call(call: object) -> ToolCall:
+    """A call in OpenAI's shape."""
     fields = call if isinstance(call, Mapping) else {}
     function = fields.get("function")
     inner = function if isinstance(function, Mapping) else {}
-    return str(fields.get("id")), str(inner.get("name")), str(inner.get("arguments") or "{}")
+    arguments = str(inner.get("arguments") or "{}")
+    return ToolCall(str(fields.get("id")), str(inner.get("name")), arguments)
