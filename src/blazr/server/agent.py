@@ -89,24 +89,31 @@ async def own_tools(
     Raises:
         RequestError: It asks for tools, and there are none, or it wants several replies.
     """
-    config = call.state.config
     toolbox = call.models.toolbox
-    if asked.wanted and toolbox is None:
-        raise no_tools()
+    is_wanted = wants_tools(call, asked.wanted)
     if asked.wanted and n > 1:
         raise RequestError("tools are run for one reply.", param="n", found=str(n))
-    is_wanted = config.agent if asked.wanted is None else asked.wanted
     if toolbox is None or not is_wanted or n > 1 or choice == "none":
         return ServerTools()
     await asyncio.wrap_future(toolbox.settled())
     return ServerTools(toolbox.offer(taken), toolbox)
 
 
-def no_tools() -> RequestError:
-    """The refusal where a request wants tools, and the operator has set up none."""
-    return RequestError(
-        "this server has no tools.", param="agent", hint="blazr serve --mcp-config mcp.json"
-    )
+def wants_tools(call: Call[object], asked: bool | None) -> bool:  # noqa: FBT001
+    """Whether the operator's tools are to be run for a request.
+
+    Args:
+        call: The request.
+        asked: What it says of that; None leaves it to the server's settings.
+
+    Raises:
+        RequestError: It asks for tools, and the operator has set up none.
+    """
+    if asked and call.models.toolbox is None:
+        raise RequestError(
+            "this server has no tools.", param="agent", hint="blazr serve --mcp-config mcp.json"
+        )
+    return call.state.config.agent if asked is None else asked
 
 
 def taken_names(tools: Sequence[Mapping[str, object]]) -> set[str]:

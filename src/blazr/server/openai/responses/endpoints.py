@@ -14,12 +14,7 @@ import msgspec
 from blazr.agent.toolbox import Offer
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
-from blazr.server.agent import (
-    AgentFields,
-    MostRounds,
-    no_tools,
-    taken_names,
-)
+from blazr.server.agent import AgentFields, MostRounds, taken_names, wants_tools
 from blazr.server.endpoint import Call, Reply, working
 from blazr.server.errors import HttpError, clean
 from blazr.server.openai.responses.items import (
@@ -215,9 +210,7 @@ async def _open_tools(call: Call[CountInputBody]) -> tuple[ToolSet, ResponseTool
     """The tools of a request, and those of MCP servers that are run for it."""
     body = call.body
     tools = await call.translate(lambda: read_tools(body.tools))
-    if body.agent and call.models.toolbox is None:
-        raise no_tools()
-    wants_all = call.state.config.agent if body.agent is None else body.agent
+    wants_all = wants_tools(call, body.agent)
     if body.tool_choice == "none":
         return tools, ResponseTools()
     taken = taken_names(tools.tools)
