@@ -529,15 +529,12 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
 
     def failure(self, error: HttpError) -> Iterable[ResponseEvent]:
         """What to send when a stream fails."""
-        yield ResponseFailed(self._number(), self.fail(error))
+        response = self._end("failed", error=ResponseFailure(message=error.text))
+        yield ResponseFailed(self._number(), response)
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> ResponseObject:  # noqa: ARG002
         """The whole response."""
         return self._finish(usage)
-
-    def fail(self, error: HttpError) -> ResponseObject:
-        """End the response with an error, as far as it has come."""
-        return self._end("failed", error=ResponseFailure(message=error.text))
 
     def cancel(self) -> ResponseObject:
         """End the response because the client wants no more of it, as far as it has come."""
