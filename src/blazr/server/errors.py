@@ -21,7 +21,6 @@ from blazr.core.errors import (
 # is no Exception.
 STOPS = (CancelledError, KeyboardInterrupt, SystemExit)
 _MAX_MESSAGE = 600
-_RETRY = {"Retry-After": "1"}
 _NO_THREAD = "can't start new thread"  # what Python says where there is no memory for its stack
 
 # OpenAI's `type` by status, where it is not "invalid_request_error".
@@ -47,6 +46,7 @@ class HttpError(Exception):
         param: The field at fault.
         code: For programs.
         headers: Sent along.
+        retry_after_s: When to ask again; None does not say.
         kind: OpenAI's ``type``, where it is not that of the status.
         figures: More about it, by the names that clients look for.
     """
@@ -59,6 +59,7 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        retry_after_s: int | None = None,
         kind: str | None = None,
         figures: Mapping[str, int] | None = None,
     ) -> None:
@@ -68,6 +69,8 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(retry_after_s)
         self.kind = kind or _TYPES.get(status, "invalid_request_error")
         self.figures = figures or {}
 
@@ -88,10 +91,16 @@ class HttpError(Exception):
         if isinstance(error, RequestError):
             return cls(400, on_one_line(error), param=error.param, code="invalid_value")
         if isinstance(error, CapacityError):
-            return cls(429, on_one_line(error), code="overloaded", headers=_RETRY)
+            return cls(429, on_one_line(error), code="overloaded", retry_after_s=1)
         if isinstance(error, EngineError):
-            return cls(503, on_one_line(error), code="engine_unavailable", headers=_RETRY)
+            return cls(503, on_one_line(error), code="engine_unavailable", retry_after_s=1)
         return _answer_to_unforeseen(error)
+
+    @classmethod
+    def unsupported(cls, message: str, *, code: str = "not_implemented") -> HttpError:
+        """The answer to what this server will never do."""
+        # OpenAI's client would try again
+        return cls(501, message, code=code, headers={"X-Should-Retry": "false"})
 
     @property
     def text(self) -> str:
@@ -107,7 +116,7 @@ class HttpError(Exception):
 def _answer_to_unforeseen(error: BaseException) -> HttpError:
     if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
         message = "the server has no memory left for this request."
-        return HttpError(503, message, code="no_memory", headers=_RETRY)
+        return HttpError(503, message, code="no_memory", retry_after_s=1)
     return HttpError(500, "something went wrong in the server.", code="internal_error")
 
 

@@ -152,7 +152,7 @@ class BodyBudget:
                     503,
                     "the server is busy with other long requests.",
                     code="bodies_too_large",
-                    headers={"Retry-After": "2"},
+                    retry_after_s=2,
                 )
             own += more
             self.held += more
@@ -593,7 +593,7 @@ class ModelSlot:
                 503,
                 f"the model {clean(self.source.name, 100)!r} is asleep: POST /wake_up ends that.",
                 code="model_asleep",
-                headers={"Retry-After": "10"},
+                retry_after_s=10,
             )
 
     def check_reloadable(self) -> None:
@@ -703,12 +703,7 @@ class Models:
         """
         able = [x for x in self.slots if x.capabilities is None or capability in x.capabilities]
         if not able:
-            raise HttpError(  # OpenAI's client would try again
-                501,
-                f"this server has no model for {_PURPOSES[capability]}.",
-                code="not_implemented",
-                headers={"X-Should-Retry": "false"},
-            )
+            raise HttpError.unsupported(f"this server has no model for {_PURPOSES[capability]}.")
         # one of which it is not known yet is taken to write text, as most do
         is_sure = [x for x in able if x.capabilities or capability in LANGUAGE_MODEL]
         first = (is_sure or able)[0]
@@ -887,7 +882,7 @@ class Models:
                 f"the model {clean(name, 100)!r} cannot be loaded: {reason}",
                 param="model",
                 code="model_not_loaded",
-                headers={"Retry-After": "10"} if lacks_memory else None,
+                retry_after_s=10 if lacks_memory else None,
             )
         finally:
             slot.loading = None
@@ -1019,5 +1014,4 @@ def _mib(num_bytes: float) -> str:
 
 
 def _stopping() -> HttpError:
-    headers = {"Retry-After": "5"}
-    return HttpError(503, "the server is stopping.", code="stopping", headers=headers)
+    return HttpError(503, "the server is stopping.", code="stopping", retry_after_s=5)

@@ -217,7 +217,6 @@ def _refusal_of_a_crowd(max_connections: int) -> bytes:
         503,
         f"there are too many connections: at most {max_connections}.",
         code="too_many_connections",
-        headers={"Retry-After": "1"},
     )
     body = msgspec.json.encode(openai_error(error))
     head = (

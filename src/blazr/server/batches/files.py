@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 MAX_KEPT = 1000  # of a key: files, and batches
 _ENTRY, _CONTENT, _FILE = ".json", ".jsonl", "file-"
-_RETRY = {"Retry-After": "60"}  # until somebody has made room
+ROOM_S = 60  # until somebody has made room
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -158,7 +158,7 @@ class FileStore:
         except (OSError, EngineError):
             self.remove(name)
             message = "the file cannot be written: the disk is full, or the folder is gone."
-            raise HttpError(503, message, code="disk_full", headers=_RETRY) from None
+            raise HttpError(503, message, code="disk_full", retry_after_s=ROOM_S) from None
 
     def add(
         self, tenant: str, name: str, filename: str, purpose: Literal["batch", "batch_output"]

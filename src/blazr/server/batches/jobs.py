@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 
 from blazr.core.errors import BlazrError, ConfigError
-from blazr.server.batches.files import MAX_KEPT, FileStore, fresh_id
+from blazr.server.batches.files import MAX_KEPT, ROOM_S, FileStore, fresh_id
 from blazr.server.batches.lines import (
     AnswerFile,
     BatchAnswer,
@@ -233,7 +233,7 @@ class BatchJobs:
         ended = next((each for each in own if not each.is_unfinished), None)
         if ended is None:
             message = f"{MAX_KEPT:,} batches wait, as many as a key may have."
-            raise HttpError(429, message, code="too_many_batches", headers={"Retry-After": "60"})
+            raise HttpError(429, message, code="too_many_batches", retry_after_s=ROOM_S)
         del self._jobs[ended.id]
         self.store.remove(ended.id)
 

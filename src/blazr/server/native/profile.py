@@ -82,8 +82,8 @@ async def stop_profile(call: Call[None]) -> ProfileState:
             path = await asyncio.shield(recording.task)
         except (OSError, EngineError) as error:
             message = f"the profile is lost: {type(error).__name__}."
-            headers = {"Retry-After": "60"}  # until somebody has made room
-            raise HttpError(503, message, code="profile_lost", headers=headers) from error
+            # until somebody has made room
+            raise HttpError(503, message, code="profile_lost", retry_after_s=60) from error
     return ProfileState("stopped", path.name)
 
 

@@ -49,7 +49,7 @@ async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     running = engine.running()
     num_free = max(int(engine.stats().get("max_running", 0)) - len(running), 0)
     if call.body.fail_on_no_slot and not num_free:
-        raise HttpError(503, "no slot is free.", code="no_slot", headers={"Retry-After": "1"})
+        raise HttpError(503, "no slot is free.", code="no_slot", retry_after_s=1)
     slots = [Slot(id=index, n_ctx=context) for index in range(len(running) + num_free)]
     for reply in running:
         slot = slots[reply.slot]

@@ -165,11 +165,8 @@ async def cancel(call: Call[None]) -> Batch:
 def _jobs(call: Call[Any]) -> BatchJobs:
     jobs = call.state.batches
     if jobs is None:
-        raise HttpError(
-            501,
-            "this server keeps no files; start it with --files-dir FOLDER.",
-            code="no_files",
-            headers={"X-Should-Retry": "false"},
+        raise HttpError.unsupported(
+            "this server keeps no files; start it with --files-dir FOLDER.", code="no_files"
         )
     return jobs
 

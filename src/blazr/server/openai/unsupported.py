@@ -10,7 +10,7 @@ from blazr.server.errors import HttpError
 
 async def refuse_variations(call: Call[None]) -> NoReturn:  # noqa: ARG001
     """Say that images are not varied without a text."""
-    _refuse(
+    raise HttpError.unsupported(
         "this server makes no variations of images without a text. Try: /v1/images/edits with a "
         "prompt."
     )
@@ -18,12 +18,7 @@ async def refuse_variations(call: Call[None]) -> NoReturn:  # noqa: ARG001
 
 async def refuse_compact(call: Call[None]) -> NoReturn:  # noqa: ARG001
     """Say that this server summarizes no conversation."""
-    _refuse(
+    raise HttpError.unsupported(
         'this server summarizes no conversation. Try: "truncation": "auto" in /v1/responses, '
         "which leaves the oldest messages out where they do not fit."
     )
-
-
-def _refuse(message: str) -> NoReturn:
-    # OpenAI's client would try again
-    raise HttpError(501, message, code="not_implemented", headers={"X-Should-Retry": "false"})

@@ -394,7 +394,7 @@ def _lost() -> HttpError:
         503,
         "the replica that worked on this has ended; send the request again.",
         code="replica_lost",
-        headers={"Retry-After": "1"},
+        retry_after_s=1,
     )
 
 

@@ -131,7 +131,7 @@ class Pool:
                 503,
                 "no replica is ready; try again.",
                 code="no_replica",
-                headers={"Retry-After": "1"},
+                retry_after_s=1,
             )
         return self._choose(found, names)
 
