@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.types import Send
 
 from blazr.pipelines.jobs import Job, Outlet
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.sse import Framing, SendTimeout, WorkStream
+from blazr.server.sse import Framing, WorkStream
 
 T = TypeVar("T")
 E = TypeVar("E", bound=msgspec.Struct)
@@ -123,13 +122,13 @@ class RunStream(WorkStream[E], Generic[T, E]):
         """Close the run."""
         self._run.close()
 
-    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_work(self) -> None:
         """Send what comes."""
         while not self._run.is_done:
             items = await self._run.take()
             data = self._frames(event for item in items for event in self.events_of(item))
-            is_silent = monotonic() - timeout.sent_s >= self._config.keep_alive_s
+            is_silent = monotonic() - self._timeout.sent_s >= self._config.keep_alive_s
             if not data and is_silent and not self._run.is_done:
                 data = self._framing.keep_alive
-            await self.send_bytes(send, timeout, data)
-        await self.send_bytes(send, timeout, self._frames(self.last()))
+            await self.send_bytes(data)
+        await self.send_bytes(self._frames(self.last()))

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.types import Send
 
 from blazr.agent.reply import Agent, AgentReply
 from blazr.engine.request import Request
@@ -18,7 +17,7 @@ from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import STOPS, HttpError, openai_error
 from blazr.server.models import PrefixReport
-from blazr.server.sse import SendTimeout, WorkStream
+from blazr.server.sse import WorkStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, ToolStep
 
 W = TypeVar("W")
@@ -279,7 +278,7 @@ class RunStream(WorkStream[E]):
         """What headers tell of the prompt."""
         return self._run.headers
 
-    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_work(self) -> None:
         """Send what is generated."""
         keep_alive_s = self._config.keep_alive_s
         while not self._run.is_done:
@@ -287,12 +286,12 @@ class RunStream(WorkStream[E]):
             data, failure = self._render(events)
             if failure is not None and not self._has_begun:
                 raise failure  # nothing was sent, so the status can tell
-            if not data and monotonic() - timeout.sent_s >= keep_alive_s:
+            if not data and monotonic() - self._timeout.sent_s >= keep_alive_s:
                 data = self._framing.keep_alive  # nothing to tell, but the connection lives
-            await self.send_bytes(send, timeout, data)
+            await self.send_bytes(data)
             if failure is not None:
                 raise failure
-        await self.send_bytes(send, timeout, self._frames(self._renderer.last(self._run.usage())))
+        await self.send_bytes(self._frames(self._renderer.last(self._run.usage())))
 
     def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
         """How the dialect says why it failed."""

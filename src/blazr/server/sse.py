@@ -84,21 +84,22 @@ class Stream(Response, Generic[E]):
         """Send the frames as they come."""
         if scope["method"] != "HEAD":
             scope[FILLER] = self._framing.keep_alive
-        timeout = SendTimeout(self._config.send_timeout_s)
+        self._send = send
+        self._timeout = SendTimeout(self._config.send_timeout_s)
         try:
-            await self.send_events(send, timeout)
+            await self.send_events()
             self.close()  # first, so that nothing runs any more when the client knows the end
-            await self.send_bytes(send, timeout, self._framing.end, is_last=True)
+            await self.send_bytes(self._framing.end, is_last=True)
         except asyncio.CancelledError:
-            if not timeout.has_cancelled():
+            if not self._timeout.has_cancelled():
                 raise
             _log.warning("dropped a client that does not read")
         finally:
             self.close()
-            timeout.close()
+            self._timeout.close()
 
     @abstractmethod
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send everything but the end."""
 
     def close(self) -> None:
@@ -108,39 +109,38 @@ class Stream(Response, Generic[E]):
         """Headers that are known only when the first frame is sent."""
         return {}
 
-    async def send_bytes(
-        self, send: Send, timeout: SendTimeout, data: bytes, *, is_last: bool = False
-    ) -> None:
+    async def send_bytes(self, data: bytes, *, is_last: bool = False) -> None:
         """Send some frames, and before the first the headers."""
-        timeout.begin()
+        self._timeout.begin()
         if (data or is_last) and not self._has_begun:
             self._has_begun = True
             self.headers.update(self.late_headers())
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            headers = self.raw_headers
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if data or is_last:
-            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        timeout.end(did_send=bool(data))
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self._timeout.end(did_send=bool(data))
 
     def _frames(self, events: Iterable[msgspec.Struct]) -> bytes:
         return b"".join(map(self._framing.encode, events))
 
-    async def wait_for_item(self, queue: asyncio.Queue[T], send: Send, timeout: SendTimeout) -> T:
+    async def wait_for_item(self, queue: asyncio.Queue[T]) -> T:
         """The next item of a queue; the connection is kept alive meanwhile."""
         while True:
             try:
                 async with asyncio.timeout(self._config.keep_alive_s):
                     return await queue.get()
             except TimeoutError:
-                await self.send_bytes(send, timeout, self._framing.keep_alive)
+                await self.send_bytes(self._framing.keep_alive)
 
 
 class WorkStream(Stream[E]):
     """A stream of what is made meanwhile; where that fails, its last event says so."""
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send what is made, or why that failed."""
         try:
-            await self.send_work(send, timeout)
+            await self.send_work()
         except STOPS:
             raise
         except BaseException as error:
@@ -150,10 +150,10 @@ class WorkStream(Stream[E]):
             failure = HttpError.of(error)
             if failure.code == "internal_error":
                 _log.exception("a stream failed")
-            await self.send_bytes(send, timeout, self._frames(self.failure(failure)))
+            await self.send_bytes(self._frames(self.failure(failure)))
 
     @abstractmethod
-    async def send_work(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_work(self) -> None:
         """Send what is made."""
 
     def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -194,13 +193,13 @@ def test_what_follows_ends_without_a_sign_of_life(
     """The last event and the end may come together, or a turn of the loop apart."""
     sent: list[bytes] = []
 
-    async def collect(_replay: Replay, _send: object, _timeout: object, data: bytes) -> None:
+    async def collect(_replay: Replay, data: bytes) -> None:
         sent.append(data)
 
     async def follow() -> None:
         log = EventLog()
         replay = Replay(log, ServerConfig())
-        task = asyncio.create_task(replay.send_events(Mock(), Mock()))
+        task = asyncio.create_task(replay.send_events())
         await asyncio.sleep(0.01)
         log.add([msgspec.defstruct("A", [], tag_field="type", tag="a")()])
         if wakes_apart:

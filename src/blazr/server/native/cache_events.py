@@ -6,13 +6,12 @@ import asyncio
 from typing import Any, cast
 
 import msgspec
-from starlette.types import Send
 
 from blazr.engine.cache.known import AllRemoved, BlockEvent, BlocksRemoved, BlocksStored
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.models import Service
-from blazr.server.sse import SendTimeout, Stream
+from blazr.server.sse import Stream
 
 _MOST_WAITING = 10_000  # events that a client has not read
 
@@ -73,7 +72,7 @@ class _CacheEvents(Stream[AnyCacheEvent]):
         self._num_events = 0
         self._block_size = int(service.llm.core.engine.stats().get("block_tokens", 0))
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send events, and comments while there are none."""
         engine = self._service.llm.core.engine
         loop = asyncio.get_running_loop()
@@ -85,20 +84,17 @@ class _CacheEvents(Stream[AnyCacheEvent]):
 
             await asyncio.to_thread(engine.watch_prefixes, listen)
             try:
-                await self.send_bytes(send, timeout, self._framing.keep_alive)
-                while await self._send_next(events, send, timeout):
+                await self.send_bytes(self._framing.keep_alive)
+                while await self._send_next(events):
                     pass
             finally:
                 engine.unwatch_prefixes(listen)
 
-    async def _send_next(
-        self, events: asyncio.Queue[Any], send: Send, timeout: SendTimeout
-    ) -> bool:
+    async def _send_next(self, events: asyncio.Queue[Any]) -> bool:
         """Send what has happened; says whether more may follow."""
-        event = await self.wait_for_item(events, send, timeout)
+        event = await self.wait_for_item(events)
         if isinstance(event, (BlocksStored, BlocksRemoved, AllRemoved)):
-            data = self._framing.encode(self._render(event))
-            await self.send_bytes(send, timeout, data)
+            await self.send_bytes(self._framing.encode(self._render(event)))
             # who reads too slowly connects again, and is told what is there then
             return events.qsize() <= _MOST_WAITING
         # of the models: the server stops, or one of them was loaded or unloaded

@@ -7,12 +7,11 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.types import Send
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.models import ModelState
-from blazr.server.sse import SendTimeout, Stream
+from blazr.server.sse import Stream
 
 
 class RouterBody(msgspec.Struct, kw_only=True):
@@ -85,11 +84,11 @@ class _ModelStream(Stream[ModelNews]):
         super().__init__(call.state.config, call.framing)
         self._models = call.models
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send events until the server stops, and comments while there are none."""
         with self._models.events.subscribe() as queue:
-            await self.send_bytes(send, timeout, self._framing.keep_alive)
-            while (event := await self.wait_for_item(queue, send, timeout)) is not None:
+            await self.send_bytes(self._framing.keep_alive)
+            while (event := await self.wait_for_item(queue)) is not None:
                 change = ModelChange(event.status, 1 if event.has_failed else UNSET)
                 news = ModelNews(model=event.model, data=change)
-                await self.send_bytes(send, timeout, self._framing.encode(news))
+                await self.send_bytes(self._framing.encode(news))

@@ -10,14 +10,13 @@ from math import inf
 from typing import Annotated
 
 import msgspec
-from starlette.types import Send
 
 from blazr.core.errors import RequestError
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
 from blazr.server.models import ModelSlot, untagged
 from blazr.server.schema import schema_hint
-from blazr.server.sse import SendTimeout, Stream
+from blazr.server.sse import Stream
 
 # The version of Ollama whose API this is: clients look at it before they ask for more. Tools have
 # been streamed since 0.8, thinking has been apart since 0.9, and its effort a parameter since 0.11.
@@ -154,10 +153,10 @@ async def pull(call: Call[PullBody]) -> Reply[PullLine, PullLine]:
 class _PullStream(Stream[PullLine]):
     """Says that a model is there."""
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send both lines."""
         for status in ("pulling manifest", "success"):
-            await self.send_bytes(send, timeout, self._framing.encode(PullLine(status)))
+            await self.send_bytes(self._framing.encode(PullLine(status)))
 
 
 async def running(call: Call[None]) -> RunningList:

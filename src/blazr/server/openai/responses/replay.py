@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
-from starlette.types import Send
 
 from blazr.server.config import ServerConfig
 from blazr.server.openai.responses.rendering import ResponseEvent
-from blazr.server.sse import NAMED, SendTimeout, Stream
+from blazr.server.sse import NAMED, Stream
 
 
 class EventLog:
@@ -61,7 +60,7 @@ class Replay(Stream[ResponseEvent]):
         self._log = log
         self._place = after + 1
 
-    async def send_events(self, send: Send, timeout: SendTimeout) -> None:
+    async def send_events(self) -> None:
         """Send the frames."""
         log = self._log
         while True:
@@ -70,4 +69,4 @@ class Replay(Stream[ResponseEvent]):
             if not data and log.is_done:
                 return
             if data or not await log.wait(self._config.keep_alive_s):
-                await self.send_bytes(send, timeout, data or NAMED.keep_alive)
+                await self.send_bytes(data or NAMED.keep_alive)
