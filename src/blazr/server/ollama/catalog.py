@@ -242,7 +242,7 @@ def with_tag(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def _tag(call: Call[None] | Call[ShowBody], slot: ModelSlot, adapter: str | None = None) -> Tag:
+def _tag(call: Call[object], slot: ModelSlot, adapter: str | None = None) -> Tag:
     """What is known of a model, or of it with an adapter; its figures once it was loaded."""
     info = slot.info
     base = slot.source.name

@@ -297,9 +297,7 @@ class ChatLineRenderer(LineRenderer[ChatLine]):
 
 
 async def _answer(
-    call: Call[OllamaGenerateBody] | Call[OllamaChatBody],
-    request: GenerationRequest | None,
-    renderer: LineRenderer[L],
+    call: Call[_OllamaBody], request: GenerationRequest | None, renderer: LineRenderer[L]
 ) -> Reply[L, L]:
     """Generate; without a request only load the model, or let it go."""
     set_keep_alive(call, call.body.keep_alive)
@@ -311,12 +309,12 @@ async def _answer(
     return line
 
 
-def _model_name(call: Call[OllamaGenerateBody] | Call[OllamaChatBody]) -> str:
+def _model_name(call: Call[_OllamaBody]) -> str:
     """What the model is called in the answer: what the client calls it."""
     return call.body.model or with_tag(call.service.name)
 
 
-def _params(body: OllamaGenerateBody | OllamaChatBody) -> SamplingParams:
+def _params(body: _OllamaBody) -> SamplingParams:
     options = body.options or Options()
     grammar: dict[str, object] | None = None
     if body.format:
@@ -330,7 +328,7 @@ def _params(body: OllamaGenerateBody | OllamaChatBody) -> SamplingParams:
     )
 
 
-def _template_variables(body: OllamaGenerateBody | OllamaChatBody) -> dict[str, object] | None:
+def _template_variables(body: _OllamaBody) -> dict[str, object] | None:
     enabled = None if body.think is None else bool(body.think)
     effort = body.think if isinstance(body.think, str) else None
     return thinking_variables(enabled=enabled, effort=effort) or None

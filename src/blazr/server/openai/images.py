@@ -195,7 +195,7 @@ def _request_of(body: ImageBody) -> ImageRequest:
 
 
 async def _answer(
-    call: Call[ImageBody] | Call[EditBody], request: ImageRequest
+    call: Call[ImageBody], request: ImageRequest
 ) -> ImageReply | Stream[AnyImageEvent]:
     generator = cast("ImageGenerator", call.hosted.pipeline)
     generator.check_request(request)
@@ -220,7 +220,7 @@ async def _answer(
     )
 
 
-def _keep(call: Call[ImageBody] | Call[EditBody], made: ImageMade, form: ImageForm) -> str:
+def _keep(call: Call[ImageBody], made: ImageMade, form: ImageForm) -> str:
     """Keep an image for a while; where it is then."""
     # the id has 112 random bits or more
     name = f"img_{call.id}-{made.image}.{form}"
@@ -233,10 +233,7 @@ class _ImageStream(RunStream[ImageEvent, AnyImageEvent]):
     """Sends images, finished or not, as they come."""
 
     def __init__(
-        self,
-        call: Call[ImageBody] | Call[EditBody],
-        run: PipelineRun[ImageEvent],
-        request: ImageRequest,
+        self, call: Call[ImageBody], run: PipelineRun[ImageEvent], request: ImageRequest
     ) -> None:
         super().__init__(call, run)
         self._request = request

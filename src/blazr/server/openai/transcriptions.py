@@ -174,9 +174,9 @@ def _start(call: Call[object], request: TranscriptionRequest) -> PipelineRun[Tra
 
 
 async def _whole(
-    call: Call[object], request: TranscriptionRequest, granularities: Iterable[str]
+    call: Call[TranslationBody], request: TranscriptionRequest, granularities: Iterable[str]
 ) -> AnyTranscription | PlainTextResponse:
-    form = getattr(call.body, "response_format", None) or "json"
+    form = call.body.response_format or "json"
     found = Transcript()
     for event in await _start(call, request).result():
         found.push(event)
