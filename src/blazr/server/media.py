@@ -50,15 +50,12 @@ class MediaFetcher:
         self._network = PublicNetwork(resolve, network or httpcore2.AnyIOBackend())
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
-    async def fetch(
-        self, url: str, *, most: int = MAX_IMAGE_BYTES, param: str = "messages"
-    ) -> bytes:
+    async def fetch(self, url: str, *, most: int = MAX_IMAGE_BYTES) -> bytes:
         """The bytes behind a URL, which need not be an image that can be decoded.
 
         Args:
             url: It begins with ``http:`` or ``https:``.
             most: Most bytes.
-            param: Field of the request that has it, for errors.
 
         Raises:
             RequestError: It cannot be fetched, is no image or too large, or takes too long.
@@ -74,7 +71,7 @@ class MediaFetcher:
             found = "a URL that cannot be read"
         raise RequestError(
             "an image cannot be fetched.",
-            param=param,
+            param="messages",
             found=f"{found}: {url[:50]!r}",
             expected=f"an http or https URL of {EXPECTED}",
             hint="send its bytes in a data URL: data:image/png;base64,...",

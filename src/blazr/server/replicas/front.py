@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -79,19 +79,18 @@ class ReplicaLost(msgspec.Struct, tag="error"):
     param: str | None = None
 
 
-def build_front(pool: Pool, *, routes: Iterable[Route] = ROUTES.values()) -> Starlette:
+def build_front(pool: Pool) -> Starlette:
     """Build the application that stands before replicas, with the endpoints that each of them has.
 
     Args:
         pool: The replicas.
-        routes: The endpoints.
     """
 
     def endpoint(row: Route) -> ASGIApp:
         # what such a row is about is in the state, which the replicas have together
         return Endpoint(row, cast("Models", pool)) if row.is_in_front else Front(pool, row)
 
-    return assemble(pool.state, list(routes), endpoint)
+    return assemble(pool.state, list(ROUTES.values()), endpoint)
 
 
 class Front:
