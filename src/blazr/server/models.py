@@ -394,7 +394,8 @@ class Service(Hosted):
     @property
     @override
     def num_bytes(self) -> int:
-        return memory_of(self.llm)
+        caches = self.llm.core.engine.stats().get("cache_bytes", 0)
+        return self.info.size_bytes + int(caches)
 
     @override
     def check(self) -> float:
@@ -992,12 +993,6 @@ def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
             adapters.load(name, wanted[name])
         except BlazrError as error:
             _log.error("the adapter %r cannot be loaded again: %s", name, error)
-
-
-def memory_of(llm: AsyncLLM) -> int:
-    """Bytes of its weights and caches."""
-    caches = llm.core.engine.stats().get("cache_bytes", 0)
-    return llm.core.info.size_bytes + int(caches)
 
 
 def _unsuited(slot: ModelSlot, capability: str) -> HttpError:

@@ -127,8 +127,7 @@ class RunStream(WorkStream[E], Generic[T, E]):
         while not self._run.is_done:
             items = await self._run.take()
             data = self._frames(event for item in items for event in self.events_of(item))
-            is_silent = monotonic() - self._timeout.sent_s >= self._config.keep_alive_s
-            if not data and is_silent and not self._run.is_done:
+            if not data and self._is_silent and not self._run.is_done:
                 data = self._framing.keep_alive
             await self.send_bytes(data)
         await self.send_bytes(self._frames(self.last()))

@@ -280,13 +280,12 @@ class RunStream(WorkStream[E]):
 
     async def send_work(self) -> None:
         """Send what is generated."""
-        keep_alive_s = self._config.keep_alive_s
         while not self._run.is_done:
-            events = await self._run.take(timeout_s=keep_alive_s)
+            events = await self._run.take(timeout_s=self._config.keep_alive_s)
             data, failure = self._render(events)
             if failure is not None and not self._has_begun:
                 raise failure  # nothing was sent, so the status can tell
-            if not data and monotonic() - self._timeout.sent_s >= keep_alive_s:
+            if not data and self._is_silent:
                 data = self._framing.keep_alive  # nothing to tell, but the connection lives
             await self.send_bytes(data)
             if failure is not None:

@@ -152,6 +152,11 @@ class WorkStream(Stream[E]):
                 _log.exception("a stream failed")
             await self.send_bytes(self._frames(self.failure(failure)))
 
+    @property
+    def _is_silent(self) -> bool:
+        """Whether nothing was sent for so long that a client may take it for dead."""
+        return monotonic() - self._timeout.sent_s >= self._config.keep_alive_s
+
     @abstractmethod
     async def send_work(self) -> None:
         """Send what is made."""
