@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -101,22 +100,24 @@ class RunStream(WorkStream[E], Generic[T, E]):
     Args:
         call: The request.
         run: What is streamed.
+        events_of: What to send for an item.
+        last: What to send after the last one.
         framing: How events become bytes, where it is not as the route says.
     """
 
     def __init__(
-        self, call: Call[Any], run: PipelineRun[T], framing: Framing | None = None
+        self,
+        call: Call[Any],
+        run: PipelineRun[T],
+        events_of: Callable[[T], Iterable[E]],
+        last: Callable[[], Iterable[E]] = lambda: (),
+        *,
+        framing: Framing | None = None,
     ) -> None:
         super().__init__(call.state.config, framing or call.framing)
         self._run = run
-
-    @abstractmethod
-    def events_of(self, item: T) -> Iterable[E]:
-        """What to send for an item."""
-
-    def last(self) -> Iterable[E]:
-        """What to send after the last one."""
-        return ()
+        self._events_of = events_of
+        self._last = last
 
     def close(self) -> None:
         """Close the run."""
@@ -126,8 +127,8 @@ class RunStream(WorkStream[E], Generic[T, E]):
         """Send what comes."""
         while not self._run.is_done:
             items = await self._run.take()
-            data = self._frames(event for item in items for event in self.events_of(item))
+            data = self._frames(event for item in items for event in self._events_of(item))
             if not data and self._is_silent and not self._run.is_done:
                 data = self._framing.keep_alive
             await self.send_bytes(data)
-        await self.send_bytes(self._frames(self.last()))
+        await self.send_bytes(self._frames(self._last()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypedDict, cast
 
@@ -203,7 +204,7 @@ async def _answer(
         call, lambda outlet: generator.generate(request, outlet)
     )
     if call.body.stream:
-        return _ImageStream(call, run, request)
+        return RunStream(call, run, partial(_events_of, request))
     made = [each for each in await run.result() if isinstance(each, ImageMade)]
     call.facts["images"] = len(made)
     is_url = call.body.response_format == "url"
@@ -229,31 +230,22 @@ def _keep(call: Call[ImageBody], made: ImageMade, form: ImageForm) -> str:
     return f"{call.base_url}v1/images/files/{name}"
 
 
-class _ImageStream(RunStream[ImageEvent, AnyImageEvent]):
-    """Sends images, finished or not, as they come."""
-
-    def __init__(
-        self, call: Call[ImageBody], run: PipelineRun[ImageEvent], request: ImageRequest
-    ) -> None:
-        super().__init__(call, run)
-        self._request = request
-
-    def events_of(self, item: ImageEvent) -> Iterable[AnyImageEvent]:
-        """An image, if there is one."""
-        if not isinstance(item, (PartialImage, ImageMade)):
-            return
-        is_edit = self._request.source is not None
-        common: _Common = {
-            "b64_json": b64encode(item.data).decode(),
-            "created_at": unix_time(),
-            "size": _size(item),
-            "output_format": self._request.form,
-        }
-        if isinstance(item, PartialImage):
-            partial = PartialEditEvent if is_edit else PartialImageEvent
-            yield partial(partial_image_index=item.index, **common)
-        else:
-            yield EditCompletedEvent(**common) if is_edit else ImageCompletedEvent(**common)
+def _events_of(request: ImageRequest, item: ImageEvent) -> Iterable[AnyImageEvent]:
+    """An image, finished or not, if there is one."""
+    if not isinstance(item, (PartialImage, ImageMade)):
+        return
+    is_edit = request.source is not None
+    common: _Common = {
+        "b64_json": b64encode(item.data).decode(),
+        "created_at": unix_time(),
+        "size": _size(item),
+        "output_format": request.form,
+    }
+    if isinstance(item, PartialImage):
+        unfinished = PartialEditEvent if is_edit else PartialImageEvent
+        yield unfinished(partial_image_index=item.index, **common)
+    else:
+        yield EditCompletedEvent(**common) if is_edit else ImageCompletedEvent(**common)
 
 
 def _size(made: ImageMade | PartialImage) -> str:

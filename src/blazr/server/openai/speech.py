@@ -101,61 +101,48 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
     encoder = SoundEncoder(form, speaker.rate)
     run: PipelineRun[SoundMade] = PipelineRun(call, lambda outlet: speaker.speak(request, outlet))
     if body.stream_format == "sse":
-        return _EventStream(call, run, encoder)
+        return _in_events(call, run, encoder)
     if body.stream_format == "audio" or form == "pcm":
-        return cast("Stream[SpeechEvent]", _ByteStream(call, run, encoder, MEDIA_TYPES[form]))
+        return cast("Stream[SpeechEvent]", _in_bytes(call, run, encoder, MEDIA_TYPES[form]))
     import numpy as np
 
     parts = [item.samples for item in await run.result()]
     return Sound(encoder.whole(np.concatenate(parts)), media_type=MEDIA_TYPES[form])
 
 
-class _EventStream(RunStream[SoundMade, SpeechEvent]):
-    """Sends the sound in events."""
-
-    def __init__(
-        self, call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder
-    ) -> None:
-        super().__init__(call, run)
-        self._encoder = encoder
-        self._length = len(call.body.input)
-
-    def events_of(self, item: SoundMade) -> Iterable[SpeechDelta]:
-        """The sound of a sentence."""
-        return _deltas(self._encoder.push(item.samples))
-
-    def last(self) -> Iterable[SpeechEvent]:
-        """What the encoder has left, and the end."""
-        usage = SpeechUsage(input_tokens=self._length, total_tokens=self._length)
-        return [*_deltas(_rest(self._encoder)), SpeechDone(usage=usage)]
+def _in_events(
+    call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder
+) -> Stream[SpeechEvent]:
+    """Send the sound in events."""
+    length = len(call.body.input)
+    done = SpeechDone(usage=SpeechUsage(input_tokens=length, total_tokens=length))
+    return RunStream(
+        call,
+        run,
+        lambda item: _deltas(encoder.push(item.samples)),
+        lambda: [*_deltas(_rest(encoder)), done],
+    )
 
 
 class _ByteStream(RunStream[SoundMade, SoundPart]):
     """Sends the sound as it is made."""
 
-    def __init__(
-        self,
-        call: Call[SpeechBody],
-        run: PipelineRun[SoundMade],
-        encoder: SoundEncoder,
-        media_type: str,
-    ) -> None:
-        encode = cast("Callable[[msgspec.Struct], bytes]", attrgetter("data"))
-        framing = Framing(encode, keep_alive=b"", media_type=media_type)
-        super().__init__(call, run, framing)
-        self._encoder = encoder
-
-    def events_of(self, item: SoundMade) -> Iterable[SoundPart]:
-        """The sound of a sentence."""
-        return [SoundPart(self._encoder.push(item.samples))]
-
-    def last(self) -> Iterable[SoundPart]:
-        """What the encoder has left."""
-        return [SoundPart(_rest(self._encoder))]
-
     def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
         """Break the connection: in a sound file nothing can be said."""
         raise error
+
+
+def _in_bytes(
+    call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder, media_type: str
+) -> Stream[SoundPart]:
+    encode = cast("Callable[[msgspec.Struct], bytes]", attrgetter("data"))
+    return _ByteStream(
+        call,
+        run,
+        lambda item: [SoundPart(encoder.push(item.samples))],
+        lambda: [SoundPart(_rest(encoder))],
+        framing=Framing(encode, keep_alive=b"", media_type=media_type),
+    )
 
 
 def _deltas(data: bytes) -> list[SpeechDelta]:

@@ -150,7 +150,7 @@ async def transcribe(
         has_words="word" in granularities,
     )
     if body.stream:
-        return _TranscriptStream(call, _start(call, request))
+        return _streamed(call, request)
     return await _whole(call, request, granularities or {"segment"})
 
 
@@ -229,18 +229,15 @@ def _usage(found: Transcript) -> SoundUsage:
     return SoundUsage(seconds=round(found.duration_s, 2))
 
 
-class _TranscriptStream(RunStream[TranscriptEvent, TranscriptionEvent]):
-    """Sends the text as it is heard."""
+def _streamed(call: Call[object], request: TranscriptionRequest) -> Stream[TranscriptionEvent]:
+    """Send the text as it is heard, and at the end all of it."""
+    found = Transcript()
 
-    def __init__(self, call: Call[object], run: PipelineRun[TranscriptEvent]) -> None:
-        super().__init__(call, run)
-        self._found = Transcript()
-
-    def events_of(self, item: TranscriptEvent) -> Iterable[TranscriptDelta]:
-        """More text, if it is some."""
-        self._found.push(item)
+    def events_of(item: TranscriptEvent) -> Iterable[TranscriptDelta]:
+        found.push(item)
         return [TranscriptDelta(delta=item.text)] if isinstance(item, TextHeard) else ()
 
-    def last(self) -> Iterable[TranscriptDone]:
-        """The whole text."""
-        return [TranscriptDone(text=self._found.text, usage=_usage(self._found))]
+    def last() -> Iterable[TranscriptDone]:
+        return [TranscriptDone(text=found.text, usage=_usage(found))]
+
+    return RunStream(call, _start(call, request), events_of, last)
