@@ -102,13 +102,7 @@ def assemble(
             ),
             Middleware(BodyMiddleware, max_body_bytes=config.max_body_bytes),
             Middleware(RequestContextMiddleware, state=state, shape_of=shape_of, tracer=tracer),
-            Middleware(
-                AuthMiddleware,
-                state=state,
-                open_paths=frozenset(row.path for row in rows if row.is_open),
-                command_paths=frozenset(row.path for row in rows if row.is_command),
-                operator_paths=frozenset(row.path for row in rows if row.needs_operator),
-            ),
+            Middleware(AuthMiddleware, state=state, routes=rows),
         ],
         exception_handlers={HTTPException: _refuse},
     )

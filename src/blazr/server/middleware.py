@@ -8,7 +8,7 @@ import hmac
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -24,6 +24,7 @@ from blazr.server.config import (
     MAX_HEADER_FIELDS,
     ServerConfig,
 )
+from blazr.server.endpoint import Route
 from blazr.server.errors import STOPS, ErrorShape, HttpError, clean
 from blazr.server.models import ServerState
 from blazr.server.tracing import Tracer
@@ -178,23 +179,15 @@ class RequestContextMiddleware:
 class AuthMiddleware:
     """Checks headers, host, origin and API key, before anything of the body is read."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        state: ServerState,
-        open_paths: frozenset[str],
-        command_paths: frozenset[str],
-        operator_paths: frozenset[str],
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, state: ServerState, routes: Sequence[Route]) -> None:
         self._app = app
         self._state = state
         config = state.config
         # where a client shows a key, a web page of another name could not
         self._checks_host = not config.uds and not config.api_keys
-        self._is_open = _matches(open_paths)
-        self._is_command = _matches(command_paths)
-        self._needs_operator = _matches(command_paths | operator_paths)
+        self._is_open = _matches(each for each in routes if each.is_open)
+        self._is_command = _matches(each for each in routes if each.is_command)
+        self._needs_operator = _matches(x for x in routes if x.is_command or x.needs_operator)
         # the keys themselves are not looked at again
         self._admins = [digest_of(key) for key in config.admin_api_keys]
         self._digests = [digest_of(key) for key in config.api_keys]
@@ -253,8 +246,9 @@ class AuthMiddleware:
         return digest
 
 
-def _matches(paths: Collection[str]) -> Callable[[str], bool]:
-    """Whether a path is one of these; one with a parameter stands for all that begin like it."""
+def _matches(routes: Iterable[Route]) -> Callable[[str], bool]:
+    """Whether a path is one of theirs; one with a parameter stands for all that begin like it."""
+    paths = frozenset(each.path for each in routes)
     prefixes = tuple(path.partition("{")[0] for path in paths if "{" in path)
     return lambda path: path in paths or path.startswith(prefixes)
 
