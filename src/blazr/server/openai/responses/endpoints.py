@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -227,14 +226,21 @@ def _translate(
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     shown_items = [] if body.store is False else [shown(item) for item in items]
     stored = StoredResponse(template, shown_items, messages)
+
+    def end(response: ResponseObject) -> None:
+        """Store what has ended, unless it was in the background and has been deleted."""
+        if body.store is False:
+            return
+        output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
+        stored.response = response
+        stored.messages = [*messages, *to_messages(output, mcp.offer.shown_name)]
+        stored.task = None
+        if stored.log is None or call.state.kept.get(call.tenant, response.id) is stored:
+            _store(call, stored)
+
     renderer = ResponseRenderer(
         template,
-        partial(
-            _end,
-            call,
-            stored,
-            lambda output: [*messages, *to_messages(output, mcp.offer.shown_name)],
-        ),
+        end,
         namespaces=tools.namespaces,
         wants_logprobs=request.params.logprobs is not None,
         packs_thoughts=_THOUGHTS in (body.include or ()),
@@ -365,23 +371,6 @@ def _store(call: Call[ResponseBody], stored: StoredResponse) -> None:
     num_bytes += stored.log.num_bytes if stored.log else 0
     num_bytes += sum(len(image.data) for each in stored.messages for image in each.images)
     call.state.kept.put(call.tenant, stored.response.id, stored, num_bytes=num_bytes)
-
-
-def _end(
-    call: Call[ResponseBody],
-    stored: StoredResponse,
-    with_output: Callable[[list[Item]], Sequence[Message]],
-    response: ResponseObject,
-) -> None:
-    """A response has ended: store it, unless it was in the background and has been deleted."""
-    if call.body.store is False:
-        return
-    output = msgspec.convert(msgspec.to_builtins(response.output), list[Item])
-    stored.response = response
-    stored.messages = with_output(output)
-    stored.task = None
-    if stored.log is None or call.state.kept.get(call.tenant, response.id) is stored:
-        _store(call, stored)
 
 
 def _find(call: Call[Any], name: str | None = None, *, param: str | None = None) -> StoredResponse:
