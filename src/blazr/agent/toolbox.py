@@ -17,6 +17,7 @@ import anyio
 
 from blazr.agent.config import McpServer, Policy, check_installed
 from blazr.agent.connection import Connection, McpTool, Network, Outcome
+from blazr.text.messages import function_tool
 
 R = TypeVar("R")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")  # in the name of a function
@@ -48,12 +49,7 @@ class OfferedTool:
     @property
     def as_function(self) -> dict[str, object]:
         """The tool in OpenAI's shape."""
-        function = {
-            "name": self.shown_name,
-            "description": self.tool.description,
-            "parameters": self.tool.schema,
-        }
-        return {"type": "function", "function": function}
+        return function_tool(self.shown_name, self.tool.description, self.tool.schema)
 
 
 @dataclass(frozen=True, slots=True)

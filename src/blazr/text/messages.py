@@ -39,6 +39,14 @@ def function_call(call_id: str, name: str, arguments: object) -> dict[str, objec
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def function_tool(
+    name: str, description: str, parameters: Mapping[str, object]
+) -> dict[str, object]:
+    """A function as one of the tools of a chat; its parameters are JSON schema."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 def openai_message(message: Message) -> dict[str, object]:
     """A message as OpenAI's API takes it, images and all."""
     content = openai_content(message.content, message.images)

@@ -25,7 +25,7 @@ from blazr.server.params import (
 from blazr.server.run import reply
 from blazr.server.schema import Example, schema_hint
 from blazr.text.images import decode_base64, join_parts, read_data_url
-from blazr.text.messages import Message, function_call
+from blazr.text.messages import Message, function_call, function_tool
 from blazr.text.reasoning import thinking_variables
 
 _CHOICES = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
@@ -199,14 +199,7 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
             "there are too many messages.", param="messages", expected=f"at most {MAX_MESSAGES}"
         )
     tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            },
-        }
+        function_tool(tool.name, tool.description or "", tool.input_schema)
         for tool in body.tools or ()
         if tool.input_schema is not None
     ]
