@@ -17,7 +17,7 @@ Policy = Literal["auto", "ask", "deny"]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 _MAX_FILE_BYTES = 1_000_000
-_KINDS = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
+_KINDS = frozenset({"stdio", "http", "streamable-http", "streamableHttp"})
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
