@@ -312,9 +312,10 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
     values: dict[str, object] = {"samplers": (*named, *missing)}
     for name in missing:
         values |= _NEUTRAL[name]
-    kept = {"typ_p", "typical_p"} if {"typ_p", "typical_p"} & {*names} else set()
-    for name in _FIXED.keys() - kept - {*names}:
-        values |= _FIXED[name]
+    wanted = [_FIXED[name] for name in names if name in _FIXED]
+    for off in _FIXED.values():
+        if off not in wanted:
+            values |= off
     return values
 
 
