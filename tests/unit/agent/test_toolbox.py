@@ -167,6 +167,15 @@ def test_a_line_without_end_ends_the_program_and_not_the_memory(
         wait_until(lambda: "a line of more than 300,000 bytes" in toolbox.connections[0].failure)
 
 
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 100_000)
+    with mcp_servers.on_http() as url, opened(tmp_path, tried={"url": url}) as toolbox:
+        assert call(toolbox, "long", '{"size": 200000}').is_error
+        wait_until(lambda: "an answer of more than 100,000" in toolbox.connections[0].failure)
+
+
 def test_names_that_collide_are_prefixed(tmp_path: Path) -> None:
     one = mcp_servers.saying([TOOL, {**TOOL, "name": "find.it"}, {**TOOL, "name": "mine"}])
     with opened(tmp_path, one=one, two=mcp_servers.saying([TOOL])) as toolbox:
