@@ -17,6 +17,7 @@ from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 _BLOCK, _TALLIES, _WISHES = 512, 50 * 16 + 2, 5
 _TALLY_BYTES = _CANDIDATE_BYTES = 16
 _MOST_PARTS = 16
+_MOST_ROOMS = 64  # shapes of scores: one for each number of tokens of a step
 
 
 @structure
@@ -58,27 +59,41 @@ class Finder:
 
     def __init__(self) -> None:
         self._entry = kernels().blazr_choose
-        self._rows = self._size = -1
-        self._last: Callable[[], Tensor | None] = lambda: None
+        self._rooms: dict[tuple[int, ...], _Room] = {}
 
     def __call__(self, scores: Tensor) -> list[int]:
         """The places, as ``blazr.nn.ops.sampling.likeliest`` defines them."""
+        room = self._rooms.get(scores.shape)
+        if room is None:
+            if len(self._rooms) == _MOST_ROOMS:
+                self._rooms.clear()
+            room = self._rooms[scores.shape] = _Room(*scores.shape)
+        scores = room.take(scores)  # held until its likeliest are found
+        self._entry(room.given, torch.get_num_threads())
+        return room.found[:]
+
+
+class _Room:
+    """Where likeliest tokens of scores of one shape are put."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        blocks = -(-size // _BLOCK)
+        self._memory = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
+        peaks, places = (each.data_ptr() for each in self._memory)
+        # these are read faster than a tensor is
+        self.found = (ctypes.c_int64 * rows).from_address(places)
+        self._call = _Choice(0, peaks, places, rows, size, 0, blocks, 0)
+        self.given = ctypes.byref(self._call)
+        self._last: Callable[[], Tensor | None] = lambda: None
+
+    def take(self, scores: Tensor) -> Tensor:
+        """Look at these from now on, or at a copy, which is returned."""
         if scores is not self._last():  # recorded steps always have the same
             scores = _side_by_side(scores)
             self._last = ref(scores)
-            if scores.shape != (self._rows, self._size):
-                self._rows, self._size = rows, size = scores.shape
-                blocks = -(-size // _BLOCK)
-                self._room = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
-                peaks, places = (each.data_ptr() for each in self._room)
-                # these are read faster than a tensor is
-                self._found = (ctypes.c_int64 * rows).from_address(places)
-                self._call = _Choice(0, peaks, places, rows, size, 0, blocks, 0)
-                self._given = ctypes.byref(self._call)
             self._call.scores = scores.data_ptr()
             self._call.stride = scores.stride(0)
-        self._entry(self._given, torch.get_num_threads())
-        return self._found[:]
+        return scores
 
 
 def likeliest(scores: Tensor) -> Tensor:
