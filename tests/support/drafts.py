@@ -65,7 +65,7 @@ class EagerSpeculator(Speculator):
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}
 
-    def _rest(self, sequence, num_sequences):
+    def _rest(self, sequence, longest):
         """Ask again for each token."""
 
 

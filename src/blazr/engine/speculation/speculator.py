@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from time import perf_counter
 from typing import NamedTuple
 
@@ -19,8 +20,8 @@ FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
 TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
+MOST_VAIN = 0.01  # of a step's time may go into looking for drafts in vain; more leads to pauses
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
-FEW = 4  # sequences of a step, for each token of such a pause: to ask for all takes longer
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
 LASTING = 64  # steps after which the time of one with drafts is not known any more
@@ -109,7 +110,9 @@ class Speculator:
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
-        self._drafters = tuple(drafters)
+        self._drafters = [
+            (each, each if isinstance(each, ComputingDrafter) else None) for each in drafters
+        ]
         self._grid = grid
         self._proposals: dict[Sequence, Proposal] = {}
         self._common: dict[str, _Outcomes] = {}
@@ -119,6 +122,7 @@ class Speculator:
         self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
         self._times: dict[tuple[int, int], _Time] = {}
         self._computing: dict[int, _Time] = {}  # one draft of each of so many sequences
+        self._vain_s = 0.0  # what it takes to look for drafts of a sequence where there are none
         self._num_steps = 0
 
     def propose(self, sequences: list[Sequence], room: int) -> dict[Sequence, tuple[int, ...]]:
@@ -128,23 +132,22 @@ class Speculator:
             sequences: All that decode in it.
             room: Drafts at most.
         """
+        started = perf_counter()
+        asked = [each for each in sequences if len(each.tokens) >= self._wake_at.get(each, 0)]
         rates: list[tuple[Sequence, float]] = []
-        for sequence in sequences:
-            if len(sequence.tokens) < self._wake_at.get(sequence, 0):
-                continue
+        for sequence in asked:
             self._learn_from_what_came(sequence)
             proposal = self._ask(sequence)
-            if proposal is None:
-                self._rest(sequence, len(sequences))
-                continue
-            self._proposals[sequence] = proposal
-            rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
-        if not rates:
-            return {}
-        depths = self._choose_depths(len(sequences), rates, room)
-        for sequence, _ in rates:
+            if proposal is not None:
+                self._proposals[sequence] = proposal
+                rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
+        depths = self._choose_depths(len(sequences), rates, room) if rates else {}
+        if asked and not depths:
+            self._learn_vain_time((perf_counter() - started) / len(asked))
+        longest = self._longest_pause(len(sequences))
+        for sequence in asked:
             if sequence not in depths:
-                self._rest(sequence, len(sequences))
+                self._rest(sequence, longest)
         self._compute(depths)
         return {
             sequence: self._proposals[sequence].draft.token_ids[:depth]
@@ -183,21 +186,27 @@ class Speculator:
         self._own.pop(sequence, None)
         self._wake_at.pop(sequence, None)
         self._pauses.pop(sequence, None)
-        for drafter in self._drafters:
+        for drafter, _ in self._drafters:
             drafter.forget(sequence)
 
-    def _rest(self, sequence: Sequence, num_sequences: int) -> None:
-        """Do not look for drafts for a while, which becomes longer each time there are none.
+    def _longest_pause(self, num_sequences: int) -> int:
+        """How many tokens may pass without a look, for looks in vain to take little of a step."""
+        base_s = self._measured(num_sequences, 0)
+        if not base_s:
+            return LONGEST_PAUSE
+        return min(int(num_sequences * self._vain_s / (MOST_VAIN * base_s)), LONGEST_PAUSE)
 
-        Args:
-            sequence: Whose.
-            num_sequences: That decode beside it, and are asked for, too.
-        """
+    def _learn_vain_time(self, seconds: float) -> None:
+        known = self._vain_s or seconds
+        # one that was interrupted has waited for others
+        self._vain_s = DECAY * known + (1 - DECAY) * min(seconds, LONGEST_DRAW * known)
+
+    def _rest(self, sequence: Sequence, longest: int) -> None:
+        """Do not look for drafts for a while, which becomes longer each time there are none."""
         proposal = self._proposals.get(sequence)
         if proposal is not None and proposal.computed_by is not None:
             for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
                 outcomes.fade()
-        longest = min(num_sequences // FEW, LONGEST_PAUSE)
         pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, longest)
         self._wake_at[sequence] = len(sequence.tokens) + pause
 
@@ -212,11 +221,10 @@ class Speculator:
         params = sequence.request.params
         if most < 1 or not params.speculate or sequence.asks_of_prompt or not sequence.num_output:
             return None
-        for drafter in self._drafters:
+        for drafter, computed_by in self._drafters:
             draft = drafter.propose(sequence, most)
             if draft is not None:
-                by = drafter if isinstance(drafter, ComputingDrafter) else None
-                return Proposal(draft, length, by)
+                return Proposal(draft, length, computed_by)
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
@@ -267,21 +275,25 @@ class Speculator:
         compute_s = self._computing.get(len(computed), _Time()).seconds
         # what drafts that are computed cost beside a step is known once one has been measured
         wanted = rates if base else [pair for pair in rates if pair[0] not in computed]
-        chances = [
-            chance
+        chances: Iterator[_Chance] = chain.from_iterable(
+            self._chances(sequence, rate, is_computed=sequence in computed)
             for sequence, rate in wanted
-            for chance in self._chances(sequence, rate, is_computed=sequence in computed)
-        ]
+        )
         if len(rates) > 1:
-            chances.sort(key=lambda each: -each.rate)
+            chances = iter(sorted(chances, key=lambda each: -each.rate))
         expected = float(num_sequences)
-        time, share, last = 1.0, TOKEN_SHARE, 0  # of the step, where one without drafts takes 1
+        time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
         drawing_s, num_computed, allowed = 0.0, 0, FIRST_TRY
         best, most = 0, LEAST_GAIN * expected
+        weighed: list[_Chance] = []
         for count in COUNTS:
-            if count > min(room, len(chances), allowed):
+            last = len(weighed)
+            if count > min(room, allowed):
                 break
-            for chance in chances[last:count]:
+            weighed += islice(chances, count - last)
+            if len(weighed) < count:
+                break
+            for chance in weighed[last:]:
                 expected += chance.rate
                 drawing_s += chance.rate * chance.draw_s
                 num_computed = max(num_computed, chance.num_computed)
@@ -291,13 +303,14 @@ class Speculator:
                 share = (time - 1) / count
             else:
                 time += share * (count - last)
-            last = count
             beside_s = drawing_s + num_computed * compute_s
             whole = time + (beside_s / base if base else 0.0)
             if expected > most * whole:
                 best, most = count, expected / whole
+            elif best and count >= 2 * best:
+                break  # later ones are less likely still
         depths: dict[Sequence, int] = {}
-        for chance in chances[:best]:
+        for chance in weighed[:best]:
             depths[chance.sequence] = depths.get(chance.sequence, 0) + 1
         return depths
 
