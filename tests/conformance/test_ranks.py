@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blazr.core.errors import ConfigError
-from blazr.engine.ranks.orders import Load
+from blazr.engine.ranks.orders import load_part
 from blazr.models.loading.load import load
 from blazr.models.loading.parts import part_of_config, part_of_weight
 from blazr.models.loading.plan import plan_model
@@ -30,8 +30,8 @@ from tests.support.networks import Lab
 from tests.support.quantized import KINDS, quantize_directory
 from tests.support.ranks import (
     VOCAB,
-    Build,
-    BuildStage,
+    build,
+    build_stage,
     config_of,
     even_mixer,
     logits_in_threads,
@@ -114,7 +114,7 @@ def compare(ranks, whole, part, *, tolerance=TOLERANCE):
 def compare_random(ranks, config, seed=0):
     """The same of a network with random weights."""
     seed = run_seed(seed)
-    ranks.tell(Build(config, seed))
+    ranks.tell(build, config, seed)
     whole = network(config, seed)
     compare(ranks, whole, part_of(whole, ranks.ranks))
 
@@ -127,7 +127,7 @@ def compare_loaded(ranks, path, *, tolerance=TOLERANCE, **how):
     """
     how = {"dtype": "float32", **how}
     whole = load(str(path), device=CPU, **{**how, "in_stages": False}).module
-    ranks.tell(Load(str(path), {**how, "free_bytes": CPU.free_bytes()}))
+    ranks.tell(load_part, str(path), {**how, "free_bytes": CPU.free_bytes()})
     part = load(str(path), device=CPU, ranks=ranks.ranks, **how).module
     compare(ranks, whole, part, tolerance=tolerance)
     return (sum(w.nbytes for w in stored_weights(each)) for each in (part, whole))
@@ -210,7 +210,7 @@ def test_layers_in_stages(ranks, mix):
     mixers = [MIXER_EXAMPLES[name] for name in names]
     config = config_of(mixers, [*FEED_FORWARD_EXAMPLES.values()][mix // 6])
     seed = run_seed()
-    ranks.tell(BuildStage(config, seed))
+    ranks.tell(build_stage, config, seed)
     whole = network(config, seed)
     compare(ranks, whole, stage_of(whole, ranks.ranks), tolerance=0)
 
@@ -248,7 +248,7 @@ def test_packed_weights_by_kernels(ranks, name, tmp_path):
     with without_kernels():
         truth = Lab(load(path, device=CPU, **how).module).runner.logits(ids)
     alone = Lab(load(path, device=CPU, **how).module).runner.logits(ids)
-    ranks.tell(Load(path, {**how, "free_bytes": CPU.free_bytes()}))
+    ranks.tell(load_part, path, {**how, "free_bytes": CPU.free_bytes()})
     part = load(path, device=CPU, ranks=ranks.ranks, **how).module
     assert isinstance(part.layers[0].mixer.o_proj.weight, PackedWeight)
     found = Lab(part, processes=ranks).runner.logits(ids)

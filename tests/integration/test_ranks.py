@@ -19,10 +19,10 @@ from tests.support.examples import FEED_FORWARD_EXAMPLES
 from tests.support.networks import Lab
 from tests.support.ranks import (
     ROOT,
-    Build,
-    Fail,
+    build,
     config_of,
     even_mixer,
+    fail,
     network,
     part_of,
     two_ranks,
@@ -49,7 +49,7 @@ def ranks_of(pid):
 
 def built(processes):
     config = config_of([even_mixer("gqa"), even_mixer("mamba2")], FEED_FORWARD_EXAMPLES["moe"])
-    processes.tell(Build(config, 0))
+    processes.tell(build, config, 0)
     return Lab(part_of(network(config, 0), processes.ranks), processes=processes)
 
 
@@ -117,7 +117,7 @@ def test_a_rank_that_ends(how):
         if how == "killed":
             os.kill(pid, signal.SIGKILL)
         else:
-            processes.tell(Fail())
+            processes.tell(fail)
         lab.run()
         assert "rank 1 has ended" in lab.errors[first, 0]
         second = lab.ask([1, 2, 3])

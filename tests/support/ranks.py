@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.engine.ranks.collectives import ProcessRanks
-from blazr.engine.ranks.orders import Member, Order
+from blazr.engine.ranks.orders import Member
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.loading.parts import held_of, part_of_config, part_of_tensor
@@ -134,16 +134,9 @@ def logits_in_threads(model: CausalLM, ids: Tensor, count: int) -> list[Tensor]:
         return list(threads.map(run, range(count)))
 
 
-@dataclass(frozen=True)
-class Build(Order):
+def build(member: Member, config: ModelConfig, seed: int) -> None:
     """Have a random network's part."""
-
-    config: ModelConfig
-    seed: int
-
-    @override
-    def do(self, member: Member) -> None:
-        member.model = part_of(network(self.config, self.seed), member.ranks)
+    member.model = part_of(network(config, seed), member.ranks)
 
 
 def stage_of(model: CausalLM, ranks: Ranks) -> CausalLM:
@@ -157,22 +150,14 @@ def stage_of(model: CausalLM, ranks: Ranks) -> CausalLM:
     return stage.eval().requires_grad_(requires_grad=False)
 
 
-@dataclass(frozen=True)
-class BuildStage(Build):
+def build_stage(member: Member, config: ModelConfig, seed: int) -> None:
     """Have some of a random network's layers."""
-
-    @override
-    def do(self, member: Member) -> None:
-        member.model = stage_of(network(self.config, self.seed), member.ranks)
+    member.model = stage_of(network(config, seed), member.ranks)
 
 
-@dataclass(frozen=True)
-class Fail(Order):
+def fail(_: Member) -> None:
     """Fail in the way that a program does that has a mistake."""
-
-    @override
-    def do(self, member: Member) -> None:
-        raise ValueError("a mistake")
+    raise ValueError("a mistake")
 
 
 @contextmanager

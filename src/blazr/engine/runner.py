@@ -20,7 +20,7 @@ from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.graph_replay import GraphReplays
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.ranks.orders import Forward, Rewind, Scores
+from blazr.engine.ranks import orders
 from blazr.engine.ranks.shared import SharedStorage
 from blazr.engine.replay import Replays, Size
 from blazr.engine.request import Request
@@ -238,7 +238,7 @@ class ModelRunner:
             return
         table = build_rewind(truncated, self.shape, self.model.device)
         if self._processes is not None:
-            self._processes.tell(Rewind(_number(self.storage), table))
+            self._processes.tell(orders.rewind, _number(self.storage), table)
         self.model.rewind(table, self.storage.layers)
         for sequence in truncated:
             sequence.was_truncated = False
@@ -246,7 +246,7 @@ class ModelRunner:
     def _forward(self, model: CausalLM, batch: ForwardBatch, storage: Storage) -> Tensor:
         """Hidden states, (T, C); all ranks compute them."""
         if self._processes is not None:
-            self._processes.tell(Forward(_number(storage), batch))
+            self._processes.tell(orders.forward, _number(storage), batch)
         hidden: Tensor = model(batch, storage.layers)
         return hidden
 
@@ -255,7 +255,7 @@ class ModelRunner:
     ) -> Tensor:
         """Logits of some hidden states, (J, V); all ranks compute them."""
         if self._processes is not None:
-            self._processes.tell(Scores(wanted))
+            self._processes.tell(orders.compute_scores, wanted)
         return model.logits(hidden[wanted], adapters)
 
     def _new_storage(self, shape: CacheShape, *, has_spare: bool = False) -> Storage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blazr.engine.ranks.orders import Load
+from blazr.engine.ranks.orders import load_part
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.llm.options import LoadOptions
 from blazr.models.loading.load import LoadedModel, load
@@ -53,7 +53,7 @@ def load_on_ranks(
         "exact": options.exact,
     }
     try:
-        processes.tell(Load(options.model, how))
+        processes.tell(load_part, options.model, how)
         # what is wrong with the model is said here, where it fails in the same way
         loaded = load(options.model, device=device, ranks=processes.ranks, progress=progress, **how)  # type: ignore[arg-type]
         processes.wait(device)

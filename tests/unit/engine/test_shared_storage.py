@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage, plan_layout
-from blazr.engine.ranks.orders import Member, Order, dump
+from blazr.engine.ranks.orders import Member, dump
 from blazr.engine.ranks.shared import SharedStorage
 from blazr.nn.device import resolve_device
 from tests.support.examples import MIXER_EXAMPLES
@@ -29,9 +30,10 @@ class Told:
     def new_number(self) -> int:
         return 7
 
-    def tell(self, order: Order) -> None:
-        self.orders.append(type(order).__name__)
-        pickle.loads(dump(order)).do(self.member)
+    def tell(self, order: Callable[..., None], *arguments: object) -> None:
+        self.orders.append(order.__name__)
+        again, its_arguments = pickle.loads(dump((order, arguments)))
+        again(self.member, *its_arguments)
 
 
 def layout_and_shape(copies: int) -> tuple[CacheLayout, CacheShape]:

@@ -1,11 +1,14 @@
-"""What the first rank has the others do, one order after the other."""
+"""What the first rank has the others do, one order after the other.
+
+An order is a function of this module, or of another that all ranks know, and its arguments behind
+the member. The first rank does the same by itself.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
@@ -25,6 +27,8 @@ from blazr.nn.operands.step import StepTable
 if TYPE_CHECKING:
     from blazr.engine.ranks.collectives import ProcessRanks
     from blazr.nn.device import Device
+
+Order = tuple[Callable[..., None], tuple[object, ...]]
 
 
 @dataclass(slots=True)
@@ -52,133 +56,57 @@ class Member:
         return self.model
 
 
-class Order(ABC):
-    """Something to be done by every rank but the first, which does the same by itself."""
-
-    @abstractmethod
-    def do(self, member: Member) -> None:
-        """Do it."""
+def load_part(member: Member, model: str, options: Mapping[str, object]) -> None:
+    """Load the rank's part of a model, with further arguments of `load`."""
+    found = load(model, device=member.device, ranks=member.ranks, **options)  # type: ignore[arg-type]
+    member.model = found.module
 
 
-@dataclass(frozen=True, slots=True)
-class Load(Order):
-    """Load the rank's part of a model.
-
-    Args:
-        model: Which.
-        options: Further arguments of `load`.
-    """
-
-    model: str
-    options: Mapping[str, object]
-
-    @override
-    def do(self, member: Member) -> None:
-        found = load(self.model, device=member.device, ranks=member.ranks, **self.options)  # type: ignore[arg-type]
-        member.model = found.module
-
-
-@dataclass(frozen=True, slots=True)
-class Wait(Order):
+def wait(member: Member) -> None:
     """Come to the same point as all others."""
-
-    @override
-    def do(self, member: Member) -> None:
-        member.ranks.wait(member.device.torch_device)
+    member.ranks.wait(member.device.torch_device)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStorage(Order):
+def open_storage(member: Member, number: int, layout: CacheLayout, shape: CacheShape) -> None:
     """Take memory for what layers remember.
 
     Args:
-        number: What it is called by.
+        member: Who does it.
+        number: What the memory is called by.
         layout: How items lie in it.
         shape: How many there are.
     """
-
-    number: int
-    layout: CacheLayout
-    shape: CacheShape
-
-    @override
-    def do(self, member: Member) -> None:
-        layout = self.layout.of_layers(member.network.config.held_layers)
-        device = member.device.torch_device
-        member.storages[self.number] = Storage(layout, self.shape, device)
+    own = layout.of_layers(member.network.config.held_layers)
+    member.storages[number] = Storage(own, shape, member.device.torch_device)
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStorage(Order):
+def close_storage(member: Member, number: int) -> None:
     """Give memory back."""
-
-    number: int
-
-    @override
-    def do(self, member: Member) -> None:
-        del member.storages[self.number]
+    del member.storages[number]
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeStorage(Order):
-    """Call a method of `Storage`.
-
-    Args:
-        number: Which memory.
-        method: The name of the method.
-        arguments: Of the call.
-    """
-
-    number: int
-    method: str
-    arguments: tuple[object, ...]
-
-    @override
-    def do(self, member: Member) -> None:
-        getattr(member.storages[self.number], self.method)(*self.arguments)
+def change_storage(member: Member, number: int, method: str, *arguments: object) -> None:
+    """Call the method of `Storage` that has this name."""
+    getattr(member.storages[number], method)(*arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Rewind(Order):
+def rewind(member: Member, number: int, table: StepTable) -> None:
     """Go back to earlier tokens; see `CausalLM.rewind`."""
-
-    number: int
-    table: StepTable
-
-    @override
-    def do(self, member: Member) -> None:
-        member.network.rewind(self.table, member.storages[self.number].layers)
+    member.network.rewind(table, member.storages[number].layers)
 
 
-@dataclass(frozen=True, slots=True)
-class Forward(Order):
+def forward(member: Member, number: int, batch: ForwardBatch) -> None:
     """Compute hidden states of a step."""
-
-    number: int
-    batch: ForwardBatch
-
-    @override
-    def do(self, member: Member) -> None:
-        member.hidden = member.network(self.batch, member.storages[self.number].layers)
+    member.hidden = member.network(batch, member.storages[number].layers)
 
 
-@dataclass(frozen=True, slots=True)
-class Scores(Order):
-    """Compute logits of some of these.
-
-    Args:
-        wanted: Which tokens', (J,), int64.
-    """
-
-    wanted: Tensor
-
-    @override
-    def do(self, member: Member) -> None:
-        hidden, member.hidden = member.hidden, None
-        if member.network.config.stage.number > 0:
-            return  # the first stage has the head
-        assert hidden is not None
-        member.network.logits(hidden[self.wanted])
+def compute_scores(member: Member, wanted: Tensor) -> None:
+    """Compute logits of some of these: of which tokens, (J,), int64."""
+    hidden, member.hidden = member.hidden, None
+    if member.network.config.stage.number > 0:
+        return  # the first stage has the head
+    assert hidden is not None
+    member.network.logits(hidden[wanted])
 
 
 def dump(order: Order) -> bytes:

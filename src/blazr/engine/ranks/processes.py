@@ -7,19 +7,20 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self
+from typing import Self, TypeVarTuple
 
 from blazr.core.child import end_child, start_child
 from blazr.core.errors import EngineError
+from blazr.engine.ranks import orders
 from blazr.engine.ranks.collectives import ProcessRanks
-from blazr.engine.ranks.orders import Order, Wait, dump
 from blazr.nn.device import Device, use_threads
 from blazr.nn.layers.ranks import Rank
 
+Arguments = TypeVarTuple("Arguments")
 _POLL_S = 0.02
 _KNOWN_S = 5.0  # until a process that has ended is known to have
 
@@ -81,14 +82,20 @@ class RankProcesses:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def tell(self, order: Order) -> None:
+    def tell(
+        self, order: Callable[[orders.Member, *Arguments], None], *arguments: *Arguments
+    ) -> None:
         """Have all others do something; nobody waits for it.
+
+        Args:
+            order: See `blazr.engine.ranks.orders`.
+            arguments: Its own, behind the member.
 
         Raises:
             EngineError: One of them has ended.
         """
         self.check()
-        content = dump(order)
+        content = orders.dump((order, arguments))
         try:
             for process in self._processes.values():
                 assert process.stdin is not None
@@ -104,7 +111,7 @@ class RankProcesses:
             EngineError: One of them has ended.
         """
         with self.together():
-            self.tell(Wait())
+            self.tell(orders.wait)
             self.ranks.wait(device.torch_device)
 
     def new_number(self) -> int:

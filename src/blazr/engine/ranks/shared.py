@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
-from blazr.engine.ranks.orders import ChangeStorage, CloseStorage, OpenStorage
+from blazr.engine.ranks import orders
 
 if TYPE_CHECKING:
     from blazr.engine.ranks.processes import RankProcesses
@@ -38,7 +38,7 @@ class SharedStorage(Storage):
     ) -> None:
         self.number = processes.new_number()
         self._processes = processes
-        processes.tell(OpenStorage(self.number, layout, shape))
+        processes.tell(orders.open_storage, self.number, layout, shape)
         super().__init__(layout.of_layers(model.config.held_layers), shape, model.device)
 
     @override
@@ -65,7 +65,7 @@ class SharedStorage(Storage):
 
     def close(self) -> None:
         """Have the others give theirs back."""
-        self._processes.tell(CloseStorage(self.number))
+        self._processes.tell(orders.close_storage, self.number)
 
     def _repeat(self, method: str, *arguments: object) -> None:
-        self._processes.tell(ChangeStorage(self.number, method, arguments))
+        self._processes.tell(orders.change_storage, self.number, method, *arguments)

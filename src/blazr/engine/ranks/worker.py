@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     member = Member(ProcessRanks(rank, Path(folder), kind), resolve_device(kind))
     with torch.inference_mode():
         while True:
-            orders.get().do(member)
+            order, its_arguments = orders.get()
+            order(member, *its_arguments)
 
 
 def _receive(orders: SimpleQueue[Order], folder: Path) -> None:
