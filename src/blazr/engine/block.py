@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,10 +61,13 @@ class Node:
     name: bytes = b""
     known_name: bytes = b""
 
+    def to_root(self) -> Iterator[Node]:
+        """Yield this block, the one before it, and so on; the root last."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
     def ancestor(self, depth: int) -> Node:
         """The block on the way to this one that is so many blocks from the root."""
-        node = self
-        while node.depth > depth:
-            assert node.parent is not None
-            node = node.parent
-        return node
+        return next(node for node in self.to_root() if node.depth <= depth)

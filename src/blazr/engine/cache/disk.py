@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from struct import Struct
@@ -149,11 +150,7 @@ class DiskCache:
 
     def name(self, node: Node) -> bytes:
         """The name of a block that is in memory, or of a root."""
-        unnamed = []
-        at: Node | None = node
-        while at is not None and not at.name:
-            unnamed.append(at)
-            at = at.parent
+        unnamed = list(takewhile(lambda each: not each.name, node.to_root()))
         for each in reversed(unnamed):
             before = self.fingerprint if each.parent is None else each.parent.name
             each.name = next_name(before, each.key)

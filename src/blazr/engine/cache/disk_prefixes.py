@@ -103,11 +103,8 @@ class DiskPrefixes:
 
     def write(self, sequence: Sequence) -> None:
         """Keep what a sequence has computed, with the states that later ones are likely to need."""
-        path: list[Node] = []
-        node = sequence.node
-        while node is not None and node.parent is not None:
-            path.append(node)
-            node = node.parent
+        assert sequence.node is not None, "it runs"
+        path = [each for each in sequence.node.to_root() if each.parent is not None]
         for each in reversed(path):
             # of the states at growing distances only a few will ever be needed; `close` keeps them
             self._write(each, keeps_state=each.state_kind != "geometric")

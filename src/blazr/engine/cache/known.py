@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from itertools import takewhile
 from typing import NamedTuple
 
 from blazr.engine.block import Node
@@ -96,11 +97,8 @@ class KnownBlocks:
         """A node can be gone on from now, and with it what is before it."""
         if not self._listeners:
             return
-        found = []
-        at = node
-        while at.parent is not None and not at.known_name:
-            found.append(at)
-            at = at.parent
+        unknown = takewhile(lambda each: not each.known_name, node.to_root())
+        found = [each for each in unknown if each.parent is not None]
         if not found:
             return
         found.reverse()
@@ -116,11 +114,11 @@ class KnownBlocks:
         if not self._listeners:
             return
         names = []
-        at: Node | None = node
-        while at is not None and at.known_name and not self._is_known(at):
+        for at in node.to_root():
+            if not at.known_name or self._is_known(at):
+                break
             names.append(at.known_name)
             at.known_name = b""
-            at = at.parent
         if names:
             self._tell(BlocksRemoved(tuple(names)))
 

@@ -166,10 +166,8 @@ class PrefixTrie:
 
     def lock(self, node: Node) -> None:
         """Protect the path to this node from eviction."""
-        at: Node | None = node
-        while at is not None:
+        for at in node.to_root():
             self.lock_child(at)
-            at = at.parent
 
     def lock_child(self, node: Node) -> None:
         """Move a lock one block deeper: the path to the parent is locked already."""
@@ -179,14 +177,12 @@ class PrefixTrie:
 
     def unlock(self, node: Node) -> None:
         """Undo one lock of the path."""
-        at: Node | None = node
-        while at is not None:
+        for at in node.to_root():
             at.locks -= 1
             if not at.locks and at.parent is not None:
                 self.num_idle_pages += at.page != NO_PAGE
                 self._offer(at)
             self._drop_empty_root(at)
-            at = at.parent
 
     def evict(self, *classes: ItemClass, below: float = inf) -> bool:
         """Drop what is worth least: a state, or a leaf with its page.
