@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Never
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from blazr.core import log
 from blazr.engine.cache.manager import CacheManager, CacheShape
-from blazr.engine.replay import SEEN, Size
+from blazr.engine.replay import SEEN, Size, Unseen
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
-from blazr.nn.operands.step import GRID, Span, StepNumbers, StepTable
+from blazr.nn.operands.step import GRID, StepNumbers, StepTable
 from blazr.nn.ops.graphs import GraphDevice, Launched
 from blazr.nn.ops.replay import ForeignError
 from blazr.nn.ops.sampling import draw, likeliest, uniforms
@@ -180,12 +179,6 @@ class GraphReplays:
         self._graphs.join()
         return self._scores[: len(plan.rows)]
 
-    def draft_logits(
-        self, last: Mapping[RunningSequence, int], num_drafted: int, memory: CacheManager
-    ) -> None:
-        """Drafts of the network's own are computed."""
-        del last, num_drafted, memory
-
     def launch(
         self,
         plan: StepPlan,
@@ -332,7 +325,7 @@ class GraphReplays:
             slot_mapping=pages * GRID + start % GRID,
             logits_indices=rows,
             table=StepTable(
-                _Unseen(len(runs)),
+                Unseen(len(runs)),
                 tables,
                 num_decodes=len(runs),
                 recorded=StepNumbers(
@@ -475,24 +468,3 @@ def _is_plain(row: PlannedSequence) -> bool:
 def _bucket_size(count: int) -> int:
     """The next power of two, or beyond eight the next multiple of eight."""
     return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
-
-
-class _Unseen(tuple[Span, ...]):
-    """The sequences of a step, of which nothing is known but how many there are."""
-
-    _count: int
-
-    def __new__(cls, count: int) -> _Unseen:
-        """Of so many sequences."""
-        made = super().__new__(cls)
-        made._count = count
-        return made
-
-    @override
-    def __len__(self) -> int:
-        return self._count
-
-    def _refuse(self, *_: object) -> Never:
-        raise ForeignError("a part of the network looks at the sequences of a step")
-
-    __iter__ = __getitem__ = __bool__ = _refuse

@@ -217,7 +217,7 @@ class _Inputs:
             slot_mapping=slots,
             logits_indices=torch.empty(0, dtype=torch.int64),
             table=StepTable(
-                _Unseen(),
+                Unseen(),
                 torch.from_numpy(self._tables),
                 num_decodes=size if num_tokens == size else 0,
                 recorded=numbers,
@@ -312,12 +312,26 @@ class _RecordedPositions(Positions):
                     mine.copy_(given)
 
 
-class _Unseen(tuple[Span, ...]):
-    """The sequences of a recorded step, of which nothing is known but that each decodes."""
+class Unseen(tuple[Span, ...]):
+    """The sequences of a recorded step, of which nothing is known but that each decodes.
 
-    __slots__ = ()
+    Args:
+        count: How many there are; None where that is not to be asked either.
+    """
+
+    _count: int | None
+
+    def __new__(cls, count: int | None = None) -> Unseen:
+        """Of so many sequences."""
+        made = super().__new__(cls)
+        made._count = count
+        return made
+
+    @override
+    def __len__(self) -> int:
+        return self._refuse() if self._count is None else self._count
 
     def _refuse(self, *_: object) -> Never:
-        raise ForeignError("looks at the sequences of a step")
+        raise ForeignError("a part of the network looks at the sequences of a step")
 
-    __iter__ = __len__ = __getitem__ = __bool__ = _refuse
+    __iter__ = __getitem__ = __bool__ = _refuse

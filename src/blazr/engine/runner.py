@@ -284,7 +284,7 @@ class ModelRunner:
                 if count > place
             }
             logits = None
-            if self.replays is not None:
+            if isinstance(self.replays, Replays):  # graphs hold no drafts
                 logits = self.replays.draft_logits(last, place, memory)
             if logits is None:
                 batch = build_draft_batch(last, place, memory, self.model.device)
