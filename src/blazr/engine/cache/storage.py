@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 
 import torch
 from torch import Tensor
@@ -217,13 +217,5 @@ def _aligned(size: int) -> int:
 
 def _view(items: Tensor, spec: TensorSpec, offset: int) -> Tensor:
     """(items, *shape) inside (items, bytes), each at the same offset in its item."""
-    flat = items.view(-1).view(spec.dtype)
-    width = spec.dtype.itemsize
-    strides = []
-    step = prod(spec.shape)
-    for size in spec.shape:
-        step //= size
-        strides.append(step)
-    return flat.as_strided(
-        (items.shape[0], *spec.shape), (items.shape[1] // width, *strides), offset // width
-    )
+    part = items[:, offset : offset + spec.nbytes].view(spec.dtype)
+    return part.view(len(items), *spec.shape)
