@@ -211,10 +211,6 @@ class SamplingParams:
         for name in ("dry_sequence_breakers", "bad_words", "logits_processors"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_ranges()
-        if len(self.stop) > MAX_STOP_STRINGS:
-            _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
-        if any(not text or len(text) > MAX_STOP_CHARACTERS for text in self.stop):
-            _refuse("stop", "an empty or long string", f"1 to {MAX_STOP_CHARACTERS} characters")
         self._check_lists()
         if self.samplers and sorted(self.samplers) != sorted(SAMPLERS):
             _refuse("samplers", ", ".join(self.samplers), ", ".join(SAMPLERS) + ", each once")
@@ -227,12 +223,16 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         """Texts and ids that may or may not come."""
-        for name in ("dry_sequence_breakers", "bad_words"):
+        for name, noun, most in (
+            ("stop", "string", MAX_STOP_STRINGS),
+            ("dry_sequence_breakers", "text", MAX_BAD_WORDS),
+            ("bad_words", "text", MAX_BAD_WORDS),
+        ):
             texts = getattr(self, name)
-            if len(texts) > MAX_BAD_WORDS:
-                _refuse(name, f"{len(texts)} texts", f"at most {MAX_BAD_WORDS}")
+            if len(texts) > most:
+                _refuse(name, f"{len(texts)} {noun}s", f"at most {most}")
             if any(not text or len(text) > MAX_STOP_CHARACTERS for text in texts):
-                _refuse(name, "an empty or long text", f"1 to {MAX_STOP_CHARACTERS} characters")
+                _refuse(name, f"an empty or long {noun}", f"1 to {MAX_STOP_CHARACTERS} characters")
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             _refuse("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_IDS}")
         if self.allowed_token_ids is not None:
@@ -340,9 +340,6 @@ _INSTEAD = {
     "use_beam_search": "n, to sample several replies (there is no beam search)",
     "guided_decoding": "structured_outputs=StructuredOutputsParams(...)",
     "detokenize": "nothing: outputs have token_ids and text",
-    "bad_words": "logit_bias={token_id: -100}",
-    "allowed_token_ids": "grammar={'choice': [...]}",
-    "logits_processors": "logit_bias, or grammar",
     "truncate_prompt_tokens": "a shorter prompt",
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
