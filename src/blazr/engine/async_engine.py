@@ -24,7 +24,7 @@ from blazr.engine.admission import Admission
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.known import AllRemoved, Listener
 from blazr.engine.engine import Engine
-from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput
+from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput, described
 from blazr.engine.pacing import Pacing
 from blazr.engine.pulse import Pulse
 from blazr.engine.request import Request
@@ -162,8 +162,7 @@ class AsyncEngine:
             CapacityError: The queue is full, or the rest of it is kept for others.
             EngineError: The engine is closed, or broken for good.
         """
-        if self._closing or not self._thread.is_alive():
-            raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+        self._check_running()
         if why := self.lasting_failure():
             raise EngineError("the engine is not running.", found=why)
         self._engine.check(request)
@@ -432,9 +431,12 @@ class AsyncEngine:
         # layers prepare some tensors in their first step, which no recording could hold
         record(RECORDED_SIZES)
 
-    def _put(self, work: Callable[[], None]) -> None:
+    def _check_running(self) -> None:
         if self._closing or not self._thread.is_alive():
             raise EngineError("the engine is not running.", found=self._failure or "it was closed")
+
+    def _put(self, work: Callable[[], None]) -> None:
+        self._check_running()
         self._inbox.put(work)
 
     def _end_drained_pauses(self) -> None:
@@ -460,7 +462,7 @@ class AsyncEngine:
                 self._run()
             except BaseException as error:
                 is_broken = True
-                self._failure = f"{type(error).__name__}: {str(error)[:200]}"
+                self._failure = described(error)
                 logger.exception("the engine failed")
                 self._fail_everything(f"the engine failed: {self._failure}")
                 now = time.monotonic()
@@ -587,8 +589,7 @@ class AsyncEngine:
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
         except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
-            message = f"{type(error).__name__}: {str(error)[:200]}"
-            self._deliver(_errors(request_id, range(request.params.n), message))
+            self._deliver(_errors(request_id, range(request.params.n), described(error)))
 
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:

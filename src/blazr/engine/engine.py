@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from blazr.core.errors import ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
-from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenLogprobs, TokenOutput
+from blazr.engine.outputs import (
+    FinishReason,
+    Running,
+    SlotAction,
+    TokenLogprobs,
+    TokenOutput,
+    described,
+)
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
-from blazr.engine.sampling.constraint import described
 from blazr.engine.sampling.sampler import Sampled
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
@@ -304,11 +310,10 @@ class Engine:
 
     def _cancel(self, plan: StepPlan, error: BaseException) -> list[TokenOutput]:
         """A step failed: of several sequences each starts again, a single one ends."""
-        message = f"{type(error).__name__}: {str(error)[:200]}"
         self.scheduler.cancel(plan)
         first = plan.rows[0].sequence
         is_alone = len(plan.rows) == 1 and first.phase is Phase.RUNNING
-        return [self._fail(first, message)] if is_alone else []
+        return [self._fail(first, described(error))] if is_alone else []
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""

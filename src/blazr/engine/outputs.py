@@ -18,6 +18,11 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"
 
 
+def described(error: BaseException) -> str:
+    """What a reply says of an error."""
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at one position, from the model's distribution before any filter.

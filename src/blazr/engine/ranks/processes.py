@@ -15,6 +15,7 @@ from typing import Self, TypeVarTuple
 
 from blazr.core.child import end_child, start_child
 from blazr.core.errors import EngineError
+from blazr.engine.outputs import described
 from blazr.engine.ranks import orders
 from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.nn.device import Device, use_threads
@@ -151,8 +152,7 @@ class RankProcesses:
         deadline_s = monotonic() + (_KNOWN_S if isinstance(error, RuntimeError | OSError) else 0)
         while not self.failure and monotonic() < deadline_s:
             sleep(_POLL_S)
-        what = f"{type(error).__name__}: {str(error)[:200]}"
-        self._give_up(f"a step failed on the first rank: {what}")
+        self._give_up(f"a step failed on the first rank: {described(error)}")
         return EngineError(self.failure, hint="start the program again")
 
     def close(self) -> None:

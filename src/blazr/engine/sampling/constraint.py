@@ -50,11 +50,6 @@ def constrain(
     return scores, errors
 
 
-def described(error: BaseException) -> str:
-    """What a reply says of an error of its constraint."""
-    return f"{type(error).__name__}: {str(error)[:200]}"
-
-
 def fill_mask(mask: NDArray[np.int32], sequence: RunningSequence, vocab_size: int) -> None:
     """Set the bits of the tokens that may follow in one row.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import RequestError
-from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.sampling.constraint import constrain, described
+from blazr.engine.outputs import TokenLogprobs, described
+from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, draw, likeliest_finder
