@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from blazr.core.errors import UnknownNameError
 
+
+class Named(Protocol):
+    """A row that knows its name."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+
+N = TypeVar("N", bound=Named)
 V = TypeVar("V")
 
 
@@ -33,6 +43,11 @@ class Table(Mapping[str, V], Generic[V]):
         # resolving a lazy row must not change the order
         self._names = tuple(dict.fromkeys((*self._rows, *self._lazy)))
 
+    @staticmethod
+    def of(name: str, rows: Iterable[N]) -> Table[N]:
+        """A table of rows that know their names, in the order they are tried."""
+        return Table(name, {row.name: row for row in rows})
+
     def __getitem__(self, key: str) -> V:
         if key in self._rows:
             return self._rows[key]
@@ -41,12 +56,7 @@ class Table(Mapping[str, V], Generic[V]):
             row: V = getattr(import_module(module), attribute)
             self._rows[key] = row
             return row
-        close = get_close_matches(str(key), list(self), n=1)
-        raise UnknownNameError(
-            f"unknown {self.name} {str(key)[:100]!r}.",
-            expected=", ".join(self) or "(the table is empty)",
-            hint=f"did you mean {close[0]!r}?" if close else "",
-        )
+        raise self.unknown(key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._names
@@ -56,3 +66,18 @@ class Table(Mapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def unknown(self, key: str, *, instead: str = "") -> UnknownNameError:
+        """The error for a name that is no row's.
+
+        Args:
+            key: The name.
+            instead: What could have stood there besides a row's name.
+        """
+        close = get_close_matches(str(key), list(self), n=1)
+        expected = ", ".join(self) or "(the table is empty)"
+        return UnknownNameError(
+            f"unknown {self.name} {str(key)[:100]!r}.",
+            expected=f"{expected}, or {instead}" if instead else expected,
+            hint=f"did you mean {close[0]!r}?" if close else "",
+        )

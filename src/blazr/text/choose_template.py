@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from blazr.core.errors import UnknownNameError
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.response_template import choose_reply_format
@@ -72,11 +71,7 @@ def choose_template(
     else:
         file = Path(name).expanduser()
         if not file.is_file():
-            try:
-                CHAT_TEMPLATES[name]
-            except UnknownNameError as error:
-                expected = f"{error.expected}, or the path of a .jinja file"
-                raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
+            raise CHAT_TEMPLATES.unknown(name, instead="the path of a .jinja file")
         source = sidecars.read_text(file)
     return ChatTemplate(
         source,

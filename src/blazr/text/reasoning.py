@@ -98,89 +98,86 @@ class ReasoningFormat:
         return c
 
 
-REASONING: Table[ReasoningFormat] = Table(
+REASONING: Table[ReasoningFormat] = Table.of(
     "reasoning format",
-    {
-        row.name: row
-        for row in (
-            ReasoningFormat(
-                name="harmony",
-                begin="<|channel|>analysis<|message|>",
-                end="<|end|>",
-                force_end="<|end|><|start|>assistant<|channel|>final<|message|>",
-                link="<|start|>assistant",
-                header="<|channel|>final<|message|>",
-                tokens=harmony.TOKENS,
-                signs=("<|channel|>", "<|message|>"),
-                scan=harmony.scan_channels,
-                markers=harmony.MARKERS,
-            ),
-            ReasoningFormat(
-                name="gemma4",
-                begin="<|channel>thought\n",
-                end="<channel|>",
-                force_end="\n<channel|>",
-                is_anywhere=True,
-                tokens=("<|channel>",),
-                signs=("<|channel>thought", "<channel|>"),
-            ),
-            ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),
-            ReasoningFormat(
-                name="apertus",
-                begin="<|inner_prefix|>",
-                end="<|inner_suffix|>",
-                is_anywhere=True,
-            ),
-            ReasoningFormat(
-                name="apriel",
-                begin="Here are my reasoning steps:",
-                end="[BEGIN FINAL RESPONSE]",
-                force_end="\n[BEGIN FINAL RESPONSE]\n",
-                drops=("[END FINAL RESPONSE]",),
-                signs=("[BEGIN FINAL RESPONSE]",),
-            ),
-            ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]", is_anywhere=True),
-            ReasoningFormat(
-                name="seed_oss",
-                begin="<seed:think>",
-                end="</seed:think>",
-                force_end="\n</seed:think>",
-            ),
-            ReasoningFormat(
-                name="granite",
-                begin="<think>",
-                end="</think>",
-                force_end="\n</think>\n",
-                drops=("<response>", "</response>"),
-                signs=("<think>", "<response>"),
-                families=("granite",),
-            ),
-            # Granite 3.2, before it had tags
-            ReasoningFormat(
-                name="granite32",
-                begin="Here is my thought process:",
-                end="Here is my response:",
-                force_end="\nHere is my response:\n",
-                families=("granite",),
-            ),
-            # Qwen, DeepSeek, GLM, Kimi, Nemotron, SmolLM3 and many more
-            ReasoningFormat(
-                name="think",
-                begin="<think>",
-                end="</think>",
-                force_end="\n</think>\n\n",
-            ),
-            # the tokens of oxidizr's vocabularies
-            ReasoningFormat(
-                name="agent",
-                begin="<|think|>",
-                end="<|/think|>",
-                is_anywhere=True,
-                signs=("<|think|>", "<|/think|>"),
-                families=("oxidizr",),
-            ),
-        )
-    },
+    (
+        ReasoningFormat(
+            name="harmony",
+            begin="<|channel|>analysis<|message|>",
+            end="<|end|>",
+            force_end="<|end|><|start|>assistant<|channel|>final<|message|>",
+            link="<|start|>assistant",
+            header="<|channel|>final<|message|>",
+            tokens=harmony.TOKENS,
+            signs=("<|channel|>", "<|message|>"),
+            scan=harmony.scan_channels,
+            markers=harmony.MARKERS,
+        ),
+        ReasoningFormat(
+            name="gemma4",
+            begin="<|channel>thought\n",
+            end="<channel|>",
+            force_end="\n<channel|>",
+            is_anywhere=True,
+            tokens=("<|channel>",),
+            signs=("<|channel>thought", "<channel|>"),
+        ),
+        ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),
+        ReasoningFormat(
+            name="apertus",
+            begin="<|inner_prefix|>",
+            end="<|inner_suffix|>",
+            is_anywhere=True,
+        ),
+        ReasoningFormat(
+            name="apriel",
+            begin="Here are my reasoning steps:",
+            end="[BEGIN FINAL RESPONSE]",
+            force_end="\n[BEGIN FINAL RESPONSE]\n",
+            drops=("[END FINAL RESPONSE]",),
+            signs=("[BEGIN FINAL RESPONSE]",),
+        ),
+        ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]", is_anywhere=True),
+        ReasoningFormat(
+            name="seed_oss",
+            begin="<seed:think>",
+            end="</seed:think>",
+            force_end="\n</seed:think>",
+        ),
+        ReasoningFormat(
+            name="granite",
+            begin="<think>",
+            end="</think>",
+            force_end="\n</think>\n",
+            drops=("<response>", "</response>"),
+            signs=("<think>", "<response>"),
+            families=("granite",),
+        ),
+        # Granite 3.2, before it had tags
+        ReasoningFormat(
+            name="granite32",
+            begin="Here is my thought process:",
+            end="Here is my response:",
+            force_end="\nHere is my response:\n",
+            families=("granite",),
+        ),
+        # Qwen, DeepSeek, GLM, Kimi, Nemotron, SmolLM3 and many more
+        ReasoningFormat(
+            name="think",
+            begin="<think>",
+            end="</think>",
+            force_end="\n</think>\n\n",
+        ),
+        # the tokens of oxidizr's vocabularies
+        ReasoningFormat(
+            name="agent",
+            begin="<|think|>",
+            end="<|/think|>",
+            is_anywhere=True,
+            signs=("<|think|>", "<|/think|>"),
+            families=("oxidizr",),
+        ),
+    ),
 )
 
 

@@ -299,28 +299,25 @@ def min_p_step(scores: Tensor, row: Row) -> Tensor:
     return scores.masked_fill(scores < least, NEVER)
 
 
-SAMPLING_STEPS: Table[SamplingStep] = Table(
+SAMPLING_STEPS: Table[SamplingStep] = Table.of(
     "sampling step",
-    {
-        step.name: step
-        for step in (
-            bias_step,
-            allowed_step,
-            bad_words_step,
-            min_tokens_step,
-            penalties_step,
-            dry_step,
-            processors_step,
-            top_n_sigma_step,
-            typical_p_step,
-            xtc_step,
-            mirostat_step,
-            temperature_step,
-            top_k_step,
-            top_p_step,
-            min_p_step,
-        )
-    },
+    (
+        bias_step,
+        allowed_step,
+        bad_words_step,
+        min_tokens_step,
+        penalties_step,
+        dry_step,
+        processors_step,
+        top_n_sigma_step,
+        typical_p_step,
+        xtc_step,
+        mirostat_step,
+        temperature_step,
+        top_k_step,
+        top_p_step,
+        min_p_step,
+    ),
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from blazr.core.errors import CheckpointError, UnknownNameError
+from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.text import sidecars
 from blazr.text.tokenizer import Tokenizer
@@ -153,15 +153,10 @@ def _find_named(vocab: str, reason: str) -> TokenizerChoice:
         return _of_vocabulary(vocab, reason)
     path = Path(vocab).expanduser()
     file = path if path.is_file() else find_file(path)
-    if file is not None:
-        return _of_file(file, reason)
-    try:
-        VOCABS[vocab]
-    except UnknownNameError as error:
+    if file is None:
         files = "tokenizer.json, tokenizer.model, .tiktoken or .gguf file"
-        expected = f"{error.expected}, or the path of a {files}"
-        raise UnknownNameError(error.message, expected=expected, hint=error.hint) from None
-    raise AssertionError(vocab)
+        raise VOCABS.unknown(vocab, instead=f"the path of a {files}")
+    return _of_file(file, reason)
 
 
 def kind_of(file: Path) -> str:

@@ -47,54 +47,51 @@ class Vocab:
 # The tokens that end a reply in a chat, besides `stop_ids`: another turn begins there.
 CHAT_STOP_NAMES = ("<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>", "<|stop|>")
 
-VOCABS: Table[Vocab] = Table(
+VOCABS: Table[Vocab] = Table.of(
     "vocabulary",
-    {
-        row.name: row
-        for row in (
-            Vocab(
-                name="cl100k_base",
-                size=100_331,
-                base_size=100_277,
-                eos_id=100_257,
-                agent_tokens=agent_token_ids(100_277),
-                unassigned=(range(100_256, 100_257), range(100_261, 100_276)),
+    (
+        Vocab(
+            name="cl100k_base",
+            size=100_331,
+            base_size=100_277,
+            eos_id=100_257,
+            agent_tokens=agent_token_ids(100_277),
+            unassigned=(range(100_256, 100_257), range(100_261, 100_276)),
+        ),
+        Vocab(
+            name="llama3",
+            size=128_354,
+            base_size=128_256,
+            eos_id=128_001,
+            bos_id=128_000,
+            extra_stop_ids=(128_008, 128_009),  # <|eom_id|>, <|eot_id|>
+            agent_tokens=agent_token_ids(128_300, first_media_id=128_256),
+            unassigned=(
+                range(128_011, 128_256),
+                range(128_262, 128_300),
+                range(128_342, 128_348),
             ),
-            Vocab(
-                name="llama3",
-                size=128_354,
-                base_size=128_256,
-                eos_id=128_001,
-                bos_id=128_000,
-                extra_stop_ids=(128_008, 128_009),  # <|eom_id|>, <|eot_id|>
-                agent_tokens=agent_token_ids(128_300, first_media_id=128_256),
-                unassigned=(
-                    range(128_011, 128_256),
-                    range(128_262, 128_300),
-                    range(128_342, 128_348),
-                ),
-            ),
-            Vocab(
-                name="deepseek_v3",
-                size=128_954,
-                base_size=128_815,
-                eos_id=1,
-                bos_id=0,
-                extra_stop_ids=(128_805,),  # <|EOT|>
-                agent_tokens=agent_token_ids(128_900),
-                unassigned=(range(128_000, 128_798), range(128_815, 128_900)),
-                published=(129_280,),
-            ),
-            Vocab(
-                name="o200k_base",
-                size=200_073,
-                base_size=200_019,
-                eos_id=199_999,
-                agent_tokens=agent_token_ids(200_019),
-                unassigned=(range(199_998, 199_999), range(200_000, 200_018)),
-            ),
-        )
-    },
+        ),
+        Vocab(
+            name="deepseek_v3",
+            size=128_954,
+            base_size=128_815,
+            eos_id=1,
+            bos_id=0,
+            extra_stop_ids=(128_805,),  # <|EOT|>
+            agent_tokens=agent_token_ids(128_900),
+            unassigned=(range(128_000, 128_798), range(128_815, 128_900)),
+            published=(129_280,),
+        ),
+        Vocab(
+            name="o200k_base",
+            size=200_073,
+            base_size=200_019,
+            eos_id=199_999,
+            agent_tokens=agent_token_ids(200_019),
+            unassigned=(range(199_998, 199_999), range(200_000, 200_018)),
+        ),
+    ),
 )
 
 
