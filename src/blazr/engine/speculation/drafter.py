@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from blazr.engine.sequence import Sequence
 
@@ -31,9 +31,10 @@ class Draft(NamedTuple):
         return len(self.token_ids) or self.later
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Guesses what follows a sequence; only the engine's thread uses it."""
 
+    @abstractmethod
     def propose(self, sequence: Sequence, most: int) -> Draft | None:
         """A guess, or None.
 
@@ -42,7 +43,7 @@ class Drafter(Protocol):
             most: Tokens at most, at least 1.
         """
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:  # noqa: B027  (most keep nothing)
         """A sequence has finished."""
 
 

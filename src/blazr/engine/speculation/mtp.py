@@ -38,7 +38,3 @@ class MtpDrafter(ComputingDrafter):
     @override
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
         return self._compute(counts)
-
-    @override
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""

@@ -39,7 +39,3 @@ class PrefixDrafter(Drafter):
                 drafts += tokens[len(begun) :]
             begun = array("i")
         return Draft(tuple(drafts[:most]), "prefix") if drafts else None
-
-    @override
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""
