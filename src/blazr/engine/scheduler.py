@@ -6,7 +6,7 @@ import logging
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -73,12 +73,8 @@ class StepPlan:
     @property
     def num_decodes(self) -> int:
         """How many of the first rows compute exactly one token and sample."""
-        decodes = 0
-        for row in self.rows:
-            if row.num_tokens != 1 or not row.samples:
-                break
-            decodes += 1
-        return decodes
+        first = takewhile(lambda row: row.num_tokens == 1 and row.samples, self.rows)
+        return sum(1 for _ in first)
 
 
 @dataclass(slots=True)
