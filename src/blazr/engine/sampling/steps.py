@@ -225,6 +225,13 @@ def top_n_sigma_step(scores: Tensor, row: Row) -> Tensor:
     return scores.masked_fill(scores < scores.max() - row.params.top_n_sigma * spread, NEVER)
 
 
+def _keep_first(scores: Tensor, order: Tensor, chances: Tensor, share: float) -> Tensor:
+    """Keep the fewest tokens, in an order, whose probabilities sum to a share."""
+    sums = chances[order].cumsum(0)
+    kept = int(torch.searchsorted(sums, share)) + 1
+    return scores.index_fill(0, order[kept:], NEVER)
+
+
 @_step("", wanted=lambda row: row.params.typical_p < 1 and not row.params.is_greedy)
 def typical_p_step(scores: Tensor, row: Row) -> Tensor:
     """Keep the tokens of the most expected surprise whose probabilities sum to `typical_p`.
@@ -235,9 +242,7 @@ def typical_p_step(scores: Tensor, row: Row) -> Tensor:
     chances = logs.exp()
     expected = -(chances * logs.nan_to_num(neginf=0.0)).sum()
     order = (-logs - expected).abs().argsort(stable=True)
-    sums = chances[order].cumsum(0)
-    kept = int(torch.searchsorted(sums, row.params.typical_p)) + 1
-    return scores.index_fill(0, order[kept:], NEVER)
+    return _keep_first(scores, order, chances, row.params.typical_p)
 
 
 @_step("", wanted=lambda row: row.chance < row.params.xtc_probability and not row.params.is_greedy)
@@ -287,9 +292,7 @@ def top_k_step(scores: Tensor, row: Row) -> Tensor:
 def top_p_step(scores: Tensor, row: Row) -> Tensor:
     """Keep the smallest set of tokens whose probabilities sum to `top_p`."""
     order = scores.argsort(descending=True, stable=True)
-    sums = scores.double().softmax(-1)[order].cumsum(0)
-    kept = int(torch.searchsorted(sums, row.params.top_p)) + 1
-    return scores.index_fill(0, order[kept:], NEVER)
+    return _keep_first(scores, order, scores.double().softmax(-1), row.params.top_p)
 
 
 @_step("min_p", wanted=lambda row: _is_ordered(row) and row.params.min_p > 0)
