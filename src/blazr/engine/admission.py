@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from blazr.core.errors import CapacityError
+from blazr.engine.turns import paths_of
 
 
 class Admission:
@@ -51,7 +52,7 @@ class Admission:
             )
         free = self._num_places - held
         part = self._max_running
-        paths = [client[:depth] for depth in range(1, len(client) + 1)]
+        paths = paths_of(client)
         for path in paths:
             own = self._held[path]
             part //= max(self._num_clients[path[:-1]], 1)
@@ -73,8 +74,7 @@ class Admission:
     def give_back(self, client: tuple[str, ...], count: int = 1) -> None:
         """Give places back that were taken."""
         self._held[()] -= count
-        for depth in range(1, len(client) + 1):
-            path = client[:depth]
+        for path in paths_of(client):
             self._held[path] -= count
             if not self._held[path]:
                 del self._held[path]

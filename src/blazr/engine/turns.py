@@ -50,8 +50,8 @@ class Turns:
         """
         if not any(each.request.client for each in waiting):
             return iter(waiting)
-        begun = {path for each in waiting for path in _paths(each.request.client)}
-        known = begun.union(*(_paths(each.request.client) for each in running), [()])
+        begun = {path for each in waiting for path in paths_of(each.request.client)}
+        known = begun.union(*(paths_of(each.request.client) for each in running), [()])
         self._flows = {path: self._flows.get(path) or _Flow() for path in known}
         for path in begun - self._waiting:
             flow = self._flows[path]
@@ -62,14 +62,14 @@ class Turns:
     def start(self, sequence: Sequence) -> None:
         """A sequence starts: what it has to read counts at once."""
         self.charge(sequence, sequence.remaining)
-        for path in _paths(sequence.request.client):
+        for path in paths_of(sequence.request.client):
             if path in self._flows:
                 group = self._flows[path[:-1]]
                 group.clock = max(group.clock, self._flows[path].served)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """So many tokens are computed for a sequence."""
-        for path in _paths(sequence.request.client):
+        for path in paths_of(sequence.request.client):
             if path in self._flows:
                 self._flows[path].served += num_tokens
 
@@ -106,7 +106,7 @@ class Turns:
                 heapreplace(heap, (_rank(after, depth), served, number, after, branch))
 
 
-def _paths(client: Client) -> list[Client]:
+def paths_of(client: Client) -> list[Client]:
     """The groups that a client is in, and itself."""
     return [client[:depth] for depth in range(1, len(client) + 1)]
 
