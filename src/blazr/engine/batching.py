@@ -74,18 +74,18 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
     at = np.array(places, np.int64)
     slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(
-        token_ids=_place(np.array(tokens, np.int64), device),
+        token_ids=_place(tokens, device),
         positions=_place(_positions(plan, at), device),
         slot_mapping=_place(slots, device),
-        logits_indices=_place(np.array(wanted, np.int64), device),
+        logits_indices=_place(wanted, device),
         table=StepTable(
             tuple(spans),
             _place(tables, device),
             plan.num_decodes,
             seeing_ahead=_seeing_ahead(plan.rows),
         ),
-        lengths=_place(np.array(lengths, np.int64), device),
-        adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
+        lengths=_place(lengths, device),
+        adapters=_place(adapters, device) if any(adapters) else None,
         given=_given_embeddings(plan.rows, device),
     )
 
@@ -144,7 +144,7 @@ def _given_embeddings(
     if not places:
         return None
     return GivenEmbeddings(
-        rows=_place(np.array(places, np.int64), device),
+        rows=_place(places, device),
         vectors=torch.cat(vectors).to(device),
         added=torch.cat(added, 1).to(device),
     )
@@ -173,16 +173,16 @@ def build_draft_batch(
         Span(index, 1, start, 0, run_slot=run)
         for index, (start, run) in enumerate(zip(starts, runs, strict=True))
     )
-    lengths = np.array([sequence.max_computed for sequence in sequences], np.int64)
+    lengths = [sequence.max_computed for sequence in sequences]
     places = np.arange(len(sequences))
     return ForwardBatch(
-        token_ids=_place(np.array(list(last.values()), np.int64), device),
+        token_ids=_place(list(last.values()), device),
         positions=_place(positions, device),
         slot_mapping=_place(tables[places, at // grid] * grid + at % grid, device),
         logits_indices=_place(places, device),
         table=StepTable(tuple(spans), _place(tables, device), len(sequences)),
         lengths=_place(lengths, device),
-        adapters=_place(np.array(adapters, np.int64), device) if any(adapters) else None,
+        adapters=_place(adapters, device) if any(adapters) else None,
     )
 
 
@@ -225,6 +225,6 @@ def build_rewind(
     return StepTable(tuple(spans), nothing)
 
 
-def _place(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(values)
+def _place(values: list[int] | NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.asarray(values, np.int64))
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
