@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -114,12 +115,7 @@ class GrammarCompiler:
         if entry.constraint is not None:
             return entry.constraint
         assert entry.error is not None
-        raise GrammarError(  # a fresh one each time, because raising changes an exception
-            entry.error.message,
-            found=entry.error.found,
-            expected=entry.error.expected,
-            hint=entry.error.hint,
-        )
+        raise copy(entry.error)  # because raising changes an exception
 
     def submit(self, work: Callable[[], R]) -> Future[R]:
         """Run something that compiles on threads of its own, where it delays no other request.
