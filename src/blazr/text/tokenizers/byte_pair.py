@@ -11,33 +11,22 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.text.tokenizer import LARGEST_ID, Tokenizer, longest_of
 
+if TYPE_CHECKING:
+    import splintr
+
+    Backend = splintr.Tokenizer | splintr.AnyTokenizer
+
 # Shorter texts are encoded in less than a millisecond, without releasing the GIL.
 LONG = 4096
 # A pattern that leaves out any of this would lose text without a word.
 _PROBE = "Ab1 é\u4e2d  \U0001f600\t_\r\n\n 'll\u00a0\u200d\x00."
-
-
-class SplintrBackend(Protocol):
-    """What is used of splintr's two tokenizer types."""
-
-    def encode_ordinary(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are plain text."""
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of texts without special tokens; other threads run meanwhile."""
-
-    def encode_with_special(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens stand for themselves."""
-
-    def decode_bytes(self, ids: list[int]) -> bytes:
-        """The bytes of token ids."""
 
 
 class BytePairTokenizer(Tokenizer):
@@ -56,7 +45,7 @@ class BytePairTokenizer(Tokenizer):
 
     def __init__(
         self,
-        backend: SplintrBackend,
+        backend: Backend,
         *,
         name: str,
         size: int,
@@ -153,12 +142,12 @@ def from_ranks(
     )
 
 
-def _backend(data: bytes, pattern: str, named_ids: Mapping[str, int], name: str) -> SplintrBackend:
+def _backend(data: bytes, pattern: str, named_ids: Mapping[str, int], name: str) -> Backend:
     """Splintr's tokenizer over ranks; a failure to build it is an error of the file."""
     import splintr
 
     try:
-        backend: SplintrBackend = splintr.Tokenizer.from_bytes(data, pattern, dict(named_ids))
+        backend = splintr.Tokenizer.from_bytes(data, pattern, dict(named_ids))
         kept = backend.decode_bytes(backend.encode_ordinary(_PROBE))
     except (OSError, ValueError) as error:
         raise CheckpointError(
