@@ -24,7 +24,7 @@ from blazr.text.tokenizers.gguf_kinds import KINDS
 from blazr.text.tokenizers.hf import MARKER
 
 _SPACES = " \t\n\v\f\r"  # as C has them
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Files often name one token that ends a text, where the model writes several.
 _END_NAMES = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
@@ -161,7 +161,7 @@ def _by_length(ids: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _end_ids(entries: Entries) -> list[int]:
     """Every token that ends a text, the one that the file names first."""
-    named = [entries.token_id(key) for key in _END_KEYS]
+    named = [entries.token_id(key) for key in END_KEYS]
     ids = {text: token_id for token_id, text in enumerate(entries.tokens)}
     ends = [token_id for token_id in named if token_id is not None]
     ends += entries.token_ids("eos_token_ids")

@@ -19,7 +19,7 @@ from blazr.text.tokenizers.gguf_entries import (
     Entries,
 )
 from blazr.text.tokenizers.gguf_patterns import DEFAULT, PATTERNS
-from blazr.text.tokenizers.hf import BYTE_NAME, byte_level
+from blazr.text.tokenizers.hf import BYTE_NAME, byte_level, encode_plain
 from blazr.text.tokenizers.sentencepiece import (
     SPACE,
     Fallback,
@@ -160,8 +160,7 @@ def _word_pieces(entries: Entries, special: frozenset[int]) -> Built:
 
 
 def _ids(backend: Backend, text: str, _: bool) -> list[int]:  # noqa: FBT001
-    # `encode` would keep all other threads from running meanwhile
-    found: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
+    found: list[int] = encode_plain(backend, text).ids
     return found
 
 

@@ -17,6 +17,7 @@ from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 from blazr.text.tokenizers.growth import check_growth
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
 # Some files do not mark their turn markers as special, only spell them like this.
@@ -122,14 +123,19 @@ class HuggingFaceTokenizer(Tokenizer):
     @override
     def _encode(self, text: str, *, allow_special: bool) -> list[int]:
         backend = self._marked if allow_special else self._plain
-        # `encode` would keep all other threads from running meanwhile
-        ids: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
+        ids: list[int] = encode_plain(backend, text).ids
         return ids
 
     @override
     def _bytes_of(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         return self._to_bytes(self.name_of(token_id) or "") if added is None else added
+
+
+def encode_plain(backend: Backend, text: str) -> Encoding:
+    """The tokens of a text, with none before or behind it."""
+    # `encode` would keep all other threads from running meanwhile
+    return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _read(file: Path) -> Backend:

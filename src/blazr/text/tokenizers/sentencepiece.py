@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from blazr.text.tokenizer import longest_of
+from blazr.text.tokenizers.hf import encode_plain
 
 SPACE = "▁"
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
@@ -159,8 +160,7 @@ class SentencePieceUnigram:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        # `encode` would keep all other threads from running meanwhile
-        (found,) = self._backend.encode_batch([text], add_special_tokens=False)
+        found = encode_plain(self._backend, text)
         ids: list[int] = found.ids
         if self._unknown not in ids:
             return ids

@@ -21,7 +21,7 @@ from blazr.text import sidecars
 from blazr.text.tokenizers import sentencepiece_file, vocab_and_merges
 from blazr.text.tokenizers.beside import UnknownKindError
 from blazr.text.tokenizers.choose import find_file, kind_of
-from blazr.text.tokenizers.gguf import from_metadata
+from blazr.text.tokenizers.gguf import END_KEYS, from_metadata
 from blazr.text.tokenizers.gguf_entries import (
     BYTE,
     CONTROL,
@@ -46,7 +46,6 @@ _METADATA: Mapping[str, Callable[[Path], dict[str, Value]]] = MappingProxyType(
 )
 _log = logging.getLogger(__name__)
 
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
 _TEMPLATE = "tokenizer.chat_template"
 # What tells ways of splitting apart: digits, contractions, spaces, letters of many scripts.
@@ -100,7 +99,7 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
     if tokenizer.bos_id is not None:
         special["bos"] = tokenizer.bos_id
     base |= {f"{KEY}{word}_token_id": each for word, each in special.items()}
-    base |= {KEY + key: each for key, each in zip(_END_KEYS, tokenizer.eos_ids, strict=False)}
+    base |= {KEY + key: each for key, each in zip(END_KEYS, tokenizer.eos_ids, strict=False)}
     base[KEY + "add_bos_token"] = tokenizer.bos_id is not None
     ids = tokenizer.encode(_PROBE_TEXT)
     for splitting in _likely_splittings(stored, tokens, types) if tokens else ():
