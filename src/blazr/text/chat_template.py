@@ -434,7 +434,6 @@ class EscapedChat:
     def __init__(self, values: object, names: Iterable[str]) -> None:
         self._names = [name for name in names if name]
         self._stand_ins: dict[str, str] = {}
-        self.num_characters = 0
         texts = list(_texts(values))
         self.num_characters = sum(map(len, texts))
         if any(name in text for name in self._names for text in texts):
