@@ -125,7 +125,7 @@ class GraphReplays:
         graphs: GraphDevice,
         *,
         banned_ids: Tensor,
-        before_recording: Callable[[], None] = lambda: None,
+        before_recording: Callable[[], None],
     ) -> None:
         self._model = model
         self._caches = caches
@@ -245,14 +245,8 @@ class GraphReplays:
         if self._last is not None:
             self._last.wait()
 
-    def record(self, sizes: Iterable[Size], max_blocks: int) -> None:
-        """Capture decode steps before they are met, for sequences of the fewest blocks.
-
-        Args:
-            sizes: Numbers of sequences and of tokens.
-            max_blocks: Blocks that a sequence may have.
-        """
-        del max_blocks
+    def record(self, sizes: Iterable[Size]) -> None:
+        """Capture decode steps before they are met, for sequences of the fewest blocks."""
         for size in sizes:
             if size.sequences == size.tokens and not size.drafts:
                 bucket = _Bucket(_bucket_size(size.sequences), self._bucket_blocks(1))

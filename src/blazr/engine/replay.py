@@ -56,6 +56,7 @@ class Replays:
     Args:
         model: The network.
         caches: Its memory, which stays where it is.
+        max_blocks: Blocks that a sequence may have.
         before_recording: Called before a step is recorded, which takes longer than to compute it.
     """
 
@@ -63,9 +64,11 @@ class Replays:
         self,
         model: CausalLM,
         caches: Sequence[LayerCache],
-        before_recording: Callable[[], None] = lambda: None,
+        max_blocks: int,
+        before_recording: Callable[[], None],
     ) -> None:
         self._model = model
+        self._max_blocks = max_blocks
         self._before_recording = before_recording
         self._caches = caches
         self._arena = Arena()
@@ -127,7 +130,7 @@ class Replays:
         if size not in self._made:
             self._seen[size] += 1
             is_rare = self._seen[size] < SEEN and size.sequences == size.tokens
-            if is_rare or not self._record(size, memory.shape.max_blocks):
+            if is_rare or not self._record(size):
                 return None
         self._made.move_to_end(size)
         inputs, replay = self._made[size]
@@ -136,24 +139,19 @@ class Replays:
         with self._model.step_adapters.using(inputs.batch.adapters):
             return replay(step)
 
-    def record(self, sizes: Iterable[Size], max_blocks: int) -> None:
-        """Record decode steps before they are met; those that cannot be kept are computed.
-
-        Args:
-            sizes: Numbers of sequences and of tokens.
-            max_blocks: Blocks that a sequence may have.
-        """
+    def record(self, sizes: Iterable[Size]) -> None:
+        """Record decode steps before they are met; those that cannot be kept are computed."""
         for size in sizes:
             if self._is_possible and size not in self._made:
-                self._record(size, max_blocks)
+                self._record(size)
 
     def num_python(self, size: Size) -> int | None:
         """How many parts of such a step stay in Python; None if it is not recorded."""
         return self._made[size][1].num_python if size in self._made else None
 
-    def _record(self, size: Size, max_blocks: int) -> bool:
+    def _record(self, size: Size) -> bool:
         self._before_recording()
-        inputs = _Inputs(size, max_blocks, self._ropes)
+        inputs = _Inputs(size, self._max_blocks, self._ropes)
 
         def run() -> Tensor:
             inputs.rotary.prepare()
@@ -165,7 +163,7 @@ class Replays:
         replay = record(run, inputs.batch, self._arena)
         if inputs.rotary.unknown - self._ropes:
             self._ropes |= inputs.rotary.unknown
-            return self._record(size, max_blocks)
+            return self._record(size)
         self._is_possible = replay is not None
         if replay is None:
             logger.debug("steps cannot be recorded: each is computed")

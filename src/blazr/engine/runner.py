@@ -139,7 +139,7 @@ class ModelRunner:
     def _new_replays(self) -> Replays | GraphReplays:
         layers = self.storage.layers
         if self._graphs is None:
-            return Replays(self.model, layers, self._expect_recording)
+            return Replays(self.model, layers, self.shape.max_blocks, self._expect_recording)
         return GraphReplays(
             self.model,
             layers,
@@ -168,7 +168,7 @@ class ModelRunner:
         if self.model.mtp is not None:
             sizes.append(Size(1, 1, drafts=True))
         if self.replays is not None:
-            self.replays.record(sizes, self.shape.max_blocks)
+            self.replays.record(sizes)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
