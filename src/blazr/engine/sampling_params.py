@@ -283,11 +283,6 @@ class SamplingParams:
         return replace(self, **filled) if filled else self
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether every draw is the argmax of the logits as they are, and nothing is reported."""
-        return self.is_greedy and self.draws_plainly
-
-    @property
     def draws_plainly(self) -> bool:
         """Whether a draw takes the logits, temperature, top_k, top_p, min_p, and nothing else."""
         return (

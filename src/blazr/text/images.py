@@ -35,18 +35,18 @@ class Video(bytes):
     __slots__ = ()
 
     @classmethod
-    def of(cls, frames: Sequence[bytes], *, param: str = "messages") -> Video:
+    def of(cls, frames: Sequence[bytes]) -> Video:
         """A video of the bytes of images.
 
         Raises:
             RequestError: There are none, too many, or they are too large together.
         """
-        _check_frames(len(frames), param)
+        _check_frames(len(frames))
         num_bytes = sum(map(len, frames))
         if num_bytes > MAX_IMAGE_BYTES:
             raise RequestError(
                 "a video is too large.",
-                param=param,
+                param="messages",
                 found=f"{num_bytes:,} bytes",
                 expected=f"at most {MAX_IMAGE_BYTES:,}",
             )
@@ -159,7 +159,7 @@ def read_data_url(url: str, *, param: str = "messages") -> bytes:
     return decode_base64(unquote_to_bytes(body).decode("latin-1"), param=param)
 
 
-def read_video_url(url: str, *, param: str = "messages") -> Video:
+def read_video_url(url: str) -> Video:
     """The frames in a URL ``data:video/jpeg;base64,...,...``: each an image in base64.
 
     Raises:
@@ -169,21 +169,20 @@ def read_video_url(url: str, *, param: str = "messages") -> Video:
     if header.lower() != "data:video/jpeg;base64":
         raise RequestError(
             "a video is not in its request as frames.",
-            param=param,
+            param="messages",
             found=repr(header[:50]),
             expected="data:video/jpeg;base64,<frame>,<frame>,... with a JPEG in base64 for each",
             hint="decode the video, take one frame a second, and send these",
         )
-    _check_frames(body.count(",") + 1, param)
-    frames = [decode_base64(each, param=param, noun="a frame") for each in body.split(",")]
-    return Video.of(frames, param=param)
+    _check_frames(body.count(",") + 1)
+    return Video.of([decode_base64(each, noun="a frame") for each in body.split(",")])
 
 
-def _check_frames(count: int, param: str) -> None:
+def _check_frames(count: int) -> None:
     if not 0 < count <= MAX_FRAMES:
         raise RequestError(
             "a video has the wrong number of frames.",
-            param=param,
+            param="messages",
             found=str(count),
             expected=f"1 to {MAX_FRAMES}",
             hint="leave out some: one a second is enough",

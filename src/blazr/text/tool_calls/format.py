@@ -120,19 +120,16 @@ class ToolFormat:
             starters=self.starters,
         )
 
-    def grammar(
-        self, tools: Sequence[ToolSpec], *, parallel: bool = True, before: str = ""
-    ) -> ToolGrammar:
+    def grammar(self, tools: Sequence[ToolSpec], *, parallel: bool = True) -> ToolGrammar:
         """What a reply that must call a tool has to follow; a value for GRAMMARS' ``tool_call``.
 
         Args:
             tools: One of them is called, or more.
             parallel: Whether more than one may be, where the format knows how.
-            before: Written first, such as what ends thinking that the prompt began.
         """
         return ToolGrammar(
             calls=[self.calls.parts(tool) for tool in tools],
-            begin=before + self.begin,
+            begin=self.begin,
             separator=self.separator if parallel else None,
             end=self.end,
         )
