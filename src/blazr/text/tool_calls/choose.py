@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import chain
 
 from blazr.text.tool_calls.format import ToolFormat
 from blazr.text.tool_calls.rows import TOOL_FORMATS
@@ -38,6 +39,4 @@ def choose_tool_format(
     # the tokens of oxidizr's vocabularies are in them whoever the model is
     others = (row for row in rows if "oxidizr" not in row.families)
     by_vocab = (row for row in others if row.markers and row.markers[0] in vocab)
-    for found in (*by_template, *by_family, *by_vocab):
-        return found
-    return TOOL_FORMATS[DEFAULT]
+    return next(chain(by_template, by_family, by_vocab), TOOL_FORMATS[DEFAULT])
