@@ -175,10 +175,7 @@ class Speculator:
         """A step in which so many sequences decoded took so long."""
         self._num_steps += 1
         size = num_sequences, num_tokens
-        time = self._times.get(size)
-        if time is None:
-            time = self._times[size] = _Time()
-        time.add(seconds, self._num_steps)
+        self._times.setdefault(size, _Time()).add(seconds, self._num_steps)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
