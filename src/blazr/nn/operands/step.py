@@ -80,16 +80,16 @@ class SequenceGroup:
         spans: Their parts of the step. Those of more than one token have equally many in memory,
             too, and so pass grid edges together.
         index: Place of the first among the step's sequences.
-        device: Where tensors are made.
+        numbers: All sequences of the step, as `StepNumbers.spans` has them.
     """
 
-    def __init__(self, spans: tuple[Span, ...], index: int, device: torch.device) -> None:
+    def __init__(self, spans: tuple[Span, ...], index: int, numbers: Tensor) -> None:
         self.spans = spans
         self.count = len(spans)
         self.length = spans[0].length
         self.rows = slice(spans[0].first, spans[-1].rows.stop)
         self.indices = slice(index, index + len(spans))
-        self._device = device
+        self._numbers = numbers[self.indices]
 
     @property
     def is_fresh(self) -> bool | None:
@@ -103,40 +103,37 @@ class SequenceGroup:
     @property
     def most_logged(self) -> int:
         """The largest of their log lengths, or what none exceeds."""
-        return max(span.log_length for span in self.spans)
+        return max((span.log_length for span in self.spans), default=GRID - 1)
 
     @cached_property
     def state_slots(self) -> Tensor:
         """(B,), int64."""
-        return torch.tensor([span.state_slot for span in self.spans], device=self._device)
+        return self._numbers[:, 4]
 
     @cached_property
     def run_slots(self) -> Tensor:
         """(B,), int64."""
-        return torch.tensor([span.run_slot for span in self.spans], device=self._device)
+        return self._numbers[:, 5]
 
     @cached_property
     def working_before(self) -> Tensor:
         """(B,), int64, rows of working states that are read."""
-        rows = [span.run_slot + span.working_from for span in self.spans]
-        return torch.tensor(rows, device=self._device)
+        return self.run_slots + self._numbers[:, 8]
 
     @cached_property
     def working_after(self) -> Tensor:
         """(B,), int64, rows of working states that are written."""
-        rows = [span.run_slot + span.working_to for span in self.spans]
-        return torch.tensor(rows, device=self._device)
+        return self.run_slots + self._numbers[:, 9]
 
     @cached_property
     def log_lengths(self) -> Tensor:
         """(B,), int64."""
-        return torch.tensor([span.log_length for span in self.spans], device=self._device)
+        return self._numbers[:, 3]
 
     @cached_property
     def positions(self) -> Tensor:
         """(B, length), int64, of its tokens."""
-        starts = torch.tensor([span.start for span in self.spans], device=self._device)
-        return starts[:, None] + torch.arange(self.length, device=self._device)
+        return self._numbers[:, 2:3] + torch.arange(self.length, device=self._numbers.device)
 
     def split(self, *tensors: Tensor) -> list[Tensor]:
         """The group's rows of packed tensors (T, ...), sequence by sequence: (B, length, ...)."""
@@ -144,9 +141,12 @@ class SequenceGroup:
 
     def intervals(self) -> Iterator[tuple[int, int]]:
         """Pieces of its tokens that end at grid edges: (first, last + 1)."""
+        if self.length == 1:
+            yield 0, 1
+            return
         low, logged = 0, self.spans[0].log_length
         while low < self.length:
-            high = min(low + GRID - (logged + low) % GRID, self.length) if self.length > 1 else 1
+            high = min(low + GRID - (logged + low) % GRID, self.length)
             yield low, high
             low = high
 
@@ -181,62 +181,14 @@ class RecordedGroup(SequenceGroup):
         self.count = len(numbers.spans)
         self.length = 1
         self.rows = self.indices = slice(0, self.count)
-        self._device = numbers.spans.device
-        self._numbers = numbers
-
-    @property
-    @override
-    def is_fresh(self) -> None:
-        return None
-
-    @property
-    @override
-    def most_logged(self) -> int:
-        return GRID - 1
-
-    @cached_property
-    @override
-    def state_slots(self) -> Tensor:
-        return self._numbers.spans[:, 4]
-
-    @cached_property
-    @override
-    def run_slots(self) -> Tensor:
-        return self._numbers.spans[:, 5]
-
-    @cached_property
-    @override
-    def working_before(self) -> Tensor:
-        return self.run_slots + self._numbers.spans[:, 8]
-
-    @cached_property
-    @override
-    def working_after(self) -> Tensor:
-        return self.run_slots + self._numbers.spans[:, 9]
-
-    @cached_property
-    @override
-    def log_lengths(self) -> Tensor:
-        return self._numbers.spans[:, 3]
-
-    @cached_property
-    @override
-    def positions(self) -> Tensor:
-        return self._numbers.spans[:, 2:3]
-
-    @override
-    def intervals(self) -> Iterator[tuple[int, int]]:
-        yield 0, 1
-
-    @override
-    def edges(self, tokens: int) -> Iterator[tuple[int, int]]:
-        return iter(())
+        self._numbers = numbers.spans
+        self._checkpoints = numbers.checkpoints
 
     @override
     def keep(self, tokens: int, kept: Tensor, states: Tensor) -> None:
-        passes = self._numbers.spans[:, 7] > 0
+        passes = self._numbers[:, 7] > 0
         # who passes none writes the zero state over itself
-        slots = torch.where(passes, self._numbers.checkpoints[:, 1], 0)
+        slots = torch.where(passes, self._checkpoints[:, 1], 0)
         passes = passes.view(-1, *[1] * (kept.dim() - 1))
         kept[slots] = torch.where(passes, states.to(kept.dtype), kept[slots])
 
@@ -323,13 +275,12 @@ class StepTable:
         """Sequences that references compute together: all that decode, any other by itself."""
         if self.recorded is not None:
             return (RecordedGroup(self.recorded),)
-        device = self.block_tables.device
-        decodes = self.num_decodes
+        numbers, decodes = self.numbers.spans, self.num_decodes
         if self.are_alike:
-            return (SequenceGroup(self.spans, 0, device),)
-        groups = [SequenceGroup(self.spans[:decodes], 0, device)] if decodes else []
+            return (SequenceGroup(self.spans, 0, numbers),)
+        groups = [SequenceGroup(self.spans[:decodes], 0, numbers)] if decodes else []
         for index in range(decodes, len(self.spans)):
-            groups.append(SequenceGroup((self.spans[index],), index, device))
+            groups.append(SequenceGroup((self.spans[index],), index, numbers))
         return tuple(groups)
 
     @cached_property
