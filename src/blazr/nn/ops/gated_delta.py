@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights
-from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.operands.step import Carried, StepTable
 from blazr.nn.ops.norm import gated_rms_norm
 from blazr.nn.ops.op import op
-from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.sequences import States, carry
 
 _L2_EPS = 1e-6
 # A decay for each pair of tokens and each key channel would be much to hold.
@@ -114,11 +114,8 @@ def gated_delta(
         gate = gate.unflatten(-1, (heads, -1))
         return gated_rms_norm(y, gate, weights.norm).flatten(-2), [after]
 
-    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
-        return carry(group, [state], advance, rows).to(v.dtype)
-
     packed = (rows.q, rows.k, v, rows.decay, rows.beta, rows.gate)
-    return map_groups(table, compute, packed, like=v)
+    return carry(table, [state], advance, packed, like=v)
 
 
 def _key_heads(x: Tensor, weights: DeltaWeights) -> Tensor:

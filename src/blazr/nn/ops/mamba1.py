@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
-from blazr.nn.operands.step import Carried, SequenceGroup, StepTable
+from blazr.nn.operands.step import Carried, StepTable
 from blazr.nn.ops.op import op
-from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.sequences import States, carry
 
 
 def selective_scan(
@@ -74,7 +74,5 @@ def mamba1(
         )
         return (y + weights.d * u) * F.silu(gate), [after]
 
-    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
-        return carry(group, [state], advance, rows).to(u.dtype)
-
-    return map_groups(table, compute, (u, rows.dt, rows.b, rows.c, rows.gate), like=u)
+    packed = (u, rows.dt, rows.b, rows.c, rows.gate)
+    return carry(table, [state], advance, packed, like=u)

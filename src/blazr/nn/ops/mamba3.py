@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.recurrent import Mamba3Memory, Mamba3Rows, Mamba3Weights
-from blazr.nn.operands.step import SequenceGroup, StepTable
+from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.op import op
 from blazr.nn.ops.rope import rotate_pairs
-from blazr.nn.ops.sequences import States, carry, map_groups
+from blazr.nn.ops.sequences import States, carry
 from blazr.nn.ops.ssd import ssd_output, ssd_state, state_output, step_sizes
 
 
@@ -44,11 +44,7 @@ def mamba3(
         assert rows.theta is not None
         carried.append(memory.angle)
         packed.append(rows.theta)
-
-    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
-        return carry(group, carried, partial(_advance, weights), rows).to(x.dtype)
-
-    return map_groups(table, compute, packed, like=x)
+    return carry(table, carried, partial(_advance, weights), packed, like=x)
 
 
 def _advance(weights: Mamba3Weights, rows: list[Tensor], states: States) -> tuple[Tensor, States]:

@@ -11,6 +11,7 @@ from blazr.nn.operands.step import GRID, Carried, SequenceGroup, StepTable, Wind
 from blazr.nn.ops.op import op
 
 States = list[Tensor]
+Advance = Callable[[list[Tensor], States], tuple[Tensor, States]]
 
 
 def map_groups(
@@ -39,20 +40,34 @@ def map_groups(
 
 
 def carry(
-    group: SequenceGroup,
+    table: StepTable,
     memory: Sequence[Carried],
-    advance: Callable[[list[Tensor], States], tuple[Tensor, States]],
+    advance: Advance,
     rows: Sequence[Tensor],
+    *,
+    like: Tensor,
 ) -> Tensor:
-    """Run a recurrence over a group, with its states as they are remembered.
+    """Run a recurrence over packed sequences, with their states as they are remembered.
 
     Args:
-        group: B sequences.
-        memory: What they carry along; written.
+        table: The step.
+        memory: What sequences carry along; written.
         advance: From rows (B, t, ...) up to a grid edge and the states (B, ...) before them to
             outputs (B, t, ...) and the states behind them.
-        rows: (B, length, ...) each.
+        rows: (T, ...) each.
+        like: (T, ...), has the shape and dtype of the result.
     """
+
+    def compute(group: SequenceGroup, *rows: Tensor) -> Tensor:
+        return _carry_group(group, memory, advance, rows).to(like.dtype)
+
+    return map_groups(table, compute, rows, like=like)
+
+
+def _carry_group(
+    group: SequenceGroup, memory: Sequence[Carried], advance: Advance, rows: Sequence[Tensor]
+) -> Tensor:
+    """`carry` for one group, rows (B, length, ...)."""
     fresh = group.is_fresh
     states = []
     for each in memory:
