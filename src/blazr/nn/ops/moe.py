@@ -140,15 +140,17 @@ def _many(x: Tensor, mlps: ExpertMlps, numbers: Tensor | None) -> Tensor:
             y = y + own.to(x.dtype)[:, None]
         return y
 
-    ups = multiply(x, mlps.up, mlps.up_bias)
-    if mlps.gate is None:
-        return multiply(ACTIVATIONS[mlps.activation](ups), mlps.down, mlps.down_bias)
-    gates = multiply(x, mlps.gate, mlps.gate_bias)
-    if mlps.limit is not None:
-        hidden = clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
-    else:
-        hidden = ACTIVATIONS[mlps.activation](gates) * ups
+    gates = None if mlps.gate is None else multiply(x, mlps.gate, mlps.gate_bias)
+    hidden = _hidden(mlps, gates, multiply(x, mlps.up, mlps.up_bias))
     return multiply(hidden, mlps.down, mlps.down_bias)
+
+
+def _hidden(mlps: ExpertMlps, gates: Tensor | None, ups: Tensor) -> Tensor:
+    """What the down projection is given, by what the others have made."""
+    if gates is not None and mlps.limit is not None:
+        return clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
+    activate = ACTIVATIONS[mlps.activation]
+    return activate(ups) if gates is None else activate(gates) * ups
 
 
 def adapted_experts(
@@ -178,9 +180,8 @@ class _Expert:
     def hidden(self, x: Tensor) -> Tensor:
         """What the down projection is given."""
         mlps = self.mlps
-        activate = ACTIVATIONS[mlps.activation]
         if mlps.gate is None:
-            return activate(self._multiply(x, "up", mlps.up, mlps.up_bias))
+            return _hidden(mlps, None, self._multiply(x, "up", mlps.up, mlps.up_bias))
         has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
         if mlps.activation == "silu" and mlps.limit is None and not has_bias and not self.adapters:
             # one operation does both products and what joins them
@@ -190,10 +191,7 @@ class _Expert:
             if isinstance(gate, Packed) and isinstance(up, Packed) and gate.packing is up.packing:
                 return packed_gated_linear(x, gate, up)
         gates = self._multiply(x, "gate", mlps.gate, mlps.gate_bias)
-        ups = self._multiply(x, "up", mlps.up, mlps.up_bias)
-        if mlps.limit is not None:
-            return clamped_swiglu(gates, ups, alpha=mlps.alpha, limit=mlps.limit)
-        return activate(gates) * ups
+        return _hidden(mlps, gates, self._multiply(x, "up", mlps.up, mlps.up_bias))
 
     def down(self, hidden: Tensor) -> Tensor:
         """What the expert puts out."""
