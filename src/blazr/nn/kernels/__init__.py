@@ -67,28 +67,20 @@ _TRITON_DTYPES = _DTYPES | {"mamba2": (torch.bfloat16, torch.float16)}
 KERNELS: Table[Kernel] = Table(
     "kernel",
     {
-        f"cpu.{op}": Kernel(
+        f"{package}.{op}": Kernel(
             op,
-            "cpu",
-            _DTYPES.get(op, tuple(compiled.DTYPES)),
-            f"blazr.nn.kernels.cpu.{module}:{op}",
-            compiled.missing,
-            compiled.in_use,
+            device,
+            dtypes.get(op, tuple(compiled.DTYPES)),
+            f"blazr.nn.kernels.{package}.{module}:{op}",
+            support.missing,
+            support.in_use,
+            is_for_exact=device == "cuda" and op in _EXACT,
         )
-        for module, ops in _CPU.items()
-        for op in ops
-    }
-    | {
-        f"triton.{op}": Kernel(
-            op,
-            "cuda",
-            _TRITON_DTYPES.get(op, tuple(compiled.DTYPES)),
-            f"blazr.nn.kernels.triton.{module}:{op}",
-            available.missing,
-            available.in_use,
-            is_for_exact=op in _EXACT,
+        for package, device, support, dtypes, modules in (
+            ("cpu", "cpu", compiled, _DTYPES, _CPU),
+            ("triton", "cuda", available, _TRITON_DTYPES, _TRITON),
         )
-        for module, ops in _TRITON.items()
+        for module, ops in modules.items()
         for op in ops
     },
 )
