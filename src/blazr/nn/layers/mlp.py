@@ -9,7 +9,7 @@ from torch import Tensor
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, whole_blocks
-from blazr.nn.ops.pointwise import activate, scale
+from blazr.nn.ops.pointwise import activate, scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,6 @@ class Mlp(FeedForward):
         elif is_plain and isinstance(self.gate_proj, Linear) and isinstance(self.up_proj, Linear):
             inner = multiply_gated(x, self.gate_proj, self.up_proj)
         else:
-            gate = self.gate_proj(x)
-            gate = gate if config.gate_multiplier == 1 else scale(gate, config.gate_multiplier)
+            gate = scaled(self.gate_proj(x), config.gate_multiplier)
             inner = activate(gate, kind, self.up_proj(x))
-        y = self.down_proj(inner)
-        return y if config.down_multiplier == 1 else scale(y, config.down_multiplier)
+        return scaled(self.down_proj(inner), config.down_multiplier)

@@ -12,7 +12,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
 from blazr.nn.layers.ranks import Held, Parts, Rank, under
 from blazr.nn.operands.step import StepTable
-from blazr.nn.ops.pointwise import add, scale
+from blazr.nn.ops.pointwise import add, scaled
 from blazr.nn.ops.replay import recordable
 
 
@@ -79,10 +79,10 @@ class ParallelMixer(Mixer):
         """(T, C) to (T, C); each part reads and writes its own share of the cache."""
         out = None
         for each, mixer in zip(self.config.parts, self.parts.values(), strict=True):
-            seen = _scaled(x, each.input_multiplier)
+            seen = scaled(x, each.input_multiplier)
             mixed = recordable(mixer, seen, batch, cache.of(each.name), like=x)
             factor = each.output_multiplier
-            out = _scaled(mixed, factor) if out is None else add(out, mixed, factor)
+            out = scaled(mixed, factor) if out is None else add(out, mixed, factor)
         return torch.zeros_like(x) if out is None else out
 
     def rewind(self, table: StepTable, cache: LayerCache) -> None:
@@ -90,7 +90,3 @@ class ParallelMixer(Mixer):
         for name, mixer in self.parts.items():
             assert isinstance(mixer, Mixer)
             mixer.rewind(table, cache.of(name))
-
-
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else scale(x, factor)

@@ -32,6 +32,11 @@ def scale(a: Tensor, factor: float) -> Tensor:
     return a * factor
 
 
+def scaled(a: Tensor, factor: float) -> Tensor:
+    """`scale`, or ``a`` itself where the factor is 1."""
+    return a if factor == 1 else scale(a, factor)
+
+
 @op
 def widen(a: Tensor, divisor: float = 1.0, cap: float | None = None) -> Tensor:
     """Scores of a vocabulary as they are drawn from.
