@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blazr.core import env
+from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import LIBRARY, find_compiler, fingerprint
 from blazr.nn.kernels.cpu.structures import Pointer, structure
 from blazr.nn.kernels.recording import NativeCall, recording
@@ -70,6 +71,26 @@ class _Recorded(ctypes.Structure):
 
     run: Pointer
     call: Pointer
+
+
+def misfit(what: str, found: Tensor, expected: str) -> ShapeError:
+    """An error about a tensor that a call cannot be given.
+
+    Args:
+        what: What does not fit what.
+        found: The tensor.
+        expected: What it should be.
+    """
+    return ShapeError(what, found=f"{tuple(found.shape)} {found.dtype}", expected=expected)
+
+
+def are_rows(ids: Tensor, count: int) -> bool:
+    """Whether all are rows of so many: others would read what is not ours.
+
+    In recorded steps they come from draws, and are not looked at.
+    """
+    is_known = len(ids) and recording() is None
+    return not is_known or 0 <= int(ids.min()) <= int(ids.max()) < count
 
 
 def stored_number(pages: Tensor) -> int:

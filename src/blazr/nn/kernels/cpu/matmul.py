@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit
 from blazr.nn.kernels.cpu.lora import Lora, added, lora_shrink
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
@@ -158,8 +158,5 @@ def _call(
 
 
 def _misfit(weight: Tensor, other: Tensor) -> ShapeError:
-    return ShapeError(
-        "a matrix does not fit what it is multiplied with.",
-        found=f"{tuple(other.shape)} {other.dtype}",
-        expected=f"to go with a weight {tuple(weight.shape)} {weight.dtype}",
-    )
+    expected = f"to go with a weight {tuple(weight.shape)} {weight.dtype}"
+    return misfit("a matrix does not fit what it is multiplied with.", other, expected)

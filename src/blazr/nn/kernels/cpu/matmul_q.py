@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, are_rows, misfit
 from blazr.nn.kernels.cpu.lora import Lora, added
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
-from blazr.nn.kernels.recording import recording
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import GROUP, Packed
 
@@ -88,8 +87,7 @@ def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_rows``."""
     if out.shape != (len(ids), packed.columns) or ids.dtype != torch.int64:
         raise _misfit(packed, out)
-    # a number that is no row would read what is not ours; recorded steps get theirs from draws
-    if len(ids) and recording() is None and not 0 <= int(ids.min()) <= int(ids.max()) < packed.rows:
+    if not are_rows(ids, packed.rows):
         raise _misfit(packed, ids)
     ids = ids.contiguous()
     _PackedRows(
@@ -146,8 +144,5 @@ def _matrix(packed: Packed) -> _Matrix:
 
 
 def _misfit(packed: Packed, other: Tensor) -> ShapeError:
-    return ShapeError(
-        "a packed matrix does not fit what it is used with.",
-        found=f"{tuple(other.shape)} {other.dtype}",
-        expected=f"to go with {packed.rows} rows and {packed.columns} columns",
-    )
+    expected = f"to go with {packed.rows} rows and {packed.columns} columns"
+    return misfit("a packed matrix does not fit what it is used with.", other, expected)

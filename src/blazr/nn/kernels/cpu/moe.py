@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
@@ -216,8 +216,4 @@ def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int
 
 
 def _misfit(other: Tensor, expected: str) -> ShapeError:
-    return ShapeError(
-        "experts do not fit what they are used with.",
-        found=f"{tuple(other.shape)} {other.dtype}",
-        expected=expected,
-    )
+    return misfit("experts do not fit what they are used with.", other, expected)

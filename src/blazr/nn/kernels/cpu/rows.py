@@ -7,8 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, stored_number
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit, stored_number
 from blazr.nn.kernels.cpu.structures import Float32, Int32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import Rotation
@@ -109,11 +108,8 @@ def _norm(
 ) -> Tensor:
     size, shape = weight.shape[0], x.shape
     if shape[-1] != size or x.dtype != weight.dtype:
-        raise ShapeError(
-            "a norm does not fit what it is applied to.",
-            found=f"{tuple(shape)} {x.dtype}",
-            expected=f"(..., {size}) {weight.dtype}",
-        )
+        expected = f"(..., {size}) {weight.dtype}"
+        raise misfit("a norm does not fit what it is applied to.", x, expected)
     inner = 1 if len(shape) == 2 else shape[1] if len(shape) == 3 else 0
     # heads side by side, tokens perhaps apart, as in a part of a fused product
     if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import Call, kernels
+from blazr.nn.kernels.cpu.compiled import Call, kernels, misfit
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 
 # As kernels.hpp numbers them.
@@ -128,11 +128,8 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.draw``; a row's draw depends on that row alone."""
     scores, (rows, size) = _side_by_side(scores), scores.shape
     if wishes.shape != (rows, _WISHES) or wishes.dtype != torch.float64:
-        raise ShapeError(
-            "wishes and scores do not go together.",
-            found=f"{tuple(wishes.shape)} {wishes.dtype}",
-            expected=f"{(rows, _WISHES)} torch.float64",
-        )
+        expected = f"{(rows, _WISHES)} torch.float64"
+        raise misfit("wishes and scores do not go together.", wishes, expected)
     blocks = -(-size // _BLOCK)
     # sums are exact, so that it makes no difference how many parts there are
     parts = max(1, min(_MOST_PARTS, blocks, -(-2 * torch.get_num_threads() // max(rows, 1))))
