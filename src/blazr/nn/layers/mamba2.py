@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import ConfigError
-from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
+from blazr.nn.layers.base import Mixer, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, StateSpaceRuns, mean_square
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square
+from blazr.nn.layers.state_space import StateSpaceConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba2Memory, Mamba2Weights
 from blazr.nn.ops.mamba2 import mamba2
 from blazr.nn.ops.norm import scale_rms
@@ -22,16 +23,10 @@ from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Config(MixerConfig):
+class Mamba2Config(StateSpaceConfig):
     """Sizes of a Mamba-2 mixer.
 
     Args:
-        hidden_size: C.
-        num_heads: H.
-        head_dim: P; the inner size is H * P.
-        state_size: N.
-        num_groups: G, how many input and output maps the heads share.
-        conv_kernel: K, taps of the causal convolution.
         norm_eps: Of the gated norm.
         norm: Whether the gate comes before the norm or behind it, or there is no norm.
         norm_groups: The norm is taken over each of so many groups of channels.
@@ -44,12 +39,6 @@ class Mamba2Config(MixerConfig):
             ``norm_groups`` then counts those of all ranks.
     """
 
-    hidden_size: int
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int = 1
-    conv_kernel: int = 4
     norm_eps: float = 1e-6
     norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
     norm_groups: int = 1
@@ -59,21 +48,6 @@ class Mamba2Config(MixerConfig):
     dt_limits: tuple[float, float] = DT_LIMITS
     multipliers: tuple[float, float, float, float, float] | None = None
     is_norm_cut: bool = False
-
-    @property
-    def inner_size(self) -> int:
-        """Channels of x, z and the output: H * P."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def map_size(self) -> int:
-        """Channels of B, and of C: G * N."""
-        return self.num_groups * self.state_size
-
-    @property
-    def conv_size(self) -> int:
-        """Channels the convolution runs over: x, B and C."""
-        return self.inner_size + 2 * self.map_size
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """State and convolution window at grid edges; inputs of the recurrence since then."""
@@ -93,13 +67,7 @@ class Mamba2Config(MixerConfig):
 
     def part(self, rank: Rank) -> tuple[Mamba2Config, Parts]:
         """Cut by heads; ranks share B and C where these have fewer groups."""
-        own = StateSpaceRuns.of(
-            rank,
-            heads=self.num_heads,
-            groups=self.num_groups,
-            head_dim=self.head_dim,
-            state_size=self.state_size,
-        )
+        own = self.runs(rank)
         is_norm_cut = self.norm != "none" and self.norm_groups % rank.count > 0
         if is_norm_cut and (self.norm == "norm_first" or rank.count % self.norm_groups):
             raise ConfigError(

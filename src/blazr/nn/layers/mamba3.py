@@ -7,21 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
+from blazr.nn.layers.base import Mixer, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import (
-    Columns,
-    Held,
-    Parts,
-    Rank,
-    Rows,
-    StateSpaceRuns,
-    mean_square,
-    scaled,
-)
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
+from blazr.nn.layers.state_space import StateSpaceConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
@@ -32,16 +24,10 @@ from blazr.nn.ops.ssd import DT_LIMITS, decay_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba3Config(MixerConfig):
-    """Sizes of a Mamba-3 mixer, as oxidizr trains it.
+class Mamba3Config(StateSpaceConfig):
+    """Sizes of a Mamba-3 mixer, as oxidizr trains it; N is even with ``complex_rope``.
 
     Args:
-        hidden_size: C.
-        num_heads: H.
-        head_dim: P; the inner size is H * P.
-        state_size: N, even with ``complex_rope``.
-        num_groups: G, how many input and output maps the heads share.
-        conv_kernel: K, taps of the causal convolution.
         use_conv: Whether there is a convolution over x, B and C.
         complex_rope: Whether B and C are rotated by an angle that depends on the data.
         mimo_rank: r; 0 is single-input. Otherwise each head's input is expanded to P * r.
@@ -49,27 +35,11 @@ class Mamba3Config(MixerConfig):
         is_norm_cut: Whether ranks have equal parts of the gated norm's channels.
     """
 
-    hidden_size: int
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int = 1
-    conv_kernel: int = 4
     use_conv: bool = False
     complex_rope: bool = True
     mimo_rank: int = 0
     norm_eps: float = 1e-6
     is_norm_cut: bool = False
-
-    @property
-    def inner_size(self) -> int:
-        """Channels of x, z and the output: H * P."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def map_size(self) -> int:
-        """Channels of B, and of C: G * N."""
-        return self.num_groups * self.state_size
 
     @property
     def state_dim(self) -> int:
@@ -97,21 +67,14 @@ class Mamba3Config(MixerConfig):
             sizes["theta"] = heads * self.state_size // 2
         log = {name: TensorSpec((size,), dtype) for name, size in sizes.items()}
         if self.use_conv:
-            channels = self.inner_size + 2 * self.map_size
-            specs["conv"] = TensorSpec((self.conv_kernel - 1, channels), dtype)
-            log["conv"] = TensorSpec((channels,), dtype)
+            specs["conv"] = TensorSpec((self.conv_kernel - 1, self.conv_size), dtype)
+            log["conv"] = TensorSpec((self.conv_size,), dtype)
         # angles grow, and x and b are small: they stay as they are
         return CacheSpec(checkpoint=specs, log=log, working=tuple(shapes), states=("ssm",))
 
     def part(self, rank: Rank) -> tuple[Mamba3Config, Parts]:
         """Cut by heads; ranks share B and C where these have fewer groups."""
-        own = StateSpaceRuns.of(
-            rank,
-            heads=self.num_heads,
-            groups=self.num_groups,
-            head_dim=self.head_dim,
-            state_size=self.state_size,
-        )
+        own = self.runs(rank)
         names = ("lambda_proj", "b_bias", "c_bias", "dt_bias", "a_log", "d")
         parts: dict[str, Held] = dict.fromkeys(names, Rows((own.heads,)))
         parts |= {
@@ -140,10 +103,10 @@ class Mamba3(Mixer):
         hidden, heads, inner = config.hidden_size, config.num_heads, config.inner_size
         states, rank = config.state_size, config.mimo_rank
         # z | x | B | C | dt
-        self.in_proj = Linear(hidden, 2 * inner + 2 * config.map_size + heads, bias=True)
+        self.in_proj = Linear(hidden, inner + config.conv_size + heads, bias=True)
         self.lambda_proj = Linear(hidden, heads, bias=True)
         if config.use_conv:
-            self.conv1d = DepthwiseConv(inner + 2 * config.map_size, config.conv_kernel)
+            self.conv1d = DepthwiseConv(config.conv_size, config.conv_kernel)
         if config.complex_rope:
             self.theta_proj = Linear(hidden, heads * states // 2, bias=True)
         if rank:
@@ -161,7 +124,7 @@ class Mamba3(Mixer):
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); updates states and log, writes the checkpoints the batch asks for."""
         cfg, maps = self.config, self.config.map_size
-        sizes = [cfg.inner_size, cfg.inner_size + 2 * maps, cfg.num_heads]
+        sizes = [cfg.inner_size, cfg.conv_size, cfg.num_heads]
         z, xbc, dt = self.in_proj(x).split(sizes, -1)
         if cfg.use_conv:
             xbc = convolve(xbc, self.conv1d.filter, cache.window("conv"), batch.table)

@@ -141,42 +141,6 @@ def scaled(run: range, size: int, offset: int = 0) -> range:
     return range(offset + run.start * size, offset + run.stop * size)
 
 
-@dataclass(frozen=True, slots=True)
-class StateSpaceRuns:
-    """What a rank has of a state space mixer with heads that share B and C by groups.
-
-    Args:
-        heads: Its heads.
-        groups: The groups that these use.
-        inner: Its channels of x, and of z.
-        conv: Its channels of x | B | C.
-        projected: Its channels of z | x | B | C | dt.
-    """
-
-    heads: range
-    groups: range
-    inner: range
-    conv: Runs
-    projected: Runs
-
-    @classmethod
-    def of(
-        cls, rank: Rank, *, heads: int, groups: int, head_dim: int, state_size: int
-    ) -> StateSpaceRuns:
-        """Cut by heads; ranks share B and C where these have fewer groups.
-
-        Raises:
-            ConfigError: Heads or groups cannot be cut.
-        """
-        own = rank.equal_run(heads, "heads")
-        shared = rank.shared_run(groups, heads, "groups")
-        width, size = heads * head_dim, groups * state_size  # of x, and of B or C
-        inner = scaled(own, head_dim)
-        conv = (inner, *(scaled(shared, state_size, width + before * size) for before in (0, 1)))
-        behind_z = (scaled(each, 1, width) for each in conv)
-        return cls(own, shared, inner, conv, (inner, *behind_z, scaled(own, 1, 2 * (width + size))))
-
-
 def whole_blocks(size: int, count: int) -> int:
     """How many channels to keep together, so that blocks of packed weights are cut at their edges.
 
