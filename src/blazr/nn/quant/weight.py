@@ -95,12 +95,13 @@ class Weight(nn.Module, ABC):
 class TiledWeight(Weight):
     """A weight as a file stores it, decoded a tile of rows at a time."""
 
-    @abstractmethod
     def tiles(self) -> Iterator[slice]:
         """Runs of rows that are decoded one after the other.
 
         They are the same whatever the batch: the rows of an input do not see each other.
         """
+        rows, step = self.shape[:-1].numel(), max(1, TILE // max(1, self.shape[-1]))
+        return (slice(low, low + step) for low in range(0, rows, step))
 
     @abstractmethod
     def decode(self, tile: slice) -> Tensor:
@@ -144,11 +145,6 @@ class GgufWeight(TiledWeight):
     @override
     def operand(self) -> Blocks:  # type: ignore[override]  # read only
         return Blocks(self.kind, self.blocks)
-
-    @override
-    def tiles(self) -> Iterator[slice]:
-        rows, step = self.shape[:-1].numel(), max(1, TILE // max(1, self.shape[-1]))
-        return (slice(low, low + step) for low in range(0, rows, step))
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -252,11 +248,6 @@ class FloatWeight(TiledWeight):
     @override
     def device(self) -> torch.device:
         return self.operand.numbers.device
-
-    @override
-    def tiles(self) -> Iterator[slice]:
-        step = max(1, TILE // max(1, self.shape[-1]))
-        return (slice(low, low + step) for low in range(0, self.shape[-2], step))
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
