@@ -18,6 +18,7 @@ from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import LOG2_E, dot, load_stored, tanh
 from blazr.nn.kernels.triton.products import linear_heads
 from blazr.nn.kernels.triton.rows import rotate_and_store
+from blazr.nn.kernels.triton.tensors import dense, heads_of, pages_of
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.kv_dtype import kind_of, stored_size
@@ -58,12 +59,6 @@ def _attend_part(
     keys,
     more_keys,
     values,
-    key_page,
-    key_row,
-    more_page,
-    more_row,
-    value_page,
-    value_row,
     scale,
     softcap,
     window,
@@ -80,7 +75,13 @@ def _attend_part(
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Softmax over the keys from ``low`` to ``high``, as :func:`_join` takes it."""
+    """Softmax over the keys from ``low`` to ``high``, as :func:`_join` takes it.
+
+    Keys and values are those of a head: pointers, and elements from page to page and row to row.
+    """
+    key_ptr, key_page, key_row = keys
+    more_ptr, more_page, more_row = more_keys
+    value_ptr, value_page, value_row = values
     m = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, VALUE_BLOCK), tl.float32)
@@ -89,19 +90,12 @@ def _attend_part(
         is_key = places < high
         page = tl.load(table + block * KEYS // PAGE)
         rows = (places % PAGE).to(tl.int64)
-        k = load_stored(
-            keys + page * key_page + rows * key_row, is_key, SIZE, KEY_BLOCK, STORED, q.dtype
-        )
+        k_rows = key_ptr + page * key_page + rows * key_row
+        k = load_stored(k_rows, is_key, SIZE, KEY_BLOCK, STORED, q.dtype)
         scores = dot(q, tl.trans(k))
         if MORE:
-            k = load_stored(
-                more_keys + page * more_page + rows * more_row,
-                is_key,
-                MORE,
-                MORE_BLOCK,
-                STORED,
-                q.dtype,
-            )
+            k_rows = more_ptr + page * more_page + rows * more_row
+            k = load_stored(k_rows, is_key, MORE, MORE_BLOCK, STORED, q.dtype)
             scores = dot(q_more, tl.trans(k), scores)
         if HAS_SOFTCAP:
             scores = tanh(scores * (scale / softcap)) * (softcap * LOG2_E)
@@ -116,7 +110,7 @@ def _attend_part(
         shares = tl.exp2(scores - base[:, None])
         fade = tl.exp2(m - base)
         total = total * fade + tl.sum(shares, 1)
-        v_rows = values + page * value_page + rows * value_row
+        v_rows = value_ptr + page * value_page + rows * value_row
         v = load_stored(v_rows, is_key, VALUE, VALUE_BLOCK, STORED, q.dtype)
         acc = dot(shares.to(q.dtype), v, acc * fade[:, None])
         m = most
@@ -125,7 +119,7 @@ def _attend_part(
 
 @triton.jit
 def _attention(
-    q_ptr,
+    q_rows,
     keys,
     more_keys,
     values,
@@ -136,17 +130,6 @@ def _attention(
     tables_ptr,
     spans_ptr,
     parts_ptr,
-    q_token,
-    q_head,
-    key_page,
-    key_row,
-    key_head,
-    more_page,
-    more_row,
-    more_head,
-    value_page,
-    value_row,
-    value_head,
     table_stride,
     first_sequence,
     heads,
@@ -195,17 +178,17 @@ def _attention(
     rows = tile * QUERIES + tl.arange(0, QUERIES)
     tokens, head = rows // GROUP, kv_head * GROUP + rows % GROUP
     is_query, positions = tokens < length, start + tokens
-    q_rows = q_ptr + (first + tokens) * q_token + head * q_head
-    q = load_stored(q_rows, is_query, SIZE, KEY_BLOCK, "auto", q_ptr.dtype.element_ty)
+    q_ptr, q_row, q_head = q_rows
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    queries = q_ptr + (first + tokens) * q_row + head * q_head
+    q = load_stored(queries, is_query, SIZE, KEY_BLOCK, "auto", dtype)
     q_more = q
     if MORE:
-        q_more = load_stored(
-            q_rows + SIZE, is_query, MORE, MORE_BLOCK, "auto", q_ptr.dtype.element_ty
-        )
+        q_more = load_stored(queries + SIZE, is_query, MORE, MORE_BLOCK, "auto", dtype)
     if HAS_GROWTH:
         factor = 1 + growth * tl.log((1 + positions // growth_length).to(tl.float32))
-        q = (q.to(tl.float32) * factor[:, None]).to(q_ptr.dtype.element_ty)
-        q_more = (q_more.to(tl.float32) * factor[:, None]).to(q_ptr.dtype.element_ty)
+        q = (q.to(tl.float32) * factor[:, None]).to(dtype)
+        q_more = (q_more.to(tl.float32) * factor[:, None]).to(dtype)
 
     # what the tile's queries see together
     last_token = tl.minimum((tile * QUERIES + QUERIES - 1) // GROUP, length - 1)
@@ -217,9 +200,12 @@ def _attention(
         first_part = tl.load(parts_ptr + 2 * place + 1).to(tl.int32)
         last_part = first_part + 1
     table = tables_ptr + sequence * table_stride
-    keys += kv_head * key_head
-    more_keys += kv_head * more_head
-    values += kv_head * value_head + chunk * CHUNK_WIDTH
+    key_ptr, key_page, key_row, key_head = keys
+    more_ptr, more_page, more_row, more_head = more_keys
+    value_ptr, value_page, value_row, value_head = values
+    own_keys = key_ptr + kv_head * key_head, key_page, key_row
+    own_more = more_ptr + kv_head * more_head, more_page, more_row
+    own_values = value_ptr + kv_head * value_head + chunk * CHUNK_WIDTH, value_page, value_row
 
     m = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -232,15 +218,9 @@ def _attention(
             tl.maximum(low, part * PART),
             tl.minimum(high, part * PART + PART),
             table,
-            keys,
-            more_keys,
-            values,
-            key_page,
-            key_row,
-            more_page,
-            more_row,
-            value_page,
-            value_row,
+            own_keys,
+            own_more,
+            own_values,
             scale,
             softcap,
             window,
@@ -337,15 +317,12 @@ def _block(size: int) -> int:
 @limited_to(_fits)
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.attention.paged_attention``."""
-    q = q if q.stride(2) == 1 else q.contiguous()
+    q = dense(q)
     keys, values = pages.keys, pages.values
     more_keys = keys if pages.more_keys is None else pages.more_keys
-    kind = kind_of(keys)
     size, value, heads, kv_heads = stored_size(keys), stored_size(values), q.shape[1], keys.shape[2]
     group, more = heads // kv_heads, q.shape[2] - size
     chunks = max(1, value // _COLUMNS)
-    if kind == "fp8_e4m3":  # its bits, because not every GPU knows it
-        keys, more_keys, values = (each.view(torch.uint8) for each in (keys, more_keys, values))
     numbers, growth = table.numbers, pages.temperature
     out = q.new_empty(*q.shape[:2], value)
     # what registers suffice for, by the compiled code
@@ -362,10 +339,8 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         if not count or not tiles:
             return
         _attention[count, tiles, kv_heads * chunks](
-            q,
-            keys,
-            more_keys,
-            values,
+            heads_of(q),
+            *map(pages_of, (keys, more_keys, values)),
             out,
             sums,
             ends,
@@ -373,10 +348,6 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             table.block_tables,
             numbers.spans,
             parts.places,
-            *q.stride()[:2],
-            *keys.stride()[:3],
-            *more_keys.stride()[:3],
-            *values.stride()[:3],
             table.block_tables.stride(0),
             first_sequence,
             heads,
@@ -392,7 +363,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             MORE_BLOCK=_block(more),
             VALUE=value,
             VALUE_BLOCK=_block(value // chunks),
-            STORED=kind,
+            STORED=kind_of(keys),
             HAS_SOFTCAP=pages.softcap is not None,
             HAS_WINDOW=pages.window is not None,
             HAS_GROWTH=growth is not None,

@@ -21,13 +21,14 @@ from torch import Tensor
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded, softplus
 from blazr.nn.kernels.triton.sequences import (
-    dense,
+    carried_rows,
     gated_norm,
     keep_state,
     load_carried,
     span_of,
-    working_of,
+    store_working,
 )
+from blazr.nn.kernels.triton.tensors import dense, load_row, rows_of
 from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights
 from blazr.nn.operands.step import GRID, Carried, StepTable
@@ -52,8 +53,7 @@ def _maps(
     tokens,
     is_row,
     head,
-    made,
-    strides,
+    inputs,
     SHARE: tl.constexpr,
     KEY: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
@@ -61,34 +61,31 @@ def _maps(
 ):
     """Of rows of the packed batch: q and k (T, N), log of decay (T, N) or (T, 1), and beta (T,).
 
-    Of what is no row all are zero. ``made`` are pointers, and ``strides`` those of its first four.
+    Of what is no row all are zero.
     """
-    q_ptr, k_ptr, decay_ptr, beta_ptr, dt_bias_ptr, a_ptr = made
-    q_row, k_row, decay_row, beta_row = strides
+    q_rows, k_rows, decay_rows, beta_rows, dt_bias_ptr, a_ptr = inputs
     numbers = tl.arange(0, KEY_BLOCK)
     is_number = is_row[:, None] & (numbers < KEY)[None, :]
     columns = (head // SHARE * KEY + numbers)[None, :]
-    q = tl.load(q_ptr + tokens[:, None] * q_row + columns, mask=is_number, other=0)
-    k = tl.load(k_ptr + tokens[:, None] * k_row + columns, mask=is_number, other=0)
+    q = load_row(q_rows, tokens[:, None], columns, is_number)
+    k = load_row(k_rows, tokens[:, None], columns, is_number)
     if BY_CHANNEL:
         places, is_decay, is_bias = (head * KEY + numbers)[None, :], is_number, numbers < KEY
     else:
         one = tl.arange(0, 1)
         places, is_decay, is_bias = (head + one)[None, :], is_row[:, None], one == 0
-    raw = tl.load(decay_ptr + tokens[:, None] * decay_row + places, mask=is_decay, other=0)
-    bias = tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0)
-    step = softplus(raw.to(tl.float32) + bias)
+    raw = load_row(decay_rows, tokens[:, None], places, is_decay)
+    step = softplus(raw + tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0))
     log_decay = tl.where(is_decay, step * tl.load(a_ptr + head), 0)
-    beta = tl.load(beta_ptr + tokens * beta_row + head, mask=is_row, other=0).to(tl.float32)
-    q, k = _unit(q.to(tl.float32)) * KEY**-0.5, _unit(k.to(tl.float32))
-    return q, k, log_decay, tl.where(is_row, tl.sigmoid(beta), 0)
+    beta = load_row(beta_rows, tokens, head, is_row)
+    return _unit(q) * KEY**-0.5, _unit(k), log_decay, tl.where(is_row, tl.sigmoid(beta), 0)
 
 
 @triton.jit
 def _interval(span, interval, PAGE: tl.constexpr):
     """First token and the last one + 1 of a step's tokens between two grid edges."""
-    low = tl.maximum(interval * PAGE - span[2], 0)
-    return low, tl.minimum((interval + 1) * PAGE - span[2], span[1])
+    low = tl.maximum(interval * PAGE - span.logged, 0)
+    return low, tl.minimum((interval + 1) * PAGE - span.logged, span.length)
 
 
 @triton.jit
@@ -174,21 +171,9 @@ def _inverse(lower, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _relate(
-    q_ptr,
-    k_ptr,
-    decay_ptr,
-    beta_ptr,
-    dt_bias_ptr,
-    a_ptr,
-    solved_ptr,
-    seen_ptr,
-    meets_ptr,
-    left_ptr,
+    inputs,
+    related,
     spans_ptr,
-    q_row,
-    k_row,
-    decay_row,
-    beta_row,
     first_sequence,
     SHARE: tl.constexpr,
     KEY: tl.constexpr,
@@ -206,26 +191,17 @@ def _relate(
     and k as they meet the state before the interval; k as the state behind it takes it, and what
     is left then of the one before.
     """
+    solved_ptr, seen_ptr, meets_ptr, left_ptr = related
     interval, head = tl.program_id(1), tl.program_id(2)
     span = span_of(spans_ptr, first_sequence + tl.program_id(0), SPAN)
     low, high = _interval(span, interval, PAGE)
     if high - low <= STEPS:
         return
     rows = tl.arange(0, PAGE)
-    at = interval * PAGE - span[2] + rows
+    at = interval * PAGE - span.logged + rows
     is_row = (at >= low) & (at < high)
-    tokens = span[0] + at
-    q, k, log_decay, beta = _maps(
-        tokens,
-        is_row,
-        head,
-        (q_ptr, k_ptr, decay_ptr, beta_ptr, dt_bias_ptr, a_ptr),
-        (q_row, k_row, decay_row, beta_row),
-        SHARE,
-        KEY,
-        KEY_BLOCK,
-        BY_CHANNEL,
-    )
+    tokens = span.first + at
+    q, k, log_decay, beta = _maps(tokens, is_row, head, inputs, SHARE, KEY, KEY_BLOCK, BY_CHANNEL)
     total, whole = tl.cumsum(log_decay, 0), tl.sum(log_decay, 0)[None, :]
     numbers, count = tl.arange(0, KEY_BLOCK)[None, :], tl.num_programs(2)
     meets = meets_ptr + (tokens[:, None] * 3 * count + head) * KEY + numbers
@@ -235,8 +211,8 @@ def _relate(
     tl.store(meets + count * KEY, rounded(k * fade, kind), mask=is_number)
     since = k * tl.exp(tl.minimum(whole - total, 0))
     tl.store(meets + 2 * count * KEY, rounded(since, kind), mask=is_number)
-    left = tl.broadcast_to(tl.exp(whole), (1, KEY_BLOCK))
-    tl.store(left_ptr + ((span[0] + low) * count + head) * KEY + numbers, left, mask=numbers < KEY)
+    left = left_ptr + ((span.first + low) * count + head) * KEY + numbers
+    tl.store(left, tl.broadcast_to(tl.exp(whole), (1, KEY_BLOCK)), mask=numbers < KEY)
     if BY_CHANNEL:
         among, seen = _products_by_channel(q, k, total, BLOCK, PRECISION)
     else:
@@ -258,10 +234,8 @@ def _one_by_one(
     head,
     heads,
     channels,
-    made,
-    strides,
-    v_ptr,
-    v_row,
+    inputs,
+    v_rows,
     y_ptr,
     SHARE: tl.constexpr,
     KEY: tl.constexpr,
@@ -273,14 +247,14 @@ def _one_by_one(
     one = tl.arange(0, 1)
     is_channel, columns = channels < VALUE, head * VALUE + channels
     for at in range(low, high):
-        token = span[0] + at
+        token = span.first + at
         q, k, log_decay, beta = _maps(
-            token + one, one == 0, head, made, strides, SHARE, KEY, KEY_BLOCK, BY_CHANNEL
+            token + one, one == 0, head, inputs, SHARE, KEY, KEY_BLOCK, BY_CHANNEL
         )
         q, k = tl.trans(q), tl.trans(k)  # (N, 1)
-        v = tl.load(v_ptr + token * v_row + columns, mask=is_channel, other=0)
+        v = load_row(v_rows, token, columns, is_channel)
         state = state * tl.exp(tl.trans(log_decay))
-        error = v.to(tl.float32)[None, :] - tl.sum(state * k, 0)[None, :]
+        error = v[None, :] - tl.sum(state * k, 0)[None, :]
         state += k * (error * beta[:, None])
         y = tl.sum(state * q, 0)
         tl.store(y_ptr + token * heads * VALUE + columns, y, mask=is_channel)
@@ -297,13 +271,9 @@ def _at_once(
     head,
     heads,
     channels,
-    v_ptr,
-    v_row,
+    v_rows,
     y_ptr,
-    solved_ptr,
-    seen_ptr,
-    meets_ptr,
-    left_ptr,
+    related,
     KEY: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE: tl.constexpr,
@@ -311,16 +281,17 @@ def _at_once(
     PAGE: tl.constexpr,
 ):
     """The same of an interval, by what ``_relate`` found of it."""
+    solved_ptr, seen_ptr, meets_ptr, left_ptr = related
     rows, numbers = tl.arange(0, PAGE), tl.arange(0, KEY_BLOCK)
-    at = interval * PAGE - span[2] + rows
-    is_row, tokens = (at >= low) & (at < high), span[0] + at
+    at = interval * PAGE - span.logged + rows
+    is_row, tokens = (at >= low) & (at < high), span.first + at
     is_number = is_row[:, None] & (numbers < KEY)[None, :]
     is_output = is_row[:, None] & (channels < VALUE)[None, :]
     columns = (head * VALUE + channels)[None, :]
     meets = meets_ptr + (tokens[:, None] * 3 * heads + head) * KEY + numbers[None, :]
     pairs = (tokens * heads + head)[:, None] * PAGE + rows[None, :]
     k = tl.load(meets + heads * KEY, mask=is_number, other=0).to(tl.float32)
-    v = tl.load(v_ptr + tokens[:, None] * v_row + columns, mask=is_output, other=0).to(tl.float32)
+    v = load_row(v_rows, tokens[:, None], columns, is_output)
     error = v - dot(k, state, None, PRECISION)
     solved = tl.load(solved_ptr + pairs, mask=is_row[:, None], other=0)
     added = dot(solved, error, None, PRECISION)
@@ -328,7 +299,7 @@ def _at_once(
     seen = tl.load(seen_ptr + pairs, mask=is_row[:, None], other=0)
     y = dot(seen, added, dot(q, state, None, PRECISION), PRECISION)
     tl.store(y_ptr + tokens[:, None] * heads * VALUE + columns, y, mask=is_output)
-    left = left_ptr + ((span[0] + low) * heads + head) * KEY + numbers
+    left = left_ptr + ((span.first + low) * heads + head) * KEY + numbers
     state = state * tl.load(left, mask=numbers < KEY, other=0)[:, None]
     k = tl.load(meets + 2 * heads * KEY, mask=is_number, other=0).to(tl.float32)
     return dot(tl.trans(k), added, state, PRECISION)
@@ -336,31 +307,15 @@ def _at_once(
 
 @triton.jit
 def _advance(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    decay_ptr,
-    beta_ptr,
-    dt_bias_ptr,
-    a_ptr,
-    solved_ptr,
-    seen_ptr,
-    meets_ptr,
-    left_ptr,
+    inputs,
+    v_rows,
+    related,
     y_ptr,
-    kept_ptr,
-    working_ptr,
+    memory,
     spans_ptr,
     checkpoints_ptr,
-    q_row,
-    k_row,
-    v_row,
-    decay_row,
-    beta_row,
     first_sequence,
     heads,
-    kept_slot,
-    working_run,
     SHARE: tl.constexpr,
     KEY: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
@@ -374,22 +329,16 @@ def _advance(
     SPAN: tl.constexpr,
 ):
     """Some channels of values of one head of one sequence."""
-    sequence, head = first_sequence + tl.program_id(0), tl.program_id(1)
-    span = span_of(spans_ptr, sequence, SPAN)
-    length, logged = span[1], span[2]
-    before, after = working_of(spans_ptr, sequence, SPAN)
-
+    span = span_of(spans_ptr, first_sequence + tl.program_id(0), SPAN)
+    head = tl.program_id(1)
     numbers = tl.arange(0, KEY_BLOCK)
     channels = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     is_place = (numbers < KEY)[:, None] & (channels < VALUE)[None, :]
     places = (head * KEY + numbers)[:, None] * VALUE + channels[None, :]
-    state = load_carried(
-        kept_ptr, working_ptr, kept_slot, working_run, span, before, places, is_place
-    )
+    state = load_carried(memory, span, places, is_place)
 
-    made = (q_ptr, k_ptr, decay_ptr, beta_ptr, dt_bias_ptr, a_ptr)
-    strides = (q_row, k_row, decay_row, beta_row)
-    for interval in range(tl.cdiv(logged + length, PAGE)):
+    total = span.logged + span.length
+    for interval in range(tl.cdiv(total, PAGE)):
         low, high = _interval(span, interval, PAGE)
         # a reply has one token, and needs no more registers than for that
         if IS_REPLY or high - low <= STEPS:
@@ -401,10 +350,8 @@ def _advance(
                 head,
                 heads,
                 channels,
-                made,
-                strides,
-                v_ptr,
-                v_row,
+                inputs,
+                v_rows,
                 y_ptr,
                 SHARE,
                 KEY,
@@ -422,33 +369,18 @@ def _advance(
                 head,
                 heads,
                 channels,
-                v_ptr,
-                v_row,
+                v_rows,
                 y_ptr,
-                solved_ptr,
-                seen_ptr,
-                meets_ptr,
-                left_ptr,
+                related,
                 KEY,
                 KEY_BLOCK,
                 VALUE,
                 PRECISION,
                 PAGE,
             )
-        if (interval + 1) * PAGE <= logged + length:
-            state = keep_state(
-                state,
-                high,
-                kept_ptr,
-                kept_slot,
-                spans_ptr,
-                checkpoints_ptr,
-                sequence,
-                places,
-                is_place,
-                SPAN,
-            )
-    tl.store(working_ptr + after * working_run + places, state, mask=is_place)
+        if (interval + 1) * PAGE <= total:
+            state = keep_state(state, high, memory[0], checkpoints_ptr, span, places, is_place)
+    store_working(state, memory, span, places, is_place)
 
 
 def _fits(_: Tensor, __: DeltaRows, ___: DeltaWeights, state: Carried, ____: StepTable) -> bool:
@@ -463,7 +395,9 @@ def gated_delta(
     if not len(v):
         return torch.empty_like(v)
     heads, (keys, values) = weights.heads, state.kept.shape[2:]
-    q, k, v, decay, beta = map(dense, (rows.q, rows.k, v, rows.decay, rows.beta))
+    made = (rows.q, rows.k, rows.decay, rows.beta)
+    inputs = (*(rows_of(dense(each)) for each in made), weights.dt_bias, weights.a)
+    v_rows = rows_of(dense(v))
     numbers, decodes = table.numbers, table.num_decodes
     others = len(table.spans) - decodes
     y = v.new_empty(len(v), heads * values, dtype=torch.float32)
@@ -490,15 +424,9 @@ def gated_delta(
     }
     if are_related:
         _relate[others, triton.cdiv(numbers.longest - 1, GRID) + 1, heads](
-            q,
-            k,
-            decay,
-            beta,
-            weights.dt_bias,
-            weights.a,
-            *related,
+            inputs,
+            related,
             numbers.spans,
-            *(each.stride(0) for each in (q, k, decay, beta)),
             decodes,
             BLOCK=_BLOCK,
             num_warps=8,
@@ -507,24 +435,15 @@ def gated_delta(
     for count, first_sequence, is_reply in ((decodes, 0, True), (others, decodes, False)):
         if count:
             _advance[count, heads, triton.cdiv(values, _CHANNELS)](
-                q,
-                k,
-                v,
-                decay,
-                beta,
-                weights.dt_bias,
-                weights.a,
-                *related,
+                inputs,
+                v_rows,
+                related,
                 y,
-                state.kept,
-                state.working,
+                carried_rows(state),
                 numbers.spans,
                 numbers.checkpoints,
-                *(each.stride(0) for each in (q, k, v, decay, beta)),
                 first_sequence,
                 heads,
-                state.kept.stride(0),
-                state.working.stride(0),
                 VALUE=values,
                 VALUE_BLOCK=_CHANNELS,
                 IS_REPLY=is_reply,

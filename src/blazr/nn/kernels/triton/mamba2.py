@@ -14,8 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
-from blazr.nn.kernels.triton.numbers import dot, rounded, softplus
-from blazr.nn.kernels.triton.sequences import convolve, gated_norm, log_rows, span_of
+from blazr.nn.kernels.triton.numbers import dot, softplus
+from blazr.nn.kernels.triton.sequences import (
+    convolve,
+    gated_norm,
+    keep_state,
+    log_rows,
+    span_of,
+)
+from blazr.nn.kernels.triton.tensors import load_row, rows_of
 from blazr.nn.operands.recurrent import Mamba2Memory, Mamba2Weights
 from blazr.nn.operands.step import GRID, StepTable, Window
 
@@ -25,11 +32,11 @@ _CHANNELS = 32
 
 
 @triton.jit
-def _step_sizes(raw_ptr, bias_ptr, out_ptr, raw_row, heads, least, most, HEADS: tl.constexpr):
+def _step_sizes(raw_rows, bias_ptr, out_ptr, heads, least, most, HEADS: tl.constexpr):
     """Of one token: ``clip(softplus(raw + bias), least, most)``."""
     token, head = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)
     is_head = head < heads
-    raw = tl.load(raw_ptr + token * raw_row + head, mask=is_head, other=0).to(tl.float32)
+    raw = load_row(raw_rows, token, head, is_head)
     raw += tl.load(bias_ptr + head, mask=is_head, other=0)
     steps = tl.clamp(softplus(raw), least, most)
     tl.store(out_ptr + token * heads + head, steps, mask=is_head)
@@ -42,12 +49,11 @@ def _scan(
     y_ptr,
     a_ptr,
     d_ptr,
-    states_ptr,
+    states,
     log_xb_ptr,
     log_dt_ptr,
     spans_ptr,
     checkpoints_ptr,
-    state_slot_stride,
     log_run,
     log_row,
     log_dt_run,
@@ -61,10 +67,8 @@ def _scan(
     SPAN: tl.constexpr,
 ):
     """Some channels of one head of one sequence."""
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    first, length, logged, state_slot, run_slot = span_of(spans_ptr, sequence, SPAN)
-    edges = tl.load(spans_ptr + sequence * SPAN + 6)
-    num_edges = tl.load(spans_ptr + sequence * SPAN + 7).to(tl.int32)
+    span, head = span_of(spans_ptr, tl.program_id(0), SPAN), tl.program_id(1)
+    first, logged, run_slot = span.first, span.logged, span.run_slot
     group = head // (heads // GROUPS)
     inner = heads * WIDTH
     maps: tl.constexpr = GROUPS * STATE
@@ -81,10 +85,9 @@ def _scan(
 
     places = (head * WIDTH + channels)[:, None] * STATE + numbers[None, :]
     is_place = (channels < WIDTH)[:, None] & is_number
-    slot = states_ptr + state_slot * state_slot_stride
-    state = tl.load(slot + places, mask=is_place, other=0).to(tl.float32)
+    state = load_row(states, span.state_slot, places, is_place)
 
-    total = logged + length
+    total = logged + span.length
     for low in range(0, total, PAGE):
         # rows since the checkpoint: the first are logged, the others are the step's
         at = (low + rows)[:, None]
@@ -117,12 +120,8 @@ def _scan(
             to_end = tl.exp(tl.minimum(whole - decay, 0)) * dt
             added = dot(tl.trans(wide * to_end[:, None]), b.to(tl.float32), None, "tf32")
             state = state * tl.exp(whole) + added
-            kept = rounded(state, states_ptr.dtype.element_ty)
-            state = kept.to(tl.float32)
-            for edge in range(num_edges):
-                if tl.load(checkpoints_ptr + (edges + edge) * 2) == low + PAGE - logged:
-                    to = tl.load(checkpoints_ptr + (edges + edge) * 2 + 1)
-                    tl.store(states_ptr + to * state_slot_stride + places, kept, mask=is_place)
+            done = low + PAGE - logged
+            state = keep_state(state, done, states, checkpoints_ptr, span, places, is_place)
 
 
 def _fits(_: Tensor, weights: Mamba2Weights, *__: object) -> bool:
@@ -146,10 +145,9 @@ def mamba2(
     dt = projected.new_empty(len(projected), heads, dtype=torch.float32)
     y = projected.new_empty(len(projected), inner, dtype=torch.float32)
     _step_sizes[(len(projected),)](
-        raw_dt,
+        rows_of(raw_dt),
         weights.dt_bias,
         dt,
-        raw_dt.stride(0),
         heads,
         *weights.dt_limits,
         HEADS=triton.next_power_of_2(heads),
@@ -162,12 +160,11 @@ def mamba2(
         y,
         weights.a,
         weights.d,
-        memory.states,
+        rows_of(memory.states),
         memory.log_xb,
         memory.log_dt,
         numbers.spans,
         numbers.checkpoints,
-        memory.states.stride(0),
         *memory.log_xb.stride()[:2],
         memory.log_dt.stride(0),
         heads,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import activated, dot, rounded
+from blazr.nn.kernels.triton.tensors import dense, rows_of
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.floats import StoredMatrix
@@ -27,13 +28,15 @@ _ROWS, _COLUMNS, _DECODED_COLUMNS = 64, 64, 32
 
 
 @triton.jit
-def _pairs_of(tile, ends_ptr, firsts_ptr, order_ptr, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """A tile's expert, and its pairs of a token and that expert; no expert has an empty tile.
+def _pairs_of(tiles, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
+    """The expert of a program's tile, its pairs of a token and that expert, and which there are.
 
-    ``ends`` are the tiles up to each expert's last, ``firsts`` the pairs before each expert's
-    first, both (EXPERTS,) and what is behind the last expert.
+    No expert has an empty tile. ``tiles`` are pointers to the tiles up to each expert's last, and
+    to the pairs before each expert's first, both (EXPERTS,) and what is behind the last expert; and
+    to the pairs.
     """
-    experts = tl.arange(0, EXPERTS)
+    ends_ptr, firsts_ptr, order_ptr = tiles
+    tile, experts = tl.program_id(0), tl.arange(0, EXPERTS)
     expert = tl.sum((tl.load(ends_ptr + experts) <= tile).to(tl.int32), 0)
     before = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
     first = tl.load(firsts_ptr + expert, mask=expert < EXPERTS, other=0)
@@ -73,16 +76,13 @@ def _add_bias(acc, bias_ptr, expert, size, columns, is_column):
 
 @triton.jit
 def _hidden(
-    x_ptr,
+    x,
     gate,
     up,
     gate_bias_ptr,
     up_bias_ptr,
     out_ptr,
-    ends_ptr,
-    firsts_ptr,
-    order_ptr,
-    x_row,
+    tiles,
     size,
     inner,
     top,
@@ -102,14 +102,13 @@ def _hidden(
     INNER: tl.constexpr,
 ):
     """What the down projection is given of a tile of pairs, some columns of it."""
-    expert, pairs, is_pair = _pairs_of(
-        tl.program_id(0), ends_ptr, firsts_ptr, order_ptr, EXPERTS, ROWS
-    )
+    expert, pairs, is_pair = _pairs_of(tiles, EXPERTS, ROWS)
     if expert >= COUNT:
         return
     expert = expert.to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < inner
+    x_ptr, x_row = x
     x_rows = x_ptr + pairs // top * x_row
     ups = _product(x_rows, is_pair, up, expert, columns, is_column, size, UP_FORM, INNER)
     if HAS_UP_BIAS:
@@ -138,9 +137,7 @@ def _down(
     bias_ptr,
     weights_ptr,
     out_ptr,
-    ends_ptr,
-    firsts_ptr,
-    order_ptr,
+    tiles,
     size,
     inner,
     COUNT: tl.constexpr,
@@ -152,9 +149,7 @@ def _down(
     INNER: tl.constexpr,
 ):
     """The weighted outputs of a tile of pairs, some columns of them."""
-    expert, pairs, is_pair = _pairs_of(
-        tl.program_id(0), ends_ptr, firsts_ptr, order_ptr, EXPERTS, ROWS
-    )
+    expert, pairs, is_pair = _pairs_of(tiles, EXPERTS, ROWS)
     if expert >= COUNT:
         return
     expert = expert.to(tl.int64)
@@ -205,7 +200,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     top, out = chosen.shape[1], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = dense(x)
     # counted on the device, and launched for the most tiles that there can be
     pairs = chosen.flatten()
     order = pairs.argsort(stable=True)
@@ -213,7 +208,8 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     counts = pairs.new_zeros(room).scatter_add_(0, pairs, torch.ones_like(pairs))
     ends = ((counts + _ROWS - 1) // _ROWS).cumsum(0)
     firsts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    tiles = min(len(pairs), len(pairs) // _ROWS + count)
+    tiles = (ends, firsts, order)
+    num_tiles = min(len(pairs), len(pairs) // _ROWS + count)
     hidden = x.new_empty(len(pairs), inner)
     shares = x.new_empty(len(pairs), size, dtype=torch.float32)
     at_once = INNER if x.element_size() == 2 else WIDE_INNER
@@ -229,17 +225,14 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         "COLUMNS": tile,
         "INNER": at_once,
     }
-    _hidden[tiles, triton.cdiv(inner, tile)](
-        x,
+    _hidden[num_tiles, triton.cdiv(inner, tile)](
+        rows_of(x),
         gates,
         ups,
         x if mlps.gate_bias is None else mlps.gate_bias.contiguous(),
         x if mlps.up_bias is None else mlps.up_bias.contiguous(),
         hidden,
-        ends,
-        firsts,
-        order,
-        x.stride(0),
+        tiles,
         size,
         inner,
         top,
@@ -254,15 +247,13 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         UP_FORM=up_form,
         **how,
     )
-    _down[tiles, triton.cdiv(size, tile)](
+    _down[num_tiles, triton.cdiv(size, tile)](
         hidden,
         downs,
         x if mlps.down_bias is None else mlps.down_bias.contiguous(),
         weights.contiguous(),
         shares,
-        ends,
-        firsts,
-        order,
+        tiles,
         size,
         inner,
         HAS_BIAS=mlps.down_bias is not None,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded
+from blazr.nn.kernels.triton.tensors import dense, heads_of
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.floats import StoredMatrix
@@ -36,15 +37,11 @@ _DECODED = 2**26  # numbers that are decoded at a time
 
 @triton.jit
 def _multiply(
-    x_ptr,
+    x_rows,
     weight,
     up,
     bias_ptr,
-    out_ptr,
-    x_row,
-    x_head,
-    out_row,
-    out_head,
+    out,
     rows,
     columns,
     size,
@@ -61,6 +58,7 @@ def _multiply(
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = row < rows, column < columns
+    (x_ptr, x_row, x_head), (out_ptr, out_row, out_head) = x_rows, out
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     ups = tl.zeros((ROWS, COLUMNS), tl.float32)
     for low in range(0, size, INNER):
@@ -94,7 +92,7 @@ def _product(
     """``out[:, h] = x[:, h] weight[h].T``, (T, H, in) to (T, H, out); see `_multiply`."""
     if not out.numel():
         return
-    x = x if x.stride(2) == 1 else x.contiguous()
+    x = dense(x)
     inner = INNER if x.element_size() == 2 else WIDE_INNER
     rows, heads, columns = out.shape
     arguments, form = stored(weight, inner)
@@ -103,15 +101,11 @@ def _product(
     if rows > MAX_ROWS and inner == INNER and isinstance(weight, Tensor):
         height, width = _MANY_ROWS, _MANY_COLUMNS if up is None else _MANY_COLUMNS // 2
     _multiply[triton.cdiv(columns, width), triton.cdiv(rows, height), heads](
-        x,
+        heads_of(x),
         arguments,
         ups,
         x if bias is None else bias.contiguous(),
-        out,
-        x.stride(0),
-        x.stride(1),
-        out.stride(0),
-        out.stride(1),
+        heads_of(out),
         rows,
         columns,
         x.shape[2],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import rounded, store_stored
+from blazr.nn.kernels.triton.tensors import dense, heads_of, pages_of, rows_of
 from blazr.nn.operands.attention import Rotation
 from blazr.nn.operands.kv_dtype import kind_of
 from blazr.nn.operands.step import GRID
@@ -87,8 +88,7 @@ def _normalise(
         return out
     total, normed = (out, out) if change is None else out
     size = x.shape[-1]
-    whole = x.reshape(-1, *x.shape[-2:]) if x.dim() > 1 else x[None, None]
-    whole = whole if whole.stride(2) == 1 else whole.contiguous()
+    whole = dense(x.reshape(-1, *x.shape[-2:]) if x.dim() > 1 else x[None, None])
     block = triton.next_power_of_2(size)
     rows, at_once = len(whole) * whole.shape[1], max(1, _NUMBERS // block)
     _norm[(triton.cdiv(rows, at_once),)](
@@ -178,31 +178,15 @@ def _turned(
 
 @triton.jit
 def _rotate(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    cos_ptr,
-    sin_ptr,
+    q,
+    k,
+    v,
+    out,
+    cos,
+    sin,
     slots_ptr,
-    keys_ptr,
-    values_ptr,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    out_token,
-    out_head,
-    cos_token,
-    sin_token,
-    key_page,
-    key_row,
-    key_head,
-    value_page,
-    value_row,
-    value_head,
+    keys,
+    values,
     heads,
     kv_heads,
     tiles,
@@ -219,13 +203,16 @@ def _rotate(
 ):
     """Some heads of a token, of queries or of keys and values."""
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    cos_ptr += token * cos_token
-    sin_ptr += token * sin_token
+    (cos_ptr, cos_row), (sin_ptr, sin_row) = cos, sin
+    cos_ptr += token * cos_row
+    sin_ptr += token * sin_row
     if tile < tiles:
+        q_ptr, q_row, q_head = q
+        out_ptr, out_row, out_head = out
         head = tile * HEADS + tl.arange(0, HEADS)
         is_head, columns = head < heads, tl.arange(0, BLOCK)
         found = _turned(
-            q_ptr + token * q_token + head * q_head,
+            q_ptr + token * q_row + head * q_head,
             is_head,
             cos_ptr,
             sin_ptr,
@@ -234,15 +221,19 @@ def _rotate(
             SIZE,
             BLOCK,
         )
-        places = out_ptr + token * out_token + head[:, None] * out_head + columns[None, :]
+        places = out_ptr + token * out_row + head[:, None] * out_head + columns[None, :]
         is_number = is_head[:, None] & (columns < SIZE)[None, :]
         tl.store(places, rounded(found, out_ptr.dtype.element_ty), mask=is_number)
     else:
         # names of its own, because what two branches name alike must be of one shape
+        k_ptr, k_row, k_head = k
+        v_ptr, v_row, v_head = v
+        keys_ptr, key_page, key_row, key_head = keys
+        values_ptr, value_page, value_row, value_head = values
         kv_head = (tile - tiles) * KV_HEADS + tl.arange(0, KV_HEADS)
         is_kv_head = kv_head < kv_heads
         turned = _turned(
-            k_ptr + token * k_token + kv_head * k_head,
+            k_ptr + token * k_row + kv_head * k_head,
             is_kv_head,
             cos_ptr,
             sin_ptr,
@@ -259,10 +250,10 @@ def _rotate(
         store_stored(to, is_kv_head, turned, SIZE, BLOCK, STORED)
         value_columns = tl.arange(0, VALUE_BLOCK)
         is_value = is_kv_head[:, None] & (value_columns < VALUE)[None, :]
-        v_rows = v_ptr + token * v_token + kv_head * v_head
-        v = tl.load(v_rows[:, None] + value_columns[None, :], mask=is_value, other=0)
+        v_rows = v_ptr + token * v_row + kv_head * v_head
+        found_v = tl.load(v_rows[:, None] + value_columns[None, :], mask=is_value, other=0)
         to = values_ptr + page * value_page + row * value_row + kv_head * value_head
-        store_stored(to, is_kv_head, v, VALUE, VALUE_BLOCK, STORED)
+        store_stored(to, is_kv_head, found_v, VALUE, VALUE_BLOCK, STORED)
 
 
 def _fits_rotate(q: Tensor, _: Tensor, v: Tensor, *__: object) -> bool:
@@ -283,31 +274,17 @@ def rotate_and_store(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     if not len(q):
         return out
-    q, k, v = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k, v))
     (_, heads, size), (_, kv_heads, value) = q.shape, v.shape
-    kind = kind_of(keys)
-    if kind == "fp8_e4m3":  # its bits, because not every GPU knows it
-        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     kv_at_once = min(_HEADS, triton.next_power_of_2(kv_heads))
     tiles = triton.cdiv(heads, _HEADS)
     _rotate[len(q), tiles + triton.cdiv(kv_heads, kv_at_once)](
-        q,
-        k,
-        v,
-        out,
-        rotation.cos,
-        rotation.sin,
+        *(heads_of(dense(each)) for each in (q, k, v)),
+        heads_of(out),
+        rows_of(rotation.cos),
+        rows_of(rotation.sin),
         rotation.slots,
-        keys,
-        values,
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        *out.stride()[:2],
-        rotation.cos.stride(0),
-        rotation.sin.stride(0),
-        *keys.stride()[:3],
-        *values.stride()[:3],
+        pages_of(keys),
+        pages_of(values),
         heads,
         kv_heads,
         tiles,
@@ -317,7 +294,7 @@ def rotate_and_store(
         BLOCK=max(32, triton.next_power_of_2(size)),
         VALUE=value,
         VALUE_BLOCK=max(32, triton.next_power_of_2(value)),
-        STORED=kind,
+        STORED=kind_of(keys),
         HEADS=_HEADS,
         KV_HEADS=kv_at_once,
         PAGE=GRID,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import INTERPRETED
+from blazr.nn.kernels.triton.tensors import dense
 
 MAX_SCORES = 2**20
 # Scores that a program looks at, at once, and in all.
@@ -60,7 +61,7 @@ def penalize(scores: Tensor, ids: Tensor, ends: Tensor, penalties: Tensor) -> Te
     out = scores.new_empty(len(scores), size)
     if not out.numel():
         return out
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = dense(scores)
     at_once = max(1, _COUNTED // size)
     each = (scores, ids.contiguous(), ends.contiguous(), penalties.contiguous(), out)
     for part in zip(*(tensor.split(at_once) for tensor in each), strict=True):
@@ -135,7 +136,7 @@ def _peaks(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def likeliest(scores: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.likeliest``."""
-    return _peaks(_dense(scores))[0]
+    return _peaks(dense(scores))[0]
 
 
 @triton.jit
@@ -162,7 +163,7 @@ def _best(scores_ptr, out_ptr, row_stride, size, count, BLOCK: tl.constexpr):
 
 def best(scores: Tensor, count: int) -> Tensor:
     """See ``blazr.nn.ops.sampling.best``."""
-    scores = _dense(scores)
+    scores = dense(scores)
     out = torch.empty(len(scores), count, dtype=torch.int64, device=scores.device)
     if len(scores):
         _best[(len(scores),)](
@@ -289,7 +290,7 @@ def _fits(scores: Tensor, _: Tensor) -> bool:
 @limited_to(_fits)
 def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.draw``."""
-    scores = _dense(scores)
+    scores = dense(scores)
     out, tops = _peaks(scores)
     if len(scores):
         units = torch.empty(scores.shape, dtype=torch.int64, device=scores.device)
@@ -305,7 +306,3 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
             num_warps=8,
         )
     return out
-
-
-def _dense(scores: Tensor) -> Tensor:
-    return scores if scores.stride(1) == 1 else scores.contiguous()

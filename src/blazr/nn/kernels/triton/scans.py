@@ -14,12 +14,13 @@ from torch import Tensor
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import rounded, softplus
 from blazr.nn.kernels.triton.sequences import (
-    dense,
+    carried_rows,
     keep_state,
     load_carried,
     span_of,
-    working_of,
+    store_working,
 )
+from blazr.nn.kernels.triton.tensors import dense, load_row, rows_of
 from blazr.nn.operands.recurrent import (
     Mamba1Rows,
     Mamba1Weights,
@@ -36,26 +37,17 @@ _CHANNELS = 32
 
 @triton.jit
 def _mamba1(
-    u_ptr,
-    dt_ptr,
-    b_ptr,
-    c_ptr,
-    gate_ptr,
+    u_rows,
+    dt_rows,
+    b_rows,
+    c_rows,
+    gate_rows,
     a_ptr,
     d_ptr,
-    out_ptr,
-    kept_ptr,
-    working_ptr,
+    out,
+    memory,
     spans_ptr,
     checkpoints_ptr,
-    u_row,
-    dt_row,
-    b_row,
-    c_row,
-    gate_row,
-    out_row,
-    kept_slot,
-    working_run,
     inner,
     limit,
     HAS_LIMIT: tl.constexpr,
@@ -66,10 +58,7 @@ def _mamba1(
     SPAN: tl.constexpr,
 ):
     """Some channels of one sequence."""
-    sequence = tl.program_id(0)
-    span = span_of(spans_ptr, sequence, SPAN)
-    first, length, logged, _, _ = span
-    before, after = working_of(spans_ptr, sequence, SPAN)
+    span = span_of(spans_ptr, tl.program_id(0), SPAN)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     numbers = tl.arange(0, STATE_BLOCK)
     is_channel, is_number = channels < inner, numbers < STATE
@@ -77,38 +66,24 @@ def _mamba1(
     is_place = is_channel[:, None] & is_number[None, :]
     a = tl.load(a_ptr + places, mask=is_place, other=0)
     d = tl.load(d_ptr + channels, mask=is_channel, other=0)
-    state = load_carried(
-        kept_ptr, working_ptr, kept_slot, working_run, span, before, places, is_place
-    )
-    for at in range(length):
-        token = first + at
-        u = tl.load(u_ptr + token * u_row + channels, mask=is_channel, other=0).to(tl.float32)
-        dt = tl.load(dt_ptr + token * dt_row + channels, mask=is_channel, other=0)
-        dt = softplus(dt.to(tl.float32))
-        b = tl.load(b_ptr + token * b_row + numbers, mask=is_number, other=0).to(tl.float32)
-        c = tl.load(c_ptr + token * c_row + numbers, mask=is_number, other=0).to(tl.float32)
+    state = load_carried(memory, span, places, is_place)
+    out_ptr, out_row = out
+    for at in range(span.length):
+        token = span.first + at
+        u = load_row(u_rows, token, channels, is_channel)
+        dt = softplus(load_row(dt_rows, token, channels, is_channel))
+        b = load_row(b_rows, token, numbers, is_number)
+        c = load_row(c_rows, token, numbers, is_number)
         state = tl.exp(dt[:, None] * a) * state + (dt * u)[:, None] * b[None, :]
         if HAS_LIMIT:
             state = tl.minimum(tl.maximum(state, -limit), limit)
         y = tl.sum(state * c[None, :], 1) + d * u
-        gate = tl.load(gate_ptr + token * gate_row + channels, mask=is_channel, other=0)
-        gate = gate.to(tl.float32)
+        gate = load_row(gate_rows, token, channels, is_channel)
         y = rounded(y * gate * tl.sigmoid(gate), out_ptr.dtype.element_ty)
         tl.store(out_ptr + token * out_row + channels, y, mask=is_channel)
-        if (logged + at + 1) % PAGE == 0:
-            state = keep_state(
-                state,
-                at + 1,
-                kept_ptr,
-                kept_slot,
-                spans_ptr,
-                checkpoints_ptr,
-                sequence,
-                places,
-                is_place,
-                SPAN,
-            )
-    tl.store(working_ptr + after * working_run + places, state, mask=is_place)
+        if (span.logged + at + 1) % PAGE == 0:
+            state = keep_state(state, at + 1, memory[0], checkpoints_ptr, span, places, is_place)
+    store_working(state, memory, span, places, is_place)
 
 
 def _fits_mamba1(_: Tensor, __: Mamba1Rows, weights: Mamba1Weights, *___: object) -> bool:
@@ -124,20 +99,15 @@ def mamba1(
     if not out.numel():
         return out
     (inner, states), numbers = weights.a.shape, table.numbers
-    made = tuple(map(dense, (u, rows.dt, rows.b, rows.c, rows.gate)))
+    made = (u, rows.dt, rows.b, rows.c, rows.gate)
     _mamba1[len(table.spans), triton.cdiv(inner, _CHANNELS)](
-        *made,
+        *(rows_of(dense(each)) for each in made),
         weights.a,
         weights.d,
-        out,
-        state.kept,
-        state.working,
+        rows_of(out),
+        carried_rows(state),
         numbers.spans,
         numbers.checkpoints,
-        *(each.stride(0) for each in made),
-        out.stride(0),
-        state.kept.stride(0),
-        state.working.stride(0),
         inner,
         weights.limit,
         HAS_LIMIT=weights.limit > 0,
@@ -181,44 +151,25 @@ def _maps_of(
 
 @triton.jit
 def _mamba3(
-    x_ptr,
-    b_ptr,
-    c_ptr,
-    dt_ptr,
-    mix_ptr,
-    theta_ptr,
+    x_rows,
+    b_rows,
+    c_rows,
+    dt_rows,
+    mix_rows,
+    theta_rows,
     norm_ptr,
     b_bias_ptr,
     c_bias_ptr,
     dt_bias_ptr,
     a_ptr,
     d_ptr,
-    out_ptr,
-    kept_ptr,
-    kept_x_ptr,
-    kept_b_ptr,
-    kept_angle_ptr,
-    working_ptr,
-    working_x_ptr,
-    working_b_ptr,
-    working_angle_ptr,
+    out,
+    states,
+    last_x,
+    last_b,
+    angles,
     spans_ptr,
     checkpoints_ptr,
-    x_row,
-    b_row,
-    c_row,
-    dt_row,
-    mix_row,
-    theta_row,
-    out_row,
-    kept_slot,
-    kept_x_slot,
-    kept_b_slot,
-    kept_angle_slot,
-    working_run,
-    working_x_run,
-    working_b_run,
-    working_angle_run,
     eps,
     least,
     most,
@@ -233,10 +184,7 @@ def _mamba3(
     SPAN: tl.constexpr,
 ):
     """One head of one sequence."""
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    span = span_of(spans_ptr, sequence, SPAN)
-    first, length, logged, _, _ = span
-    before, after = working_of(spans_ptr, sequence, SPAN)
+    span, head = span_of(spans_ptr, tl.program_id(0), SPAN), tl.program_id(1)
     channels, numbers = tl.arange(0, WIDTH_BLOCK), tl.arange(0, STATE_BLOCK)
     is_channel, is_number = channels < WIDTH, numbers < STATE
     columns, maps = head * WIDTH + channels, head * STATE + numbers
@@ -245,63 +193,35 @@ def _mamba3(
     places = columns[:, None] * STATE + numbers[None, :]
     is_place = is_channel[:, None] & is_number[None, :]
 
-    state = load_carried(
-        kept_ptr, working_ptr, kept_slot, working_run, span, before, places, is_place
-    )
-    x_last = load_carried(
-        kept_x_ptr, working_x_ptr, kept_x_slot, working_x_run, span, before, columns, is_channel
-    )
-    b_last = load_carried(
-        kept_b_ptr, working_b_ptr, kept_b_slot, working_b_run, span, before, maps, is_number
-    )
+    state = load_carried(states, span, places, is_place)
+    x_last = load_carried(last_x, span, columns, is_channel)
+    b_last = load_carried(last_b, span, maps, is_number)
     angle, cos, sin = b_last * 0, b_last, b_last
     if IS_ROTATED:
-        angle = load_carried(
-            kept_angle_ptr,
-            working_angle_ptr,
-            kept_angle_slot,
-            working_angle_run,
-            span,
-            before,
-            pairs,
-            is_number,
-        )
+        angle = load_carried(angles, span, pairs, is_number)
     a, d = tl.load(a_ptr + head), tl.load(d_ptr + head)
     dt_bias = tl.load(dt_bias_ptr + head)
-    group = head // SHARE * STATE
-    for at in range(length):
-        token = first + at
-        x = tl.load(x_ptr + token * x_row + columns, mask=is_channel, other=0).to(tl.float32)
+    group, bias = head // SHARE * STATE, head * STATE
+    (b_ptr, b_row), (c_ptr, c_row), (out_ptr, out_row) = b_rows, c_rows, out
+    (dt_ptr, dt_row), (mix_ptr, mix_row) = dt_rows, mix_rows
+    for at in range(span.length):
+        token = span.first + at
+        x = load_row(x_rows, token, columns, is_channel)
         if SILU:
             x = x * tl.sigmoid(x)
-        dt = softplus(tl.load(dt_ptr + token * dt_row + head).to(tl.float32) + dt_bias)
-        dt = tl.minimum(tl.maximum(dt, least), most)
+        dt = tl.load(dt_ptr + token * dt_row + head).to(tl.float32)
+        dt = tl.minimum(tl.maximum(softplus(dt + dt_bias), least), most)
         mix = tl.sigmoid(tl.load(mix_ptr + token * mix_row + head).to(tl.float32))
         if IS_ROTATED:
-            theta = tl.load(theta_ptr + token * theta_row + pairs, mask=is_number, other=0)
-            angle += theta.to(tl.float32) * dt
+            angle += load_row(theta_rows, token, pairs, is_number) * dt
             cos, sin = tl.cos(angle), tl.sin(angle)
+        maps_ptr = b_ptr + token * b_row + group
         b = _maps_of(
-            b_ptr + token * b_row + group,
-            norm_ptr,
-            b_bias_ptr + head * STATE,
-            cos,
-            sin,
-            eps,
-            STATE,
-            STATE_BLOCK,
-            IS_ROTATED,
+            maps_ptr, norm_ptr, b_bias_ptr + bias, cos, sin, eps, STATE, STATE_BLOCK, IS_ROTATED
         )
+        maps_ptr = c_ptr + token * c_row + group
         c = _maps_of(
-            c_ptr + token * c_row + group,
-            norm_ptr,
-            c_bias_ptr + head * STATE,
-            cos,
-            sin,
-            eps,
-            STATE,
-            STATE_BLOCK,
-            IS_ROTATED,
+            maps_ptr, norm_ptr, c_bias_ptr + bias, cos, sin, eps, STATE, STATE_BLOCK, IS_ROTATED
         )
         decay = tl.exp(dt * a)
         state = state * decay + ((1 - mix) * dt * decay * x_last)[:, None] * b_last[None, :]
@@ -309,62 +229,18 @@ def _mamba3(
         y = rounded(tl.sum(state * c[None, :], 1) + d * x, out_ptr.dtype.element_ty)
         tl.store(out_ptr + token * out_row + columns, y, mask=is_channel)
         x_last, b_last = x, b
-        if (logged + at + 1) % PAGE == 0:
-            state = keep_state(
-                state,
-                at + 1,
-                kept_ptr,
-                kept_slot,
-                spans_ptr,
-                checkpoints_ptr,
-                sequence,
-                places,
-                is_place,
-                SPAN,
-            )
-            x_last = keep_state(
-                x_last,
-                at + 1,
-                kept_x_ptr,
-                kept_x_slot,
-                spans_ptr,
-                checkpoints_ptr,
-                sequence,
-                columns,
-                is_channel,
-                SPAN,
-            )
-            b_last = keep_state(
-                b_last,
-                at + 1,
-                kept_b_ptr,
-                kept_b_slot,
-                spans_ptr,
-                checkpoints_ptr,
-                sequence,
-                maps,
-                is_number,
-                SPAN,
-            )
+        if (span.logged + at + 1) % PAGE == 0:
+            done = at + 1
+            state = keep_state(state, done, states[0], checkpoints_ptr, span, places, is_place)
+            x_last = keep_state(x_last, done, last_x[0], checkpoints_ptr, span, columns, is_channel)
+            b_last = keep_state(b_last, done, last_b[0], checkpoints_ptr, span, maps, is_number)
             if IS_ROTATED:
-                angle = keep_state(
-                    angle,
-                    at + 1,
-                    kept_angle_ptr,
-                    kept_angle_slot,
-                    spans_ptr,
-                    checkpoints_ptr,
-                    sequence,
-                    pairs,
-                    is_pair,
-                    SPAN,
-                )
-    tl.store(working_ptr + after * working_run + places, state, mask=is_place)
-    tl.store(working_x_ptr + after * working_x_run + columns, x_last, mask=is_channel)
-    tl.store(working_b_ptr + after * working_b_run + maps, b_last, mask=is_number)
+                angle = keep_state(angle, done, angles[0], checkpoints_ptr, span, pairs, is_pair)
+    store_working(state, states, span, places, is_place)
+    store_working(x_last, last_x, span, columns, is_channel)
+    store_working(b_last, last_b, span, maps, is_number)
     if IS_ROTATED:
-        angles = working_angle_ptr + after * working_angle_run + pairs
-        tl.store(angles, angle, mask=is_pair)
+        store_working(angle, angles, span, pairs, is_pair)
 
 
 def _fits_mamba3(
@@ -385,26 +261,19 @@ def mamba3(
     numbers = table.numbers
     _, heads, width, states = memory.state.kept.shape
     theta = rows.dt if rows.theta is None else rows.theta
-    made = tuple(map(dense, (x, rows.b, rows.c, rows.dt, rows.mix, theta)))
     angle = memory.b if memory.angle is None else memory.angle
-    carried = (memory.state, memory.x, memory.b, angle)
     _mamba3[len(table.spans), heads](
-        *made,
+        *(rows_of(dense(each)) for each in (x, rows.b, rows.c, rows.dt, rows.mix, theta)),
         weights.norm,
         weights.b_bias,
         weights.c_bias,
         weights.dt_bias,
         weights.a,
         weights.d,
-        out,
-        *(each.kept for each in carried),
-        *(each.working for each in carried),
+        rows_of(out),
+        *map(carried_rows, (memory.state, memory.x, memory.b, angle)),
         numbers.spans,
         numbers.checkpoints,
-        *(each.stride(0) for each in made),
-        out.stride(0),
-        *(each.kept.stride(0) for each in carried),
-        *(each.working.stride(0) for each in carried),
         weights.eps,
         *weights.dt_limits,
         SHARE=heads // weights.groups,

@@ -2,67 +2,101 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.triton.numbers import rounded
+from blazr.nn.kernels.triton.tensors import Rows, dense, load_row, rows_of
 from blazr.nn.operands.recurrent import Filter, GatedNorm
-from blazr.nn.operands.step import GRID, StepTable, Window
+from blazr.nn.operands.step import GRID, Carried, StepTable, Window
 
 # Of a tile.
 _TOKENS, _CHANNELS = 16, 64
 
 
+CarriedRows = tuple[Rows, Rows]
+"""What sequences carry along, for a kernel: kept, by slot, and working, by run."""
+
+
+def carried_rows(memory: Carried) -> CarriedRows:
+    """Of a tensor that sequences carry along."""
+    return rows_of(memory.kept), rows_of(memory.working)
+
+
+class Span(NamedTuple):
+    """What a step computes of a sequence, within a kernel; see `StepNumbers`.
+
+    Args:
+        numbers: A pointer to all that is known of it.
+        first: Its first row in the packed batch.
+        length: Its tokens in this step.
+        logged: Its tokens since the checkpoint.
+        state_slot: That of the checkpoint.
+        run_slot: Row of its log.
+    """
+
+    numbers: tl.tensor
+    first: tl.tensor
+    length: tl.tensor
+    logged: tl.tensor
+    state_slot: tl.tensor
+    run_slot: tl.tensor
+
+
 @triton.jit
 def span_of(spans_ptr, sequence, SPAN: tl.constexpr):
-    """Of a sequence: first row, length, tokens since the checkpoint, its slot, and the run slot."""
+    """A sequence of the step."""
     span = spans_ptr + sequence * SPAN
     length, logged = tl.load(span + 1).to(tl.int32), tl.load(span + 3).to(tl.int32)
-    return tl.load(span), length, logged, tl.load(span + 4), tl.load(span + 5)
+    return Span(span, tl.load(span), length, logged, tl.load(span + 4), tl.load(span + 5))
 
 
 @triton.jit
-def working_of(spans_ptr, sequence, SPAN: tl.constexpr):
-    """Rows of working states that a sequence reads and writes."""
-    span = spans_ptr + sequence * SPAN
-    run_slot = tl.load(span + 5)
-    return run_slot + tl.load(span + 8), run_slot + tl.load(span + 9)
-
-
-@triton.jit
-def load_carried(kept_ptr, working_ptr, kept_slot, working_run, span, before, places, is_place):
+def load_carried(memory, span, places, is_place):
     """A state as a sequence stands, in float32: what was kept, right behind a grid edge."""
-    if span[2] == 0:
-        kept = tl.load(kept_ptr + span[3] * kept_slot + places, mask=is_place, other=0)
-        state = kept.to(tl.float32)
+    kept, working = memory
+    run = span.run_slot + tl.load(span.numbers + 8)
+    if span.logged == 0:
+        state = load_row(kept, span.state_slot, places, is_place)
     else:
-        state = tl.load(working_ptr + before * working_run + places, mask=is_place, other=0)
+        state = load_row(working, run, places, is_place)
     return state
 
 
 @triton.jit
-def keep_state(
-    state,
-    tokens,
-    kept_ptr,
-    kept_slot,
-    spans_ptr,
-    checkpoints_ptr,
-    sequence,
-    places,
-    is_place,
-    SPAN: tl.constexpr,
-):
+def store_working(state, memory, span, places, is_place):
+    """A state as the sequence stands behind the step."""
+    working_ptr, working_run = memory[1]
+    run = span.run_slot + tl.load(span.numbers + 9)
+    tl.store(working_ptr + run * working_run + places, state, mask=is_place)
+
+
+@triton.jit
+def keep_state(state, tokens, kept, checkpoints_ptr, span, places, is_place):
     """A state at the grid edge after so many tokens of the step: rounded, and kept if wanted."""
-    kept = rounded(state, kept_ptr.dtype.element_ty)
-    edges = tl.load(spans_ptr + sequence * SPAN + 6)
-    for edge in range(tl.load(spans_ptr + sequence * SPAN + 7).to(tl.int32)):
+    kept_ptr, kept_slot = kept
+    found = rounded(state, kept_ptr.dtype.element_ty)
+    edges = tl.load(span.numbers + 6)
+    for edge in range(tl.load(span.numbers + 7).to(tl.int32)):
         if tl.load(checkpoints_ptr + (edges + edge) * 2) == tokens:
             slot = tl.load(checkpoints_ptr + (edges + edge) * 2 + 1)
-            tl.store(kept_ptr + slot * kept_slot + places, kept, mask=is_place)
-    return kept.to(tl.float32)
+            tl.store(kept_ptr + slot * kept_slot + places, found, mask=is_place)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _load_new(x, gate, token, channels, is_wanted, HAS_GATES: tl.constexpr):
+    """Inputs of a convolution that the step has, (tokens, channels), in the dtype of x."""
+    x_ptr, x_row = x
+    found = tl.load(x_ptr + token * x_row + channels, mask=is_wanted, other=0)
+    if HAS_GATES:
+        found = found.to(tl.float32) * load_row(gate, token, channels, is_wanted)
+        found = found.to(x_ptr.dtype.element_ty)
+    return found
 
 
 @triton.jit
@@ -71,16 +105,9 @@ def _inputs(
     channels,
     is_wanted,
     span,
-    x_ptr,
-    gate_ptr,
-    kept_ptr,
-    log_ptr,
-    x_row,
-    gate_row,
-    kept_slot,
-    kept_row,
-    log_run,
-    log_row,
+    x,
+    gate,
+    window,
     BEFORE: tl.constexpr,
     HAS_GATES: tl.constexpr,
 ):
@@ -88,40 +115,28 @@ def _inputs(
 
     ``at`` is (tokens, 1), and the result (tokens, channels), in the dtype of x.
     """
-    first, _, logged, state_slot, run_slot = span
+    kept_ptr, kept_slot, kept_row, log_ptr, log_run, log_row = window
     is_new = is_wanted & (at >= 0)
-    found = tl.load(x_ptr + (first + at) * x_row + channels, mask=is_new, other=0)
-    if HAS_GATES:
-        gate = tl.load(gate_ptr + (first + at) * gate_row + channels, mask=is_new, other=0)
-        found = (found.to(tl.float32) * gate.to(tl.float32)).to(x_ptr.dtype.element_ty)
-    back = logged + at
+    found = _load_new(x, gate, span.first + at, channels, is_new, HAS_GATES)
+    back = span.logged + at
     is_logged = is_wanted & (at < 0) & (back >= 0)
-    logs = log_ptr + run_slot * log_run + back * log_row + channels
+    logs = log_ptr + span.run_slot * log_run + back * log_row + channels
     found = tl.where(is_new, found, tl.load(logs, mask=is_logged, other=0))
     is_kept = is_wanted & (back < 0) & (at < 0)
-    kept = kept_ptr + state_slot * kept_slot + (BEFORE + back) * kept_row + channels
+    kept = kept_ptr + span.state_slot * kept_slot + (BEFORE + back) * kept_row + channels
     return tl.where(is_kept, tl.load(kept, mask=is_kept, other=0), found)
 
 
 @triton.jit
 def _convolve(
-    x_ptr,
-    in_gate_ptr,
-    out_gate_ptr,
-    out_ptr,
+    x,
+    in_gate,
+    out_gate,
+    out,
     weight_ptr,
     bias_ptr,
-    kept_ptr,
-    log_ptr,
+    window,
     spans_ptr,
-    x_row,
-    in_gate_row,
-    out_gate_row,
-    out_row,
-    kept_slot,
-    kept_row,
-    log_run,
-    log_row,
     channels_end,
     TAPS: tl.constexpr,
     HAS_GATES: tl.constexpr,
@@ -131,61 +146,37 @@ def _convolve(
 ):
     """Some tokens of a sequence, some channels."""
     span = span_of(spans_ptr, tl.program_id(0), SPAN)
-    first, length = span[0], span[1]
-    if tl.program_id(1) * TOKENS >= length:
+    if tl.program_id(1) * TOKENS >= span.length:
         return
     at = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS))[:, None]
     channels = (tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
     is_channel = channels < channels_end
-    is_wanted = (at < length) & is_channel
+    is_wanted = (at < span.length) & is_channel
     bias = tl.load(bias_ptr + channels, mask=is_channel, other=0)
     acc = tl.zeros((TOKENS, CHANNELS), tl.float32)
     for tap in tl.static_range(TAPS):
-        inputs = _inputs(
-            at + (tap - TAPS + 1),
-            channels,
-            is_wanted,
-            span,
-            x_ptr,
-            in_gate_ptr,
-            kept_ptr,
-            log_ptr,
-            x_row,
-            in_gate_row,
-            kept_slot,
-            kept_row,
-            log_run,
-            log_row,
-            TAPS - 1,
-            HAS_GATES,
-        )
+        back = at + (tap - TAPS + 1)
+        inputs = _inputs(back, channels, is_wanted, span, x, in_gate, window, TAPS - 1, HAS_GATES)
         weight = tl.load(weight_ptr + tap * channels_end + channels, mask=is_channel, other=0)
         acc += inputs.to(tl.float32) * weight
     acc += bias
     if HAS_GATES:  # as the reference does, rounded before and behind the second gate
-        gates = out_gate_ptr + (first + at) * out_gate_row + channels
-        gate = tl.load(gates, mask=is_wanted, other=0).to(tl.float32)
-        acc = acc.to(x_ptr.dtype.element_ty).to(tl.float32) * gate
+        gate = load_row(out_gate, span.first + at, channels, is_wanted)
+        acc = acc.to(x[0].dtype.element_ty).to(tl.float32) * gate
     else:
         acc = acc * tl.sigmoid(acc)
-    places = out_ptr + (first + at) * out_row + channels
+    out_ptr, out_row = out
+    places = out_ptr + (span.first + at) * out_row + channels
     tl.store(places, acc.to(out_ptr.dtype.element_ty), mask=is_wanted)
 
 
 @triton.jit
 def _keep_inputs(
-    x_ptr,
-    in_gate_ptr,
-    kept_ptr,
-    log_ptr,
+    x,
+    in_gate,
+    window,
     spans_ptr,
     checkpoints_ptr,
-    x_row,
-    in_gate_row,
-    kept_slot,
-    kept_row,
-    log_run,
-    log_row,
     channels_end,
     BEFORE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -194,47 +185,29 @@ def _keep_inputs(
     SPAN: tl.constexpr,
 ):
     """The last inputs before a sequence's grid edges, some channels of them."""
-    sequence = tl.program_id(0)
-    span = span_of(spans_ptr, sequence, SPAN)
-    edges = tl.load(spans_ptr + sequence * SPAN + 6)
+    span = span_of(spans_ptr, tl.program_id(0), SPAN)
+    kept_ptr, kept_slot, kept_row, _, _, _ = window
+    edges = tl.load(span.numbers + 6)
     channels = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
     rows = tl.arange(0, ROWS)[:, None]
     is_wanted = (rows < BEFORE) & (channels < channels_end)
-    for edge in range(tl.load(spans_ptr + sequence * SPAN + 7).to(tl.int32)):
+    for edge in range(tl.load(span.numbers + 7).to(tl.int32)):
         distance = tl.load(checkpoints_ptr + (edges + edge) * 2).to(tl.int32)
         slot = tl.load(checkpoints_ptr + (edges + edge) * 2 + 1)
-        found = _inputs(
-            distance - BEFORE + rows,
-            channels,
-            is_wanted,
-            span,
-            x_ptr,
-            in_gate_ptr,
-            kept_ptr,
-            log_ptr,
-            x_row,
-            in_gate_row,
-            kept_slot,
-            kept_row,
-            log_run,
-            log_row,
-            BEFORE,
-            HAS_GATES,
-        )
+        at = distance - BEFORE + rows
+        found = _inputs(at, channels, is_wanted, span, x, in_gate, window, BEFORE, HAS_GATES)
         places = kept_ptr + slot * kept_slot + rows * kept_row + channels
         tl.store(places, found, mask=is_wanted)
 
 
 @triton.jit
 def _log_rows(
-    x_ptr,
-    gate_ptr,
+    x,
+    gate,
     log_ptr,
-    spans_ptr,
-    x_row,
-    gate_row,
     log_run,
     log_row,
+    spans_ptr,
     channels_end,
     HAS_GATES: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -243,30 +216,24 @@ def _log_rows(
     SPAN: tl.constexpr,
 ):
     """Some of the last tokens of a sequence, some channels."""
-    first, length, logged, _, run_slot = span_of(spans_ptr, tl.program_id(0), SPAN)
+    span = span_of(spans_ptr, tl.program_id(0), SPAN)
     # the first token that is logged is the first of the step, or right behind the last grid edge
-    edge = (logged + length) // PAGE * PAGE
-    start = tl.maximum(edge - logged, 0)
+    edge = (span.logged + span.length) // PAGE * PAGE
+    start = tl.maximum(edge - span.logged, 0)
     at = (start + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS))[:, None]
     channels = (tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-    is_wanted = (at < length) & (channels < channels_end)
-    found = tl.load(x_ptr + (first + at) * x_row + channels, mask=is_wanted)
-    if HAS_GATES:
-        gate = tl.load(gate_ptr + (first + at) * gate_row + channels, mask=is_wanted)
-        found = (found.to(tl.float32) * gate.to(tl.float32)).to(x_ptr.dtype.element_ty)
-    places = log_ptr + run_slot * log_run + (logged + at - edge) * log_row + channels
-    tl.store(places, found, mask=is_wanted)
+    is_wanted = (at < span.length) & (channels < channels_end)
+    found = _load_new(x, gate, span.first + at, channels, is_wanted, HAS_GATES)
+    run = log_ptr + span.run_slot * log_run
+    tl.store(run + (span.logged + at - edge) * log_row + channels, found, mask=is_wanted)
 
 
 @triton.jit
 def _gated_norm(
-    x_ptr,
-    gate_ptr,
+    x,
+    gate,
     weight_ptr,
-    out_ptr,
-    x_row,
-    gate_row,
-    out_row,
+    out,
     weight_group,
     size,
     eps,
@@ -277,25 +244,23 @@ def _gated_norm(
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = tl.arange(0, BLOCK)
     is_channel, channels = places < size, group * size + places
-    x = tl.load(x_ptr + row * x_row + channels, mask=is_channel, other=0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * gate_row + channels, mask=is_channel, other=0).to(tl.float32)
-    factor = tl.sigmoid(gate)
+    numbers = load_row(x, row, channels, is_channel)
+    opening = load_row(gate, row, channels, is_channel)
+    factor = tl.sigmoid(opening)
     if ORDER != "norm_sigmoid":
-        factor = factor * gate
+        factor = factor * opening
     if ORDER == "gate_first":
-        x = x * factor
+        numbers = numbers * factor
     if ORDER != "none":
         weights = weight_ptr + group * weight_group + places
         weight = tl.load(weights, mask=is_channel, other=0).to(tl.float32)
-        x = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight
+        mean = tl.sum(numbers * numbers, 0) / size
+        numbers = numbers * tl.rsqrt(mean + eps) * weight
     if ORDER != "gate_first":
-        x = x * factor
-    tl.store(out_ptr + row * out_row + channels, x.to(out_ptr.dtype.element_ty), mask=is_channel)
-
-
-def dense(x: Tensor) -> Tensor:
-    """The same with channels side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+        numbers = numbers * factor
+    out_ptr, out_row = out
+    found = numbers.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * out_row + channels, found, mask=is_channel)
 
 
 def convolve(
@@ -314,22 +279,16 @@ def convolve(
     blocks = triton.cdiv(channels, _CHANNELS)
     if not len(x) or not blocks:
         return out
-    memory = (*window.kept.stride()[:2], *window.log.stride()[:2])
+    memory = (window.kept, *window.kept.stride()[:2], window.log, *window.log.stride()[:2])
     _convolve[len(table.spans), triton.cdiv(numbers.longest, _TOKENS), blocks](
-        x,
-        in_gate,
-        out_gate,
-        out,
+        rows_of(x),
+        rows_of(in_gate),
+        rows_of(out_gate),
+        rows_of(out),
         taps.weight,
         taps.bias,
-        window.kept,
-        window.log,
+        memory,
         numbers.spans,
-        x.stride(0),
-        in_gate.stride(0),
-        out_gate.stride(0),
-        out.stride(0),
-        *memory,
         channels,
         TAPS=count,
         HAS_GATES=gates is not None,
@@ -340,15 +299,11 @@ def convolve(
     # what is overwritten is read before, by the kernels before
     if count > 1:
         _keep_inputs[len(table.spans), blocks](
-            x,
-            in_gate,
-            window.kept,
-            window.log,
+            rows_of(x),
+            rows_of(in_gate),
+            memory,
             numbers.spans,
             numbers.checkpoints,
-            x.stride(0),
-            in_gate.stride(0),
-            *memory,
             channels,
             BEFORE=count - 1,
             ROWS=triton.next_power_of_2(count - 1),
@@ -367,13 +322,11 @@ def log_rows(x: Tensor, log: Tensor, table: StepTable, gate: Tensor | None = Non
     if len(x):
         tiles = triton.cdiv(min(numbers.longest, GRID), _TOKENS)
         _log_rows[len(table.spans), tiles, triton.cdiv(channels, _CHANNELS)](
-            x,
-            x if gate is None else gate,
+            rows_of(x),
+            rows_of(x if gate is None else gate),
             log,
-            numbers.spans,
-            x.stride(0),
-            0 if gate is None else gate.stride(0),
             *log.stride()[:2],
+            numbers.spans,
             channels,
             HAS_GATES=gate is not None,
             TOKENS=_TOKENS,
@@ -391,18 +344,14 @@ def gated_norm(
 
     Groups may have weights of their own, or share those of one.
     """
-    x, gate = dense(x), dense(gate)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     size = x.shape[1] // norm.groups
     if out.numel():
         _gated_norm[len(x), norm.groups](
-            x,
-            gate,
+            rows_of(dense(x)),
+            rows_of(dense(gate)),
             gate if norm.weight is None else norm.weight,
-            out,
-            x.stride(0),
-            gate.stride(0),
-            out.stride(0),
+            rows_of(out),
             0 if norm.weight is None or len(norm.weight) == size else size,
             size,
             norm.eps,

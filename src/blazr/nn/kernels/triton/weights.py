@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.triton.numbers import float_of_e4m3, float_of_e5m2, rounded, twice_e2m1
+from blazr.nn.kernels.triton.tensors import dense
 from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import Blocks, ShiftedBlocks
 
@@ -76,7 +77,7 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
     if isinstance(weight, ShiftedBlocks):
         return _stored_shifted(weight, inner)
     if isinstance(weight, Blocks):
-        blocks = weight.blocks if weight.blocks.stride(-1) == 1 else weight.blocks.contiguous()
+        blocks = dense(weight.blocks)
         stack = blocks.stride(0) if blocks.dim() == 3 else 0
         arguments = (blocks, blocks, blocks, stack, blocks.stride(-2), 1, 0, 0)
         return Stored(arguments, (weight.kind.name, *KINDS[weight.kind.name], 0, 0, "", False))
