@@ -383,11 +383,7 @@ def _advance(
     store_working(state, memory, span, places, is_place)
 
 
-def _fits(_: Tensor, __: DeltaRows, ___: DeltaWeights, state: Carried, ____: StepTable) -> bool:
-    return state.kept.shape[2] <= MAX_KEY_SIZE
-
-
-@limited_to(_fits)
+@limited_to(lambda _, __, ___, state, *____: state.kept.shape[2] <= MAX_KEY_SIZE)
 def gated_delta(
     v: Tensor, rows: DeltaRows, weights: DeltaWeights, state: Carried, table: StepTable
 ) -> Tensor:

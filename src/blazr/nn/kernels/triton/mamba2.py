@@ -124,11 +124,7 @@ def _scan(
             state = keep_state(state, done, states, checkpoints_ptr, span, places, is_place)
 
 
-def _fits(_: Tensor, weights: Mamba2Weights, *__: object) -> bool:
-    return weights.state_size <= MAX_STATE_SIZE
-
-
-@limited_to(_fits)
+@limited_to(lambda _, weights, *__: weights.state_size <= MAX_STATE_SIZE)
 def mamba2(
     projected: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable
 ) -> Tensor:

@@ -165,11 +165,7 @@ def _matrix(x: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return out, x.reshape(count, 1, x.shape[-1]), out.view(count, 1, columns)
 
 
-def _fits(_: Tensor, weight: StoredMatrix, __: Tensor | None = None) -> bool:
-    return can_read(weight)
-
-
-@limited_to(_fits)
+@limited_to(lambda _, weight, *__, **___: can_read(weight))
 def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.stored.stored_linear``."""
     out, rows, places = _matrix(x, weight.shape[0], x.dtype)

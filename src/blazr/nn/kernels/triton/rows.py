@@ -256,11 +256,7 @@ def _rotate(
         store_stored(to, is_kv_head, found_v, VALUE, VALUE_BLOCK, STORED)
 
 
-def _fits_rotate(q: Tensor, _: Tensor, v: Tensor, *__: object) -> bool:
-    return max(q.shape[2], v.shape[2]) <= MAX_HEAD
-
-
-@limited_to(_fits_rotate)
+@limited_to(lambda q, _, v, *__: max(q.shape[2], v.shape[2]) <= MAX_HEAD)
 def rotate_and_store(
     q: Tensor,
     k: Tensor,

@@ -283,11 +283,7 @@ def _draw(
     tl.store(out_ptr + row, 1048575 - (order & 1048575))
 
 
-def _fits(scores: Tensor, _: Tensor) -> bool:
-    return scores.shape[1] <= MAX_SCORES
-
-
-@limited_to(_fits)
+@limited_to(lambda scores, _: scores.shape[1] <= MAX_SCORES)
 def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.draw``."""
     scores = dense(scores)

@@ -86,11 +86,7 @@ def _mamba1(
     store_working(state, memory, span, places, is_place)
 
 
-def _fits_mamba1(_: Tensor, __: Mamba1Rows, weights: Mamba1Weights, *___: object) -> bool:
-    return weights.a.shape[1] <= MAX_STATE_1
-
-
-@limited_to(_fits_mamba1)
+@limited_to(lambda _, __, weights, *___: weights.a.shape[1] <= MAX_STATE_1)
 def mamba1(
     u: Tensor, rows: Mamba1Rows, weights: Mamba1Weights, state: Carried, table: StepTable
 ) -> Tensor:
