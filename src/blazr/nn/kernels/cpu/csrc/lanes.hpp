@@ -58,51 +58,42 @@ template <class T, int N = kPerLanes>
 }
 [[gnu::always_inline]] inline Lanes all16(float x) { return all(x); }
 
-template <int N = kPerLanes>
-[[gnu::always_inline]] inline Registers<float, N> load_lanes(const float* p) {
-  if constexpr (N == 1)
-    return {load_as<typename Registers<float, 1>::Vector>(p)};
-  else
-    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
+// A register of numbers as floats.
+using FloatRegister = Registers<float, 1>;
+[[gnu::always_inline]] inline FloatRegister load_register(const float* p) {
+  return {load_as<FloatRegister::Vector>(p)};
 }
 // A bf16 is the upper half of a float.
-template <int N = kPerLanes>
-[[gnu::always_inline]] inline Registers<float, N> load_lanes(const bf16* p) {
-  if constexpr (N == 1) {
-    using Vector = typename Registers<float, 1>::Vector;
+[[gnu::always_inline]] inline FloatRegister load_register(const bf16* p) {
+  using Vector = FloatRegister::Vector;
 #if defined(__AVX512F__)
-    return {(Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(p)), 16)};
+  return {(Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(p)), 16)};
 #elif defined(__AVX2__)
-    return {(Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)};
+  return {(Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(p)), 16)};
 #elif defined(__aarch64__)
-    return {(Vector)vshll_n_u16(load_as<uint16x4_t>(p), 16)};
+  return {(Vector)vshll_n_u16(load_as<uint16x4_t>(p), 16)};
 #else
-    return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+  return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
 #endif
-  } else {
-    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
-  }
 }
-template <int N = kPerLanes>
-[[gnu::always_inline]] inline Registers<float, N> load_lanes(const f16* p) {
-  if constexpr (N == 1) {
-    using Vector = typename Registers<float, 1>::Vector;
+[[gnu::always_inline]] inline FloatRegister load_register(const f16* p) {
+  using Vector = FloatRegister::Vector;
 #if defined(__AVX512F__)
-    return {(Vector)_mm512_cvtph_ps(load_as<__m256i>(p))};
+  return {(Vector)_mm512_cvtph_ps(load_as<__m256i>(p))};
 #elif defined(__F16C__)
-    return {(Vector)_mm256_cvtph_ps(load_as<__m128i>(p))};
+  return {(Vector)_mm256_cvtph_ps(load_as<__m128i>(p))};
 #elif defined(__aarch64__)
-    return {(Vector)vcvt_f32_f16(vreinterpret_f16_u16(load_as<uint16x4_t>(p)))};
+  return {(Vector)vcvt_f32_f16(vreinterpret_f16_u16(load_as<uint16x4_t>(p)))};
 #else
-    return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+  return {Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
 #endif
-  } else {
-    return {load_lanes<N / 2>(p), load_lanes<N / 2>(p + N / 2 * (kRegister / 4))};
-  }
 }
-template <class T>
-[[gnu::always_inline]] inline Lanes load16(const T* p) {
-  return load_lanes(p);
+template <int N = kPerLanes, class T>
+[[gnu::always_inline]] inline Registers<float, N> load16(const T* p) {
+  if constexpr (N == 1)
+    return load_register(p);
+  else
+    return {load16<N / 2>(p), load16<N / 2>(p + N / 2 * (kRegister / 4))};
 }
 
 template <int N>
