@@ -198,14 +198,12 @@ struct AttentionOf {
     // The same of float32: some keys at a time, a lane each.
     void multiply(int64_t page, int64_t rows) {
       const PagedRows* values = reads_twice() ? nullptr : &call.values;
-      const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
       for (int64_t first = 0; first < rows; first += kKeys) {
         read_keys(page, first);
-        for (int64_t i = 0; i < count; i += step) {
+        in_tiles<kTile>(count, [&](auto together, int64_t i) {
           const Ahead ahead = ahead_of(i ? nullptr : values, page, first, first + kKeys, key_size());
-          with_count<kTile>(smaller(step, count - i),
-                            [&](auto together) { dots<together>(i, weights + first, ahead); });
-        }
+          dots<together>(i, weights + first, ahead);
+        });
       }
     }
 
@@ -386,7 +384,6 @@ struct AttentionOf {
         if (from < to) low = smaller(low, from), high = larger(high, to);
       }
       const int64_t size = call.values.size;
-      const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
       const auto values = rows_of(call.values, page);
       const bool is_last = base + kGrid > position(count - 1);
       const int64_t blocks = (size + kChannels - 1) / kChannels, lots = kChannels / (16 * kVectors);
@@ -404,15 +401,14 @@ struct AttentionOf {
           continue;
         }
         read_values(values, c, channels, low, high);
-        for (int64_t i = 0; i < count; i += step)
-          with_count<kTile>(smaller(step, count - i), [&](auto together) {
-            for (int64_t lot = 0; lot < lots; lot++) {
-              const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
-              mix<together>(i, c + at, at, low, high,
-                            ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
-                                     kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1)));
-            }
-          });
+        in_tiles<kTile>(count, [&](auto together, int64_t i) {
+          for (int64_t lot = 0; lot < lots; lot++) {
+            const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
+            mix<together>(i, c + at, at, low, high,
+                          ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
+                                   kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1)));
+          }
+        });
       }
     }
 

@@ -114,15 +114,7 @@ struct WholeNumbers {
         Isa::pairs_of_columns(keys[16 * lot] + 16 * half, keys.stride,
                               pairs + (lot * kPairs + half * kPairs / 2) * 16);
     widen_scales(halves, kKeys);
-    in_tiles(count, [&](auto together, int64_t i) { add_scores<together>(i, block, sums, is_first); });
-  }
-
-  // body(number of queries, as a constant; the first of them)
-  template <class Body>
-  static void in_tiles(int64_t count, const Body& body) {
-    const int64_t tiles = (count + kTile - 1) / kTile, step = (count + tiles - 1) / tiles;
-    for (int64_t i = 0; i < count; i += step)
-      with_count<kTile>(smaller(step, count - i), [&](auto together) { body(together, i); });
+    in_tiles<kTile>(count, [&](auto together, int64_t i) { add_scores<together>(i, block, sums, is_first); });
   }
 
   template <int Count>
@@ -196,7 +188,7 @@ struct WholeNumbers {
 
   // Add the values that were read, weighed, to 32 channels of all queries.
   void mix(int64_t count, float* sums, int64_t ld, int64_t high) {
-    in_tiles(count, [&](auto together, int64_t i) {
+    in_tiles<kTile>(count, [&](auto together, int64_t i) {
       for (int64_t c = 0; c < kStoredBlock; c += 16 * kLots)
         add_values<together>(i, c, sums + i * ld + c, ld, high);
     });

@@ -250,14 +250,6 @@ struct MatmulQ {
     for (int c = 0; c < C; c++) memcpy(out + c * ld, &total[c], sizeof total[c]);
   }
 
-  // Calls multiply(count, c) for rows [c, c + count) of x, as equal tiles.
-  template <class Multiply>
-  [[gnu::always_inline]] static inline void in_tiles(int64_t rows, const Multiply& multiply) {
-    const int64_t num_tiles = (rows + I::cols - 1) / I::cols, step = (rows + num_tiles - 1) / num_tiles;
-    for (int64_t c = 0; c < rows; c += step)
-      with_count<I::cols>(smaller(step, rows - c), [&](auto count) { multiply(count, c); });
-  }
-
   // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
   static void part(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
     const bool few = call.x.m <= kFewRows;  // as in matmul.hpp
@@ -283,7 +275,7 @@ struct MatmulQ {
     const uint8_t* w = matrix.blocks + g0 * group_bytes;
     for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup) {
       const uint8_t* next = w + (num_tiles == 1 ? kRunAhead : group_bytes);
-      in_tiles(rows, [&](auto count, int64_t c) {
+      in_tiles<I::cols>(rows, [&](auto count, int64_t c) {
         tile<Codes, count>(w, {x.x, x.first + c}, 0, num_blocks, sums + c * ld, ld,
                            {next + c * group_bytes / rows, lines});
       });
@@ -308,7 +300,7 @@ struct MatmulQ {
         const int64_t end = smaller(first + kPanel, num_supers);
         for (int64_t s = first; s < end; s++, w += P::kBytes)
           unpack_codes(w, panel + (s - first) * kUnpackedBytes);
-        in_tiles(rows, [&](auto count, int64_t c) {
+        in_tiles<I::cols>(rows, [&](auto count, int64_t c) {
           tile<Unpacked, count>(panel, {x.x, x.first + c}, first * P::kBlocks, end * P::kBlocks,
                                 sums + c * ld, ld, {panel, 0});
         });

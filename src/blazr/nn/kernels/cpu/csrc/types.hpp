@@ -85,6 +85,14 @@ inline void with_count(int64_t n, const Body& body) {
   if constexpr (kMost > 1) with_count<kMost - 1>(n, body);
 }
 
+// Calls body(count, first) for equal stretches of n, of up to kMost each; the count is a constant.
+template <int kMost, class Body>
+[[gnu::always_inline]] inline void in_tiles(int64_t n, const Body& body) {
+  const int64_t tiles = (n + kMost - 1) / kMost, step = (n + tiles - 1) / tiles;
+  for (int64_t first = 0; first < n; first += step)
+    with_count<kMost>(smaller(step, n - first), [&](auto count) { body(count, first); });
+}
+
 // A load of n numbers with zeros behind them, for the end of a row. D is a Dot.
 template <class D, class T>
 inline typename D::Reg padded_load(const T* p, int n) {
