@@ -315,7 +315,7 @@ void blazr_encode_q4_k(const Encode* call, int threads) {
 void blazr_mamba2(const Mamba2* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;
-  const int few = all.num_tokens > 8 ? threads : 1;
+  const int few = threads_for_tokens(all, threads);
   if (call->multipliers)
     parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_multiply(*call, token); });
   in_rows(all, few, [&](auto... part) { parts.mamba2_convolve(*call, part...); });
@@ -326,22 +326,20 @@ void blazr_mamba2(const Mamba2* call, int threads) {
     parts.mamba2_recur(*call, span, base + low, base + smaller(low + kHeadsTogether, group));
   });
   parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
-  parallel_for(all.num_spans, few, [&](int64_t i) { parts.mamba2_remember(*call, all.spans[i]); });
+  in_spans(all, threads, [&](const Span& span) { parts.mamba2_remember(*call, span); });
 }
 
 void blazr_convolution(const Convolution* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;
-  const int few = all.num_tokens > 8 ? threads : 1;
+  const int few = threads_for_tokens(all, threads);
   in_rows(all, few, [&](auto... part) { parts.convolve(*call, part...); });
-  parallel_for(all.num_spans, few, [&](int64_t i) { parts.convolve_remember(*call, all.spans[i]); });
+  in_spans(all, threads, [&](const Span& span) { parts.convolve_remember(*call, span); });
 }
 
 void blazr_log_rows(const LogRows* call, int threads) {
-  const Sequences& all = call->sequences;
   const int64_t bytes = call->bytes;
-  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
-    const Span& span = all.spans[i];
+  in_spans(call->sequences, threads, [&](const Span& span) {
     span.in_log([&](int64_t t, int64_t row) {
       memcpy(static_cast<char*>(call->log) + (span.run_slot * kGrid + row) * bytes,
              static_cast<const char*>(call->x) + (span.first + t) * call->x_stride, size_t(bytes));
@@ -350,10 +348,8 @@ void blazr_log_rows(const LogRows* call, int threads) {
 }
 
 void blazr_join_previous(const JoinPrevious* call, int threads) {
-  const Sequences& all = call->sequences;
   const size_t bytes = size_t(call->bytes);
-  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
-    const Span& span = all.spans[i];
+  in_spans(call->sequences, threads, [&](const Span& span) {
     for (int64_t t = 0; t < span.length; t++) {
       const int64_t row = span.first + t;
       char* out = static_cast<char*>(call->out) + 2 * row * call->bytes;
@@ -372,9 +368,7 @@ void blazr_join_previous(const JoinPrevious* call, int threads) {
 }
 
 void blazr_keep_last(const KeepLast* call, int threads) {
-  const Sequences& all = call->sequences;
-  parallel_for(all.num_spans, all.num_tokens > 8 ? threads : 1, [&](int64_t i) {
-    const Span& span = all.spans[i];
+  in_spans(call->sequences, threads, [&](const Span& span) {
     for (int64_t t = span.length > kGrid ? span.length - kGrid : 0; t < span.length; t++) {
       const int64_t logged = span.run_slot * kGrid + (span.start + t) % kGrid;
       memcpy(static_cast<char*>(call->log) + logged * call->bytes,

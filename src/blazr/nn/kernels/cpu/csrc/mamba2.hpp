@@ -261,10 +261,7 @@ struct Mamba2Of {
   template <class With>
   static void with_state(const Mamba2& call, int64_t slot, int64_t h, const With& with) {
     const int64_t at = slot * call.state_stride + h * call.head_dim * call.state_size;
-    if (call.state_dtype == kBf16)
-      with((bf16*)call.states + at);
-    else
-      with((float*)call.states + at);
+    with_numbers(call.states, call.state_dtype, at, with);
   }
 
   // Gate and norm of one token.

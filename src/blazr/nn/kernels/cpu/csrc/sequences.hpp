@@ -5,14 +5,19 @@
 
 namespace {
 
-// Calls with(numbers) for what was kept in a slot: floats, or bf16.
+// Calls with(numbers) for those from number `at` on: bf16, or floats.
+template <class With>
+inline void with_numbers(void* first, int64_t dtype, int64_t at, const With& with) {
+  if (dtype == kBf16)
+    with((bf16*)first + at);
+  else
+    with((float*)first + at);
+}
+
+// The same for what was kept in a slot.
 template <class With>
 inline void with_kept(const Carried& all, int64_t slot, const With& with) {
-  const int64_t at = slot * all.kept_stride;
-  if (all.dtype == kBf16)
-    with((bf16*)all.kept + at);
-  else
-    with((float*)all.kept + at);
+  with_numbers(all.kept, all.dtype, slot * all.kept_stride, with);
 }
 
 // A sequence's working numbers before a step, and behind it.

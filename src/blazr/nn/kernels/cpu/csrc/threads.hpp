@@ -160,11 +160,22 @@ void parallel_for(int64_t num_parts, int threads, const Body& body) {
   helpers.is_taken.store(false, std::memory_order_release);
 }
 
+// How many threads the tokens of a step are worth.
+inline int threads_for_tokens(const Sequences& all, int threads) {
+  return all.num_tokens > 8 ? threads : 1;
+}
+
 // Call body(i0, i1) for stretches of `size` that make up [0, n).
 template <class Body>
 void in_stretches_of(int64_t size, int64_t n, int threads, const Body& body) {
   parallel_for((n + size - 1) / size, threads,
                [&](int64_t i) { body(i * size, smaller((i + 1) * size, n)); });
+}
+
+// Call body(span) for every sequence; a few tokens are not worth a thread.
+template <class Body>
+void in_spans(const Sequences& all, int threads, const Body& body) {
+  parallel_for(all.num_spans, threads_for_tokens(all, threads), [&](int64_t i) { body(all.spans[i]); });
 }
 
 // Call body(span, i0, i1) for stretches of `size` that make up [0, n) of every sequence.
