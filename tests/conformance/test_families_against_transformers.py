@@ -16,7 +16,6 @@ from torch import nn
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
-from blazr.models.families.hf.vision import WITH_IMAGES
 from blazr.models.loading.load import LoadedModel, load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
@@ -312,7 +311,7 @@ def test_the_language_model_of_one_that_sees(
         found = ours.forward_sequences(torch.tensor([ids]))[0]
     assert_as_right(found, *reference_truth(theirs, ids))
     told = any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)
-    assert told == (kind not in WITH_IMAGES)
+    assert told == ("image" not in FAMILIES[kind].takes)
 
 
 def test_queries_grow_as_theirs_do() -> None:

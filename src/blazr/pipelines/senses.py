@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.hf.vision import WITH_IMAGES, WITH_SOUNDS
+from blazr.models.families import FAMILIES
 from blazr.pipelines.fallback import FallbackModel
 from blazr.pipelines.hearing import Hearing
 from blazr.pipelines.mmproj import load_mmproj
@@ -41,8 +41,9 @@ def load_sense(
         return Sight(loaded) if loaded.sees else None
     if loaded.gguf:
         return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
-    if loaded.family in WITH_SOUNDS:
+    takes = FAMILIES[loaded.family].takes
+    if "audio" in takes:
         return Hearing(loaded.path, loaded.family, loaded.module)
-    if loaded.family in WITH_IMAGES:
+    if takes:
         return Vision(loaded.path, loaded.family, loaded.module)
     return None

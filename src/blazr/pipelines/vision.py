@@ -25,7 +25,8 @@ from blazr.core.errors import BlazrError, CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.families.hf.vision import IMAGE_PREFIXES, READING_AHEAD, WITH_VIDEOS
+from blazr.models.families import FAMILIES
+from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_frames, open_image
 from blazr.pipelines.voxtral import VoxtralProcessor
 from blazr.pipelines.with_images import WithImages
@@ -169,8 +170,8 @@ class Vision:
     advice: ClassVar = "see whether preprocessor_config.json is there"
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
-        self.kinds = frozenset({self.medium, *(["video"] if family in WITH_VIDEOS else [])})
-        self.reads_ahead = family in READING_AHEAD
+        self.kinds = FAMILIES[family].takes
+        self.reads_ahead = FAMILIES[family].reads_ahead
         self._path = path
         self._family = family
         self._sees_ahead = family in _SEEING_AHEAD

@@ -504,6 +504,8 @@ class Family:
         ignored: Suffixes of tensors that hold nothing to load.
         keys: Names of each value in config.json, the usual one first.
         derive_from: Finds the config from the same words in another dialect.
+        takes: What such a model reads beside text: ``image``, ``video`` or ``audio``.
+        reads_ahead: Whether it reads a prompt with images in both directions, to its end.
     """
 
     name: str
@@ -513,3 +515,5 @@ class Family:
     ignored: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derive_from: Callable[[Source], Derivation] | None = None
+    takes: frozenset[str] = frozenset()
+    reads_ahead: bool = False

@@ -33,51 +33,10 @@ IMAGE_PREFIXES = tuple(
         "audio_tower.",
     )
 )
-# Those whose images are read, too: as vectors in the place of tokens, one behind the other.
-WITH_IMAGES = frozenset(
-    {
-        "gemma3",
-        "glm4v",
-        "glm4v_moe",
-        "idefics3",
-        "internvl",
-        "lfm2_vl",
-        "llava",
-        "llava_next",
-        "llava_onevision",
-        "mistral3",
-        "paligemma",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "smolvlm",
-    }
-)
-# Those that hear: vectors of sounds in the place of tokens.
-WITH_SOUNDS = frozenset({"audioflamingo3", "qwen2_audio", "voxtral"})
-# Of those with images, those whose images' tokens turn by rows and columns.
-_WITH_GRIDS = frozenset(
-    name for name in WITH_IMAGES if name.startswith(("glm4v", "qwen2", "qwen3"))
-)
-# Of those with images, those that take several as a video.
-WITH_VIDEOS = frozenset(
-    {
-        "glm4v",
-        "glm4v_moe",
-        "llava_onevision",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-    }
-)
-# Of those with images, those that read a prompt which has some in both directions, to its end.
-READING_AHEAD = frozenset({"paligemma"})
+# What models take, as vectors in the place of tokens, one behind the other.
+_IMAGES = frozenset({"image"})
+_VIDEOS = frozenset({"image", "video"})  # as several images
+_SOUNDS = frozenset({"audio"})
 # Types that differ from another only where there are images.
 _SAME: Mapping[str, str] = {
     "qwen2_vl": "qwen2",
@@ -114,12 +73,22 @@ _SILENT: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def seeing_family(name: str, text_type: str) -> Family:
+def seeing_family(
+    name: str,
+    text_type: str,
+    takes: frozenset[str] = frozenset(),
+    *,
+    has_grids: bool = False,
+    reads_ahead: bool = False,
+) -> Family:
     """A family for models that also see images.
 
     Args:
         name: Their ``model_type``.
         text_type: That of their language model, where ``text_config`` does not say it.
+        takes: What is read beside text.
+        has_grids: Whether images' tokens turn by rows and columns.
+        reads_ahead: See `Family`.
     """
 
     def derive(checkpoint: Checkpoint) -> Derivation:
@@ -130,18 +99,18 @@ def seeing_family(name: str, text_type: str) -> Family:
         said = text.get("model_type")
         kind = said if isinstance(said, str) and said != name else text_type
         family = _family_of(kind)
-        if name in _WITH_GRIDS and not rope_parameters(ConfigReader(text)).raw.get("mrope_section"):
+        if has_grids and not rope_parameters(ConfigReader(text)).raw.get("mrope_section"):
             raise ConfigError(
                 "config.json: which channels turn with the rows and columns of images is missing.",
                 expected="mrope_section, three numbers, in rope_parameters or rope_scaling",
                 hint="take it from the config.json of the model that this one was made from",
             )
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
-        if name in READING_AHEAD:  # as the engine has it for prompts with images
+        if reads_ahead:  # as the engine has it for prompts with images
             config.pop("use_bidirectional_attention", None)
         found = family.derive(replace(checkpoint, config=config))
         unused = (*found.unused, *IMAGE_PREFIXES)
-        if name in WITH_IMAGES | WITH_SOUNDS:
+        if takes:
             return replace(found, unused=unused)
         warning = "the parts of the model that see images are left out: it reads text alone."
         return replace(found, warnings=(warning, *found.warnings), unused=unused)
@@ -152,6 +121,8 @@ def seeing_family(name: str, text_type: str) -> Family:
         derive=derive,
         rules=RuleBook([]),
         ignored=(".rotary_emb.inv_freq",),
+        takes=takes,
+        reads_ahead=reads_ahead,
     )
 
 
@@ -172,25 +143,25 @@ def _family_of(text_type: str) -> Family:
     return FAMILIES[name]
 
 
-AUDIOFLAMINGO3 = seeing_family("audioflamingo3", "qwen2")
-GEMMA3 = seeing_family("gemma3", "gemma3_text")
-GLM4V = seeing_family("glm4v", "glm4v_text")
-GLM4V_MOE = seeing_family("glm4v_moe", "glm4v_moe_text")
-IDEFICS3 = seeing_family("idefics3", "llama")
-INTERNVL = seeing_family("internvl", "qwen2")
+AUDIOFLAMINGO3 = seeing_family("audioflamingo3", "qwen2", _SOUNDS)
+GEMMA3 = seeing_family("gemma3", "gemma3_text", _IMAGES)
+GLM4V = seeing_family("glm4v", "glm4v_text", _VIDEOS, has_grids=True)
+GLM4V_MOE = seeing_family("glm4v_moe", "glm4v_moe_text", _VIDEOS, has_grids=True)
+IDEFICS3 = seeing_family("idefics3", "llama", _IMAGES)
+INTERNVL = seeing_family("internvl", "qwen2", _IMAGES)
 KIMI_K25 = seeing_family("kimi_k25", "deepseek_v3")
-LFM2_VL = seeing_family("lfm2_vl", "lfm2")
-LLAVA = seeing_family("llava", "llama")
-LLAVA_NEXT = seeing_family("llava_next", "llama")
-LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2")
-MISTRAL3 = seeing_family("mistral3", "mistral")
-PALIGEMMA = seeing_family("paligemma", "gemma")
-QWEN2_AUDIO = seeing_family("qwen2_audio", "qwen2")
-QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text")
-QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text")
-QWEN3_5 = seeing_family("qwen3_5", "qwen3_5_text")
-QWEN3_5_MOE = seeing_family("qwen3_5_moe", "qwen3_5_moe_text")
-QWEN3_VL = seeing_family("qwen3_vl", "qwen3_vl_text")
-QWEN3_VL_MOE = seeing_family("qwen3_vl_moe", "qwen3_vl_moe_text")
-SMOLVLM = seeing_family("smolvlm", "llama")
-VOXTRAL = seeing_family("voxtral", "llama")
+LFM2_VL = seeing_family("lfm2_vl", "lfm2", _IMAGES)
+LLAVA = seeing_family("llava", "llama", _IMAGES)
+LLAVA_NEXT = seeing_family("llava_next", "llama", _IMAGES)
+LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2", _VIDEOS)
+MISTRAL3 = seeing_family("mistral3", "mistral", _IMAGES)
+PALIGEMMA = seeing_family("paligemma", "gemma", _IMAGES, reads_ahead=True)
+QWEN2_AUDIO = seeing_family("qwen2_audio", "qwen2", _SOUNDS)
+QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text", _VIDEOS, has_grids=True)
+QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text", _VIDEOS, has_grids=True)
+QWEN3_5 = seeing_family("qwen3_5", "qwen3_5_text", _VIDEOS, has_grids=True)
+QWEN3_5_MOE = seeing_family("qwen3_5_moe", "qwen3_5_moe_text", _VIDEOS, has_grids=True)
+QWEN3_VL = seeing_family("qwen3_vl", "qwen3_vl_text", _VIDEOS, has_grids=True)
+QWEN3_VL_MOE = seeing_family("qwen3_vl_moe", "qwen3_vl_moe_text", _VIDEOS, has_grids=True)
+SMOLVLM = seeing_family("smolvlm", "llama", _IMAGES)
+VOXTRAL = seeing_family("voxtral", "llama", _SOUNDS)
