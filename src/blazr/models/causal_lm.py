@@ -23,6 +23,9 @@ from blazr.nn.ops.pointwise import embedding, scale, widen
 from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
 
+# Matrices that are plain tensors: routers decide in float32, and latent attention reads the others.
+READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
-from blazr.models.causal_lm import CausalLM, Embedding
+from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, Embedding
 from blazr.models.families.rules import (
     AsStored,
     Cut,
@@ -29,8 +29,6 @@ from blazr.nn.operands.lora import LoraFactors, LoraTable
 from blazr.nn.quant.weight import Weight
 
 _HEAD = "lm_head.weight"
-# The router decides in float32; oxidizr's latent attention reads the others as tensors.
-_READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
 _HINT = "merge it with PEFT's merge_and_unload(), and serve what that saves"
 
 
@@ -56,7 +54,7 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
     for replaced in whole:
         of_whole = _factors_of_whole(adapter, replaced, module, rules)
         if of_whole.keys() & found.keys():
-            raise _unsupported_whole(adapter.path, replaced)
+            raise _cannot_bring(adapter.path, replaced)
         found |= of_whole
     return found
 
@@ -88,17 +86,13 @@ def _factors_of(
             return of_experts
     tensor, placements = next(iter(known), ("", ()))
     if not placements:
-        raise CheckpointError(
-            f"{adapter.path}: the model has no matrix {change.names[0][:100]!r}.",
-            found=f"an adapter of {adapter.base or 'a model that it does not name'}",
-            expected="an adapter of this model, with its tensors' names",
-        )
+        raise adapter.lacks(change.names[0])
     left, right = change.factors
     size = len(left), right.shape[1]
     if any(_matrix_of(module, each.parameter) is None for each in placements):
         if _is_needless(adapter, change):
             return []
-        raise _unsupported(adapter.path, change)
+        raise _cannot_change(adapter.path, change)
     rows = _rows_of(adapter.path, tensor, placements, module, size=size)
     return [
         each
@@ -127,26 +121,24 @@ def _factors_of_whole(
     """By module, the difference to the tensor that an adapter brings along, of full rank."""
     known = [(each, found) for each in spellings(change.name) if (found := rules.placements(each))]
     tensor, placements = next(iter(known), ("", ()))
-    parts = [_module_of(module, each.parameter) for each in placements]
-    if not parts or not all(map(_can_change, parts, placements)):
-        raise _unsupported_whole(adapter.path, change)
+    parts = [part for each in placements if (part := _changeable(module, each)) is not None]
+    if not parts or len(parts) < len(placements):
+        raise _cannot_bring(adapter.path, change)
     size = tuple(change.numbers.shape)
     rows = _rows_of(adapter.path, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
     for part, placement, own in zip(parts, placements, rows, strict=True):
-        numbers = change.numbers if own is None else _taken(change.numbers, own)
-        assert part is not None
+        numbers = _taken(change.numbers, own)
         weight = part.weight
-        assert isinstance(weight, Tensor | Weight)
-        dtype, device = weight.dtype, weight.device
-        difference = placement.transform.read(numbers).to(device, torch.float32) - _plain(weight)
+        stored = placement.transform.read(numbers).to(weight.device, torch.float32)
+        difference = stored - _plain(weight)
         outer, inner = difference.shape
         is_embedding = isinstance(part, Embedding)
         is_left = is_embedding or outer <= inner
         size_of_one = inner if is_embedding or not is_left else outer
-        one = torch.eye(size_of_one, dtype=dtype, device=device)
-        a = _laid(difference, dtype, device) if is_left else one
-        b = one if is_left else _laid(difference.T, dtype, device)
+        one = torch.eye(size_of_one, dtype=weight.dtype, device=weight.device)
+        a = _laid(difference, weight) if is_left else one
+        b = one if is_left else _laid(difference.T, weight)
         name = placement.parameter.removesuffix(".weight")
         made[name] = LoraFactors(a, b, is_whole=True)
     return made
@@ -181,17 +173,21 @@ def _rows_of(
     return [None] if cut is None else cut.rows(shapes)
 
 
-def _taken(numbers: Tensor, rows: Rows) -> Tensor:
-    """Some rows, in their order."""
+def _taken(numbers: Tensor, rows: Rows | None) -> Tensor:
+    """Some rows, in their order; None for all as they are."""
+    if rows is None:
+        return numbers
     return torch.cat([numbers[run.start : run.stop : run.step] for run in rows])
 
 
-def _can_change(part: nn.Module | None, placement: Placement) -> bool:
-    """Whether what adapters change is added where a module multiplies with its matrix."""
-    name = placement.parameter.removesuffix(".weight").rpartition(".")[2]
-    is_linear = isinstance(part, Linear) and name not in _READ_AS_TENSORS
+def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | None:
+    """What multiplies with a matrix and adds what adapters change; None where nothing does."""
+    part = _module_of(module, placement.parameter)
+    name = placement.parameter.removesuffix(".weight")
     is_known = isinstance(placement.transform, AsStored | Transpose | TiledColumns)
-    return is_known and (is_linear or isinstance(part, Embedding))
+    if not is_known or name.endswith(READ_AS_TENSORS):
+        return None
+    return part if isinstance(part, Linear | Embedding) else None
 
 
 def _factors_of_experts(
@@ -232,15 +228,10 @@ def _factors_of_experts(
         in_turns = isinstance(owner, Experts) and owner.config.swiglu_limit is not None
         parts = Cut(groups="rows" if in_turns else 1).rows(shapes)
     for placement, stack, part in zip(placements, known, parts, strict=True):
-        own = (
-            b
-            if part is None
-            else torch.cat([b[:, run.start : run.stop : run.step] for run in part], 1)
-        )
         for index in range(len(a)):
             expert = placement.slot if is_one else index
-            right = _laid(a[index].float(), stack.dtype, stack.device)
-            left = _laid(own[index].float().T * change.scale, stack.dtype, stack.device)
+            right = _laid(a[index].float(), stack)
+            left = _laid(_taken(b[index], part).float().T * change.scale, stack)
             found.append((f"{placement.parameter}.{expert}", LoraFactors(right, left)))
     return found
 
@@ -252,18 +243,18 @@ def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
     return stack if isinstance(stack, Tensor | Weight) and len(stack.shape) == 3 else None
 
 
-def _unsupported(path: Path, change: LowRankChange) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: adapters of {change.names[0][:100]} are not supported.",
-        expected="changes of projections, of the embedding, and of a head of its own",
-        hint=_HINT,
-    )
+def _cannot_change(path: Path, change: LowRankChange) -> CheckpointError:
+    return _unsupported(path, f"of {change.names[0][:100]}", "changes")
 
 
-def _unsupported_whole(path: Path, change: WholeChange) -> CheckpointError:
+def _cannot_bring(path: Path, change: WholeChange) -> CheckpointError:
+    return _unsupported(path, f"that bring {change.name[:100]} along", "whole matrices")
+
+
+def _unsupported(path: Path, which: str, known: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: adapters that bring {change.name[:100]} along are not supported.",
-        expected="whole matrices of projections, of the embedding, and of a head of its own",
+        f"{path}: adapters {which} are not supported.",
+        expected=f"{known} of projections, of the embedding, and of a head of its own",
         hint=_HINT,
     )
 
@@ -309,52 +300,44 @@ def _factors(
 ) -> list[tuple[str, LoraFactors]]:
     """By module, or by head of one, what a change of some rows of a tensor amounts to."""
     left, right = change.factors
-    if rows is not None:
-        left = _taken(left, rows)
+    left = _taken(left, rows)
     heads = _heads_of(module, placement.parameter)
     if heads is not None:
         if change.magnitude is not None or rows is None:
-            raise _unsupported(path, change)
-        right = _laid(right, heads.dtype, heads.device)
+            raise _cannot_change(path, change)
+        right = _laid(right, heads)
         # one for each head, (out, r); how they lie in memory is how they are multiplied
-        lefts = _laid(left.unflatten(0, (len(heads), -1)).mT, heads.dtype, heads.device)
+        lefts = _laid(left.unflatten(0, (len(heads), -1)).mT, heads)
         is_turned = isinstance(placement.transform, Transpose)
+        pairs = [(own, right) if is_turned else (right, own) for own in lefts]
         return [
-            (
-                f"{placement.parameter}.{head}",
-                LoraFactors(*((own, right) if is_turned else (right, own))),
-            )
-            for head, own in enumerate(lefts)
+            (f"{placement.parameter}.{head}", LoraFactors(*pair)) for head, pair in enumerate(pairs)
         ]
-    part = _module_of(module, placement.parameter)
-    name = placement.parameter.removesuffix(".weight")
-    transform = placement.transform
-    if not _can_change(part, placement):
-        raise _unsupported(path, change)
-    assert part is not None
+    part = _changeable(module, placement)
+    if part is None:
+        raise _cannot_change(path, change)
     weight = part.weight
-    assert isinstance(weight, Tensor | Weight)
+    transform = placement.transform
     if isinstance(transform, Transpose):
         left, right = right.T, left.T
     elif isinstance(transform, TiledColumns):
         right = transform.read(right)
-    dtype, device = weight.dtype, weight.device
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
-    factors = LoraFactors(_laid(a, dtype, device), _laid(b, dtype, device))
+    factors = LoraFactors(_laid(a, weight), _laid(b, weight))
     lengths = change.lengths(path, change.names[0], hint=_HINT)
     if lengths is not None:
-        lengths = lengths if rows is None else _taken(lengths, rows)
-        factors = replace(factors, lengths=lengths.to(device)).beside(_plain(weight))
-    return [(name, factors)]
+        lengths = _taken(lengths, rows).to(weight.device)
+        factors = replace(factors, lengths=lengths).beside(_plain(weight))
+    return [(placement.parameter.removesuffix(".weight"), factors)]
 
 
 def _plain(weight: Tensor | Weight) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight
 
 
-def _laid(numbers: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers side by side, as kernels read them."""
-    return numbers.to(device, dtype).contiguous()
+def _laid(numbers: Tensor, weight: Tensor | Weight) -> Tensor:
+    """Numbers side by side, as kernels read them beside a weight."""
+    return numbers.to(weight.device, weight.dtype).contiguous()
 
 
 def _refit(table: LoraTable, old: Tensor, new: Tensor) -> None:

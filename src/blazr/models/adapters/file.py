@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -111,7 +111,15 @@ class AdapterFile:
     fingerprint: str
     low_rank: tuple[LowRankChange, ...]
     whole: tuple[WholeChange, ...] = ()
-    nbytes: int = field(default=0)
+    nbytes: int
+
+    def lacks(self, name: str) -> CheckpointError:
+        """The error where a model has no tensor of a name."""
+        return CheckpointError(
+            f"{self.path}: the model has no matrix {name[:100]!r}.",
+            found=f"an adapter of {self.base or 'a model that it does not name'}",
+            expected="an adapter of this model, with its tensors' names",
+        )
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -125,6 +133,30 @@ def spellings(name: str) -> Iterator[str]:
         for other in _BODIES:
             yield f"{other}.{rest}"
         yield rest
+
+
+def pair_of(
+    path: Path, name: str, parts: Mapping[str, Tensor], ends: tuple[str, str]
+) -> tuple[Tensor, Tensor]:
+    """Both matrices of a change.
+
+    Args:
+        path: The adapter, for messages.
+        name: What is changed, for messages.
+        parts: What is there of the change.
+        ends: What A and B are called.
+
+    Raises:
+        CheckpointError: One is missing.
+    """
+    a, b = (parts.get(end) for end in ends)
+    if a is None or b is None:
+        raise CheckpointError(
+            f"{path}: {name[:100]} has no pair of matrices.",
+            found=", ".join(sorted(parts)),
+            expected=" and ".join(ends),
+        )
+    return a, b
 
 
 def check_finite(path: Path, name: str, numbers: Tensor) -> Tensor:

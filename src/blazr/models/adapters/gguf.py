@@ -20,6 +20,7 @@ from blazr.models.adapters.file import (
     check_finite,
     check_scaled,
     hash_of,
+    pair_of,
 )
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
@@ -171,13 +172,7 @@ def _check_metadata(path: Path, metadata: Mapping[str, Value]) -> float:
 
 
 def _change(path: Path, name: str, pair: Mapping[str, Tensor], alpha: float) -> LowRankChange:
-    a, b = (pair.get(end) for end in _ENDS)
-    if a is None or b is None:
-        raise CheckpointError(
-            f"{path}: {name[:100]} has no pair of matrices.",
-            found=", ".join(sorted(pair)),
-            expected=" and ".join(_ENDS),
-        )
+    a, b = pair_of(path, name, pair, _ENDS)
     is_embedding = name == _EMBEDDING
     if is_embedding and a.dim() == _MATRIX:
         a = a.T  # files have a row for each token

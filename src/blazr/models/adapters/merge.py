@@ -81,11 +81,7 @@ def _info_of(adapter: AdapterFile, names: tuple[str, ...], checkpoint: Checkpoin
     every = [each for name in names for each in spellings(name)]
     info = next((checkpoint.tensors[each] for each in every if each in checkpoint.tensors), None)
     if info is None:
-        raise CheckpointError(
-            f"{adapter.path}: the model has no matrix {names[0][:100]!r}.",
-            found=f"an adapter of {adapter.base or 'a model that it does not name'}",
-            expected="an adapter of this model, with its tensors' names",
-        )
+        raise adapter.lacks(names[0])
     return info
 
 

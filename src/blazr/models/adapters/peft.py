@@ -22,6 +22,7 @@ from blazr.models.adapters.file import (
     check_finite,
     check_scaled,
     hash_of,
+    pair_of,
 )
 from blazr.models.checkpoint.base import Checkpoint, read_json
 from blazr.models.checkpoint.safetensors import read_header
@@ -103,7 +104,7 @@ def read_peft(directory: Path) -> AdapterFile:
             continue
         if match["end"] == "bias":
             raise _unsupported(path, name, "train it without lora_bias")
-        parts.setdefault(_tensor_path(match["path"]), {})[match["part"]] = numbers
+        parts.setdefault(match["path"].removeprefix(_PREFIX), {})[match["part"]] = numbers
     if not parts and not whole:
         raise CheckpointError(f"{path} holds no tensors.", expected="lora_A and lora_B of modules")
     changes = [
@@ -232,15 +233,12 @@ def _matching(values: Mapping[str, float], module: str, default: float) -> float
     return default
 
 
-def _tensor_path(name: str) -> str:
-    return name.removeprefix(_PREFIX)
-
-
 def _whole(path: Path, name: str, numbers: Tensor) -> WholeChange:
     """A tensor that was saved as it is: of `modules_to_save`, a bias, or a wrapped layer's own."""
     if "lora_" in name or "token_adapter" in name:
         raise _unsupported(path, name, "merge it with PEFT's merge_and_unload()")
-    own = re.sub(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)", "", _tensor_path(name))
+    own = name.removeprefix(_PREFIX)
+    own = re.sub(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)", "", own)
     return WholeChange(name=own, numbers=numbers)
 
 
@@ -262,14 +260,7 @@ def _low_rank(
 ) -> LowRankChange:
     is_embedding = "lora_embedding_A" in parts
     kind = "lora_embedding_" if is_embedding else "lora_"
-    wanted = {f"{kind}A", f"{kind}B"}
-    if not wanted <= parts.keys():
-        raise CheckpointError(
-            f"{path}: {module[:100]} has no pair of matrices.",
-            found=", ".join(sorted(parts)),
-            expected=" and ".join(sorted(wanted)),
-        )
-    a, b = parts[f"{kind}A"], parts[f"{kind}B"]
+    a, b = pair_of(path, module, parts, (f"{kind}A", f"{kind}B"))
     own = module.replace(_INNER, "")
     rank, scale = scales.of(own)
     targets = config.get("target_parameters")

@@ -16,7 +16,7 @@ import torch
 
 from blazr.core.errors import CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.table import Table
-from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
+from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, Embedding, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
@@ -75,8 +75,6 @@ DTYPES: Table[torch.dtype] = Table(
 )
 SMALL_BYTES = 64 * 2**20
 _LOADABLE = ("F16", "BF16", "F32", "F64")
-# The router decides in float32; latent attention reads the others as tensors at every step.
-_PLAIN = ("router", "k_up_proj", "v_up_proj")
 _STACKS = ("gate_proj", "up_proj", "down_proj")
 Kind = Literal["missing", "left over", "ambiguous", "wrong shape"]
 Storing = BlockType | Quantizer | Literal["as stored"]
@@ -538,7 +536,7 @@ def packable(module: CausalLM) -> frozenset[str]:
     """The parameters in whose place a packed weight may stand."""
     names = set()
     for name, part in module.named_modules():
-        if isinstance(part, Linear | Embedding) and not name.endswith(_PLAIN):
+        if isinstance(part, Linear | Embedding) and not name.endswith(READ_AS_TENSORS):
             names.add(f"{name}.weight")
         elif isinstance(part, Experts):
             names.update(f"{name}.{stack}" for stack in _STACKS)
