@@ -25,7 +25,7 @@ def describe_model(
         state_dtype: What recurrent states would be kept in.
 
     Returns:
-        What `blazr.models.loading.describe.describe` returns, for models that run through
+        What `blazr.models.loading.describe.describe_plan` returns, for models that run through
         transformers as far as their config tells, and ``vocabulary``: ``name`` (None where nothing
         tells) and ``reason``.
 

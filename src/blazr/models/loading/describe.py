@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from blazr.models.checkpoint.base import ELEMENT_TYPES
-from blazr.models.loading.plan import PlannedModel, plan_model, stored_as, stored_dtype
+from blazr.models.loading.plan import PlannedModel, stored_as, stored_dtype
 from blazr.models.sizing import size_of
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig
@@ -13,35 +13,20 @@ from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
 
 
-def describe(model: str, *, revision: str | None = None) -> dict[str, object]:
-    """Describe a model from its headers; no tensor is read.
-
-    Args:
-        model: A directory, a file, ``nano``, or a Hub id.
-        revision: Branch, tag or commit of a Hub id.
-
-    Returns:
-        Plain values, ready for JSON: ``name``, ``path``, ``family``, ``dtype`` (what most bytes
-        are stored in: for packed blocks their type, as ``Q4_K``), ``files``, ``config``,
-        ``parameters``, ``memory`` (bytes), ``derivation`` and ``warnings``.
-
-    Raises:
-        CheckpointError: There is no such model, or its tensors are not those of its kind.
-        ShapeError: Its tensors do not fit each other.
-        ConfigError: config.json has a wrong value.
-    """
-    return describe_plan(plan_model(model, revision=revision))
-
-
 def describe_plan(
     planned: PlannedModel, *, kv_dtype: str = "auto", state_dtype: str = "auto"
 ) -> dict[str, object]:
-    """The same of a model whose headers have been read.
+    """Describe a model whose headers have been read.
 
     Args:
         planned: The model.
         kv_dtype: What keys, values and latents would be stored in.
         state_dtype: What recurrent states would be kept in.
+
+    Returns:
+        Plain values, ready for JSON: ``name``, ``path``, ``family``, ``dtype`` (what most bytes
+        are stored in: for packed blocks their type, as ``Q4_K``), ``files``, ``config``,
+        ``parameters``, ``memory`` (bytes), ``derivation`` and ``warnings``.
 
     Raises:
         UnknownNameError: There is no such dtype of keys and values, or of states.

@@ -13,7 +13,7 @@ from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeErr
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
-from blazr.models.loading.describe import describe
+from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
@@ -357,7 +357,7 @@ def test_metadata_that_do_not_fit(
     change: dict[str, object], error: type[BlazrError], tmp_path: Path
 ) -> None:
     with pytest.raises(error):
-        describe(str(write("llama", tmp_path, **change)))
+        describe_plan(plan_model(str(write("llama", tmp_path, **change))))
 
 
 def test_heads_may_be_given_per_layer(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blazr.models.causal_lm import CausalLM
-from blazr.models.loading.describe import describe, describe_plan
+from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from tests.support import tiny
@@ -17,7 +17,7 @@ ALL = Tiny(layers=("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "St
 
 
 def test_the_description_is_plain_json(tmp_path: Path) -> None:
-    found = describe(str(tiny.save(ALL, tmp_path / "m")))
+    found = describe_plan(plan_model(str(tiny.save(ALL, tmp_path / "m"))))
     assert json.loads(json.dumps(found)) == found
     assert (found["name"], found["family"], found["dtype"]) == ("m", "oxidizr", "float32")
     assert found["config"]["layer_types"] == list(ALL.layers)
@@ -29,7 +29,7 @@ def test_the_description_is_plain_json(tmp_path: Path) -> None:
 
 def test_every_key_oxidizr_writes_is_described(tmp_path: Path) -> None:
     model = Tiny(layers=("Mamba2", "MlaWithMoe"))
-    found = describe(str(tiny.save(model, tmp_path)))["config"]
+    found = describe_plan(plan_model(str(tiny.save(model, tmp_path))))["config"]
     speed_only = {"mamba2_chunk_size", "mamba2_expand"}
     for key, value in tiny.config(model).items():
         if key not in speed_only:
@@ -37,7 +37,7 @@ def test_every_key_oxidizr_writes_is_described(tmp_path: Path) -> None:
 
 
 def test_every_value_has_a_source(tmp_path: Path) -> None:
-    found = describe(str(tiny.save(ALL, tmp_path, changes={"vocab_size": 7})))
+    found = describe_plan(plan_model(str(tiny.save(ALL, tmp_path, changes={"vocab_size": 7}))))
     assert all(value["source"] for value in found["derivation"])
     assert "vocab_size = 7" in found["warnings"][0]
 
@@ -55,7 +55,7 @@ def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])
 def test_memory(tmp_path: Path, dtype: torch.dtype, itemsize: int) -> None:
     model = Tiny(layers=("Mamba2", "Mamba2", "MlaWithMlp", "StandardTransformer"))
-    found = describe(str(tiny.save(model, tmp_path, dtype=dtype)))["memory"]
+    found = describe_plan(plan_model(str(tiny.save(model, tmp_path, dtype=dtype))))["memory"]
     state, window = 8 * 8 * 8, 3 * (64 + 2 * 8)
     assert found["mamba_state_bytes_per_sequence"] == 2 * (4 * state + itemsize * window)
     # inputs of the convolution, what it makes of x and B, and step sizes
@@ -81,7 +81,7 @@ def test_memory_in_fewer_bits(tmp_path: Path) -> None:
 
 def test_a_working_copy_is_as_large_as_the_state(tmp_path: Path) -> None:
     """Mamba-3, here without a convolution, has one beside its log."""
-    found = describe(str(tiny.save(Tiny(layers=("Mamba3",)), tmp_path)))["memory"]
+    found = describe_plan(plan_model(str(tiny.save(Tiny(layers=("Mamba3",)), tmp_path))))["memory"]
     state = found["mamba_state_bytes_per_sequence"]
     assert found["working_bytes_per_sequence"] == state > 0
     assert found["log_bytes_per_sequence"] > 0
