@@ -118,6 +118,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
+def element_type(dtype: torch.dtype) -> str:
+    """The name in ``ELEMENT_TYPES`` of a dtype."""
+    return next(name for name in ELEMENT_TYPES if torch_dtype(name) == dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One stored tensor.
@@ -149,10 +154,12 @@ class TensorInfo:
         return self.dtype not in ELEMENT_TYPES
 
     @property
-    def bytes_shape(self) -> tuple[int, ...]:
-        """Its shape as bytes, for packed tensors: rows are whole blocks."""
+    def elements(self) -> tuple[str, tuple[int, ...]]:
+        """What it is read as, type and shape: packed ones as bytes, rows of whole blocks."""
+        if not self.is_packed:
+            return self.dtype, self.shape
         rows = self.shape[:-1]
-        return (*rows, self.nbytes // prod(rows))
+        return "U8", (*rows, self.nbytes // prod(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +352,8 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """One tensor as a view of its file; a copy where the file does not align it.
 
-        A packed one comes as the bytes of its blocks, uint8 in ``bytes_shape``. The view keeps the
-        file mapped. Writing to it does not change the file.
+        A packed one comes as the bytes of its blocks, uint8. The view keeps the file mapped.
+        Writing to it does not change the file.
 
         Raises:
             CheckpointError: The file has gone or changed.
@@ -367,26 +374,20 @@ class Checkpoint:
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
             return mxfp4_from_pairs(rows) if info.in_pairs else rows.contiguous()
+        name, shape = info.elements
         if isinstance(info, RowsInfo):
             stored = self.view(info.stored).movedim(info.dim, 0)
             found = [stored[each.start : each.stop : each.step] for each in info.rows]
             whole = found[0] if len(found) == 1 else torch.cat(found)
-            whole = whole.movedim(0, info.dim)
-            return whole.reshape(info.bytes_shape if info.is_packed else info.shape)
-        name = "U8" if info.is_packed else info.dtype
-        size = ELEMENT_TYPES[name][0]
+            return whole.movedim(0, info.dim).reshape(shape)
         dtype = torch_dtype(name)
-        shape = info.bytes_shape if info.is_packed else info.shape
         if info.nbytes == 0:
             return torch.empty(shape, dtype=dtype)
         buffer = self._map(info.file)
-        if info.start % size:
-            raw = torch.frombuffer(
-                buffer, dtype=torch.uint8, count=info.nbytes, offset=info.start
-            ).clone()
-            return raw.view(dtype).view(shape)
-        count = info.nbytes // size
-        return torch.frombuffer(buffer, dtype=dtype, count=count, offset=info.start).view(shape)
+        raw = torch.frombuffer(buffer, dtype=torch.uint8, count=info.nbytes, offset=info.start)
+        if info.start % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype).view(shape)
 
     def own(self, info: TensorInfo) -> Tensor:
         """The same in memory of its own: what becomes of the file afterwards does not matter.
@@ -411,9 +412,8 @@ class Checkpoint:
             return owned
         raw = zero_bytes(torch.Size((info.nbytes,)))
         self._read_into(memoryview(raw.numpy().data), info)
-        shape = info.bytes_shape if info.is_packed else info.shape
-        dtype = torch_dtype("U8" if info.is_packed else info.dtype)
-        self._owned[place] = tensor = raw.view(dtype).view(shape)
+        name, shape = info.elements
+        self._owned[place] = tensor = raw.view(torch_dtype(name)).view(shape)
         return tensor
 
     def check_unchanged(self) -> None:

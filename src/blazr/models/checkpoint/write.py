@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from blazr.core.errors import CapacityError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
-from blazr.models.checkpoint.base import ELEMENT_TYPES
+from blazr.models.checkpoint.base import ELEMENT_TYPES, element_type
 from blazr.models.checkpoint.gguf import type_numbers
 from blazr.nn.quant.gguf import GGML_TYPES
 
@@ -38,6 +38,11 @@ class Entry:
 
     dtype: str
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Entry:
+        """That of a tensor as it is."""
+        return cls(element_type(tensor.dtype), tuple(tensor.shape))
 
     @property
     def nbytes(self) -> int:

@@ -22,10 +22,10 @@ from blazr.core.gguf_header import Value
 from blazr.models.adapters.merge import StoredChange, plan_merge
 from blazr.models.adapters.peft import read_peft
 from blazr.models.checkpoint.base import (
-    ELEMENT_TYPES,
     Checkpoint,
     QuantizedInfo,
     TensorInfo,
+    element_type,
     torch_dtype,
 )
 from blazr.models.checkpoint.open import TEXT_FILES
@@ -102,8 +102,7 @@ class _Job:
         name = self.info.name
         shape = self.info.shape
         if self.quantizer is None:
-            stored = next(each for each in ELEMENT_TYPES if torch_dtype(each) == self.dtype)
-            yield name, Entry(stored, shape)
+            yield name, Entry(element_type(self.dtype), shape)
             return
         base = name.removesuffix("weight")
         rows, columns = shape

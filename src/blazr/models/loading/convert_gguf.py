@@ -22,6 +22,7 @@ from blazr.models.checkpoint.base import (
     Checkpoint,
     QuantizedInfo,
     TensorInfo,
+    element_type,
     torch_dtype,
 )
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writing
@@ -128,7 +129,7 @@ class GgufPlan:
     @property
     def entries(self) -> dict[str, Entry]:
         """Its tensors, in order."""
-        first = {name: Entry("F32", tuple(each.shape)) for name, each in self.factors.items()}
+        first = {name: Entry.of(each) for name, each in self.factors.items()}
         return first | {job.name: job.entry for job in self.jobs}
 
     @property
@@ -268,8 +269,7 @@ def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:
     first = step.sources[0]
     is_kept = dtype == "auto" and first.dtype in {"F32", "F16", "BF16"}
     found = DTYPES[dtype] if dtype != "auto" else usual
-    words = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    return first.dtype if is_kept else words[found]
+    return first.dtype if is_kept else element_type(found)
 
 
 def _shape(parameter: str, shape: tuple[int, ...], target: ModelConfig) -> tuple[int, ...]:

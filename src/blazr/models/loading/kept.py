@@ -81,8 +81,7 @@ class KeptWeights:
             parts[f"{name}:{kind}"] = weight.blocks
             if weight.row_scales is not None:
                 parts[f"{name}:{_SCALES}"] = weight.row_scales
-        types = {torch.uint8: "U8", torch.float32: "F32"}
-        entries = {n: Entry(types[each.dtype], tuple(each.shape)) for n, each in parts.items()}
+        entries = {name: Entry.of(each) for name, each in parts.items()}
         mine = self._path.with_suffix(f".{os.getpid()}")  # others may be writing the same
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
