@@ -67,6 +67,11 @@ class ModelConfig:
         """Which of the layers are here."""
         return self.stage.run(len(self.layers), "layers")
 
+    @property
+    def every_layer(self) -> tuple[LayerConfig, ...]:
+        """The layers, and behind them that of `mtp`."""
+        return self.layers if self.mtp is None else (*self.layers, self.mtp.layer)
+
     def as_stage(self, stage: Rank) -> ModelConfig:
         """The network of a rank that has some of the layers.
 

@@ -26,7 +26,7 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.families import FAMILIES
-from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
+from blazr.models.families.gguf.architectures import ARCHITECTURES, written_names
 from blazr.models.families.gguf.as_file import architecture_of
 from blazr.models.families.rules import RuleBook
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -138,9 +138,7 @@ def names_in_model(
             found=f"{_ARCHITECTURE} {adapter.architecture!r}, whose files are scaled",
             hint="serve that file, or the adapter as PEFT saved it",
         )
-    return gguf_names(
-        row, config.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
-    )
+    return written_names(row, config)
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, Value]) -> float:

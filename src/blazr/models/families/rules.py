@@ -39,8 +39,14 @@ PARTS = ("weight", "bias")
 GATE_UP_DOWN = ("gate", "up", "down")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_NUMBERED = re.compile(r"^layers\.\d+\.", re.ASCII)
+_NUMBERED = re.compile(r"^layers\.(\d+)\.", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+
+
+def split_layer(parameter: str) -> tuple[int | None, str]:
+    """The number of the layer that a parameter is of, None for others, and its name there."""
+    found = _NUMBERED.match(parameter)
+    return (None, parameter) if found is None else (int(found[1]), parameter[found.end() :])
 
 
 @dataclass(frozen=True, slots=True)

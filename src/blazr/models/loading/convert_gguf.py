@@ -29,8 +29,8 @@ from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writ
 from blazr.models.families.gguf.architectures import (
     ARCHITECTURES,
     Architecture,
-    gguf_names,
     mixers_of,
+    written_names,
 )
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_file import (
@@ -49,6 +49,7 @@ from blazr.models.families.rules import (
     TiledColumns,
     Transform,
     Transpose,
+    split_layer,
 )
 from blazr.models.loading.load import read_plain, stored_weight, tiles_of
 from blazr.models.loading.plan import (
@@ -220,9 +221,7 @@ def _jobs(
     planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
 ) -> Iterator[GgufJob]:
     steps = {step.parameter: step for step in planned.plan.steps}
-    names = gguf_names(
-        row, target.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
-    )
+    names = written_names(row, target)
     usual = stored_dtype(planned.plan)
     with torch.device("meta"):
         module = CausalLM(target)
@@ -274,11 +273,8 @@ def _plain_type(step: LoadStep, dtype: str, usual: torch.dtype) -> str:
 
 def _shape(parameter: str, shape: tuple[int, ...], target: ModelConfig) -> tuple[int, ...]:
     """The shape in files: state spaces have columns, and groups one behind the other."""
-    first, _, rest = parameter.partition(".")
-    if first != "layers":
-        return shape
-    index, _, name = rest.partition(".")
-    for mixer in mixers_of(target.layers[int(index)]):
+    index, name = split_layer(parameter)
+    for mixer in () if index is None else mixers_of(target.layers[index]):
         if isinstance(mixer, Mamba2Config):
             if name.endswith((".a_log", ".d")):
                 return (*shape, 1)

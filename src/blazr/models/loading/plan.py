@@ -42,6 +42,7 @@ from blazr.models.families.rules import (
     Stack,
     Transform,
     Transpose,
+    split_layer,
 )
 from blazr.models.loading.parts import held_of
 from blazr.nn.device import Device
@@ -350,13 +351,12 @@ def stage_name(parameter: str, config: ModelConfig) -> str | None:
         parameter: Its name in the whole network.
         config: The rank's, which counts its layers from 0.
     """
-    first, _, rest = parameter.partition(".")
-    if first != "layers":
+    index, name = split_layer(parameter)
+    if index is None:
         return parameter if config.stage.number == 0 else None
-    index, _, name = rest.partition(".")
-    if int(index) not in config.held_layers:
+    if index not in config.held_layers:
         return None
-    return f"layers.{int(index) - config.held_layers.start}.{name}"
+    return f"layers.{index - config.held_layers.start}.{name}"
 
 
 @dataclass(slots=True)

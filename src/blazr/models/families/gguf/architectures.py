@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.rules import (
     AS_STORED,
     FEED,
@@ -404,6 +405,13 @@ def gguf_names(
                 for rule in _in_layer(index, layer, tiled=tiled, joins_gates=joins_gates)
             ),
         ]
+    )
+
+
+def written_names(row: Architecture, config: ModelConfig) -> RuleBook:
+    """The names in files that are written."""
+    return gguf_names(
+        row, config.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
     )
 
 

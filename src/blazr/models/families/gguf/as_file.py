@@ -18,6 +18,7 @@ from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture, mixers_of
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
+from blazr.models.families.rules import split_layer
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
@@ -269,12 +270,12 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         model: The config of the model.
         target: The same in GGUF's form.
     """
-    first, _, rest = parameter.partition(".")
-    if first == "layers":
-        index, part, name = rest.split(".", 2)
-        layer = model.layers[int(index)]
+    index, rest = split_layer(parameter)
+    part, _, name = rest.partition(".")
+    if index is not None:
+        layer = model.layers[index]
         if part == "mixer":
-            made = _mixer_recipe(name, layer.mixer, target.layers[int(index)].mixer)
+            made = _mixer_recipe(name, layer.mixer, target.layers[index].mixer)
         elif part != "feed_forward":
             made = _norm_recipe(name, getattr(layer, part))
         elif isinstance(feed := layer.feed_forward, MlpConfig):
@@ -283,9 +284,9 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         else:
             made = Recipe(source=name)
         return replace(made, source=f"layers.{index}.{part}.{made.source}")
-    if first == "norm":
+    if part == "norm":
         return _norm_recipe(parameter, model.final_norm)
-    if first == "embed_tokens":
+    if part == "embed_tokens":
         return Recipe(source=parameter).times(
             model.embedding_multiplier / target.embedding_multiplier
         )

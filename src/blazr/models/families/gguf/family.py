@@ -7,7 +7,7 @@ the tensors show: biases, norms and sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ from blazr.models.families.gguf.as_config import (
 )
 from blazr.models.families.rules import RuleBook
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -75,20 +75,17 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     if not file.has(f"blk.{file.num_layers}.nextn.eh_proj.weight"):
         config = replace(config, mtp=None)  # Ollama's files may have one beside the layers
     config = as_gguf(config, file.row)
-    behind = () if config.mtp is None else (config.mtp.layer,)
-    layers = tuple(
+    layers = [
         replace(
             layer,
             mixer=_mixer(file, layer.mixer, index),
             feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
             residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
         )
-        for index, layer in enumerate((*config.layers, *behind))
-    )
+        for index, layer in enumerate(config.every_layer)
+    ]
     config = replace(
-        config,
-        layers=layers[: file.num_layers],
-        mtp=config.mtp and replace(config.mtp, layer=layers[-1]),
+        _with_layers(config, layers),
         embedding_multiplier=file.number("embedding_scale", config.embedding_multiplier),
         logits_scaling=file.number("logit_scale", config.logits_scaling),
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
@@ -213,8 +210,7 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
     """The same model, in the form that files of this architecture have."""
     eps = config.final_norm.eps
     layers = []
-    behind = () if config.mtp is None else (config.mtp.layer,)
-    for layer in (*config.layers, *behind):
+    for layer in config.every_layer:
         present = {name: norm for name in _NORMS if (norm := getattr(layer, name)) is not None}
         norms = {name: replace(norm, unit_offset=False) for name, norm in present.items()}
         mixer = _mixer_in_gguf(layer.mixer, row, eps)
@@ -225,18 +221,21 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
             shared = feed.shared_intermediate_size or feed.intermediate_size
             feed = replace(feed, shared_intermediate_size=shared if feed.shared_expert else None)
         layers.append(replace(layer, mixer=mixer, feed_forward=feed, **norms))
+    config = _with_layers(config, layers)
     final_norm = replace(config.final_norm, unit_offset=False)
-    config = replace(
-        config,
-        layers=tuple(layers[: len(config.layers)]),
-        final_norm=final_norm,
-        mtp=config.mtp and replace(config.mtp, layer=layers[-1], norm=final_norm),
-    )
+    mtp = config.mtp and replace(config.mtp, norm=final_norm)
+    config = replace(config, final_norm=final_norm, mtp=mtp)
     if not row.is_folded:
         return config
     is_even = math.isclose(config.embedding_multiplier * config.logits_scaling, 1)
     tied = config.tie_word_embeddings and is_even
     return replace(config, embedding_multiplier=1.0, logits_scaling=1.0, tie_word_embeddings=tied)
+
+
+def _with_layers(config: ModelConfig, layers: Sequence[LayerConfig]) -> ModelConfig:
+    """A config with others in the place of every layer."""
+    mtp = config.mtp and replace(config.mtp, layer=layers[-1])
+    return replace(config, layers=tuple(layers[: len(config.layers)]), mtp=mtp)
 
 
 def _mixer_in_gguf(mixer: MixerConfig, row: Architecture, eps: float) -> MixerConfig:
@@ -283,15 +282,14 @@ def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
     joins_gates = bool(file.layers_with("ssm_ba.weight"))
     reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
-    behind = () if config.mtp is None else (config.mtp.layer,)
     names = gguf_names(
         file.row,
-        (*config.layers, *behind),
+        config.every_layer,
         fused=is_fused,
         tiled=not joins_gates if reordered is None else reordered,
         joins_gates=joins_gates,
     )
-    return names.with_mtp(f"blk.{file.num_layers}.") if behind else names
+    return names if config.mtp is None else names.with_mtp(f"blk.{file.num_layers}.")
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
