@@ -53,6 +53,12 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
 }
 
 
+def unsound(message: str, *, found: str = "", expected: str = "") -> CheckpointError:
+    """The error for a file whose bytes are not what its format has there."""
+    hint = "copy or download the file again"
+    return CheckpointError(message, found=found, expected=expected, hint=hint)
+
+
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; never waits, as opening a pipe would.
@@ -275,31 +281,27 @@ def check_ranges(
         CheckpointError: There are such.
     """
     position = filled_from or 0
-    hint = "copy or download the file again"
     for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
         if info.end > size:
-            raise CheckpointError(
+            raise unsound(
                 f"{path}: cut short; tensor {info.name[:100]!r} ends after the file.",
                 found=f"{size:,} bytes",
                 expected=f"at least {info.end:,}"[:100],
-                hint=hint,
             )
         has_hole = filled_from is not None and info.start > position
         if info.start < position or has_hole:
             what = "follows a hole" if has_hole else "overlaps the one before it"
-            raise CheckpointError(
+            raise unsound(
                 f"{path}: tensor {info.name[:100]!r} {what}.",
                 found=f"byte {info.start:,}",
                 expected=f"byte {position:,}" + ("" if filled_from is not None else " or later"),
-                hint=hint,
             )
         position = info.end
     if filled_from is not None and position != size:
-        raise CheckpointError(
+        raise unsound(
             f"{path}: bytes after the last tensor.",
             found=f"{size:,} bytes",
             expected=f"{position:,} bytes",
-            hint=hint,
         )
 
 

@@ -25,16 +25,23 @@ from blazr.models.checkpoint.base import (
     TensorInfo,
     check_ranges,
     open_regular,
+    unsound,
 )
+from blazr.nn.operands.packing import BlockType
 from blazr.nn.quant.gguf import GGML_TYPES
 
-_HINT = "copy or download the file again"
-# Types that are not blocks: llama.cpp's numbers for ELEMENT_TYPES.
-_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-_PACKED = {row.number: row for row in GGML_TYPES.values() if row.is_packed}
 # Ollama's first files with MXFP4 (fs/ggml/type.go): as Hugging Face has it, neighbours in a byte.
 _MXFP4_IN_PAIRS = 4
-_PACKED[_MXFP4_IN_PAIRS] = GGML_TYPES["MXFP4"]
+# Beside GGML_TYPES: llama.cpp's numbers for types that are read as they are.
+_OTHERS = {"I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28}
+_TYPES = {
+    **{row.number: row for row in GGML_TYPES.values()},
+    **{
+        number: BlockType(name, number, 1, ELEMENT_TYPES[name][0], "")
+        for name, number in _OTHERS.items()
+    },
+    _MXFP4_IN_PAIRS: GGML_TYPES["MXFP4"],
+}
 
 _PART = re.compile(r"(blk\.\d+\.)(\w+\.?)(.*)", re.ASCII)
 _SPLITS = "tokenizer.ggml.pre"
@@ -96,8 +103,7 @@ _OLLAMA_KEYS = {
 
 def type_numbers() -> dict[str, int]:
     """What types are called in files, by their names."""
-    packed = {row.name: row.number for row in _PACKED.values()}
-    return {name: number for number, name in _PLAIN.items()} | packed
+    return {row.name: row.number for row in _TYPES.values()}
 
 
 def read_header(path: Path) -> Header:
@@ -128,38 +134,32 @@ def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorIn
     """One entry of the header, checked on its own."""
     label = f"{path}: tensor {entry.name[:100]!r}"
     if entry.offset % header.alignment:
-        raise CheckpointError(
+        raise unsound(
             f"{label} is not aligned.",
             found=f"offset {entry.offset:,}",
             expected=f"a multiple of {header.alignment}",
-            hint=_HINT,
         )
-    row = _PACKED.get(entry.type_number)
-    if entry.type_number in _PLAIN:
-        name = _PLAIN[entry.type_number]
-        nbytes = prod(entry.shape) * ELEMENT_TYPES[name][0]
-    elif row is None:
+    row = _TYPES.get(entry.type_number)
+    if row is None:
         raise CheckpointError(
             f"{label} is of a type that blazr does not know.",
             found=f"GGML type {entry.type_number}",
             expected=", ".join(GGML_TYPES),
             hint="take the same model in another quantization",
         )
-    elif (entry.shape[-1] if entry.shape else 1) % row.length:
-        raise CheckpointError(
+    columns = entry.shape[-1] if entry.shape else 1
+    if columns % row.length:
+        raise unsound(
             f"{label} does not consist of whole blocks.",
-            found=f"rows of {entry.shape[-1] if entry.shape else 1:,}",
+            found=f"rows of {columns:,}",
             expected=f"a multiple of {row.length} for {row.name}",
-            hint=_HINT,
         )
-    else:
-        name = row.name
-        nbytes = prod(entry.shape) // row.length * row.nbytes
     start = header.data_start + entry.offset
-    info = TensorInfo(entry.name, name, entry.shape, path, start, start + nbytes)
+    end = start + prod(entry.shape) // row.length * row.nbytes
+    info = TensorInfo(entry.name, row.name, entry.shape, path, start, end)
     if entry.type_number != _MXFP4_IN_PAIRS:
         return info
-    return RelaidInfo(entry.name, name, entry.shape, path, start, info.end, info, in_pairs=True)
+    return RelaidInfo(entry.name, row.name, entry.shape, path, start, end, info, in_pairs=True)
 
 
 def as_llama_cpp(header: Header) -> Header:

@@ -22,12 +22,12 @@ from blazr.models.checkpoint.base import (
     TensorInfo,
     check_ranges,
     open_regular,
+    unsound,
 )
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 16  # models have at most 5; the product of thousands takes minutes, and no print
 _LENGTH_BYTES = 8
-_HINT = "copy or download the file again"
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -41,31 +41,27 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raw = file.read(_LENGTH_BYTES)
         length = int.from_bytes(raw, "little")
         if len(raw) < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-            raise CheckpointError(
+            raise unsound(
                 f"{path}: not a safetensors file, or cut short.",
                 found=f"{size:,} bytes, of which the header claims {length:,}",
                 expected="8 bytes of header length, a header of at most 100 MB, the data",
-                hint=_HINT,
             )
         header = file.read(length)
     try:
         entries = json.loads(header, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
+        raise unsound(
             f"{path}: the header cannot be parsed.",
             found=str(error)[:100],
             expected="JSON with unique names",
-            hint=_HINT,
         ) from error
     if not isinstance(entries, dict):
-        raise CheckpointError(
-            f"{path}: the header is not a JSON object.", found=type(entries).__name__, hint=_HINT
-        )
+        raise unsound(f"{path}: the header is not a JSON object.", found=type(entries).__name__)
     notes = entries.pop("__metadata__", None)
     if notes is not None and not (
         isinstance(notes, dict) and all(isinstance(value, str) for value in notes.values())
     ):
-        raise CheckpointError(f"{path}: __metadata__ is not an object of strings.", hint=_HINT)
+        raise unsound(f"{path}: __metadata__ is not an object of strings.")
     base = _LENGTH_BYTES + length
     tensors = {name: _tensor_info(path, name, entry, base) for name, entry in entries.items()}
     check_ranges(path, tensors, size, filled_from=base)
@@ -88,9 +84,7 @@ def _tensor_info(path: Path, name: str, entry: object, base: int) -> TensorInfo:
     """One entry of the header, checked on its own."""
     label = f"{path}: tensor {name[:100]!r}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(
-            f"{label} is not described by dtype, shape and data_offsets.", hint=_HINT
-        )
+        raise unsound(f"{label} is not described by dtype, shape and data_offsets.")
     dtype = entry["dtype"]
     shape = entry["shape"]
     offsets = entry["data_offsets"]
@@ -106,20 +100,18 @@ def _tensor_info(path: Path, name: str, entry: object, base: int) -> TensorInfo:
         or len(shape) > MAX_DIMENSIONS
         or len(offsets) != 2
     ):
-        raise CheckpointError(
+        raise unsound(
             f"{label} has a malformed shape or range.",
             found=f"shape {shape}, data_offsets {offsets}"[:100],
             expected=f"whole numbers from 0, at most {MAX_DIMENSIONS} sizes, two offsets",
-            hint=_HINT,
         )
     start, end = offsets
     needed = prod(shape) * ELEMENT_TYPES[dtype][0]
     if end - start != needed:
-        raise CheckpointError(
+        raise unsound(
             f"{label} does not fill its byte range.",
             found=f"{end - start:,} bytes from {start:,} to {end:,}",
             expected=f"{needed:,} bytes for {dtype} {shape}"[:100],
-            hint=_HINT,
         )
     return TensorInfo(name, dtype, tuple(shape), path, base + start, base + end)
 
