@@ -24,6 +24,7 @@ from blazr.models.families.base import (
     read_max_seq_len,
     split_layers,
 )
+from blazr.models.families.hf.state_space import mixer_rules
 from blazr.models.families.oxidizr_layers import (
     derive_attention,
     derive_feed_forward,
@@ -65,14 +66,8 @@ _KNOWN = {name.partition(".")[0] for keys in ALIASES.items() for name in (keys[0
 }
 LAYER_TYPES = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer")
 
-_SSD = ("in_proj.weight", "in_proj.bias", "conv1d.bias", "dt_bias", "norm.weight")
-_SSD_OUT = ("out_proj.weight", "out_proj.bias")
-_MAMBA3 = tuple(
-    f"{name}.{part}"
-    for name in ("lambda_proj", "theta_proj", "mimo_x_up", "mimo_x_down")
-    for part in PARTS
-)
 _MAMBA1 = ("in_proj.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight", "dt_proj.bias")
+_MAMBA3 = ("lambda_proj", "theta_proj", "mimo_x_up", "mimo_x_down")
 _LATENT = {
     "w_dkv": "kv_down",
     "w_dq": "q_down",
@@ -95,24 +90,19 @@ def decoder_rules(prefix: str) -> RuleBook:
         Rule(layer + "post_attention_layernorm.weight", OURS + "feed_forward_norm.weight"),
         Rule(layer + "norm.weight", OURS + "mixer_norm.weight"),
     ]
-    for at, names in (
-        ("mamba2.", ()),
-        ("mamba3.", (*_MAMBA3, "b_bias", "c_bias", "bc_norm.weight")),
-    ):
-        words = (*_SSD, *_SSD_OUT, *names)
+    for at in ("mamba2.", "mamba3."):
         rules += [
             Rule(layer + at + "norm.{p}", OURS + "mixer_norm.{p}", p=PARTS),
-            Rule(layer + at + "mixer.{p}", MIXER + "{p}", p=words),
-            Rule(layer + at + "mixer.conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
-            Rule(layer + at + "mixer.A_log", MIXER + "a_log"),
-            Rule(layer + at + "mixer.D", MIXER + "d"),
+            *mixer_rules(layer + at + "mixer."),
         ]
-    at = layer + "mamba."
+    mamba3 = tuple(f"{name}.{part}" for name in _MAMBA3 for part in PARTS)
+    own = (*mamba3, "b_bias", "c_bias", "bc_norm.weight")
     rules += [
-        Rule(at + "{p}", MIXER + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
-        Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
-        Rule(at + "A_log", MIXER + "a_log"),
-        Rule(at + "D", MIXER + "d"),
+        Rule(layer + "mamba3.mixer.{p}", MIXER + "{p}", p=own),
+        Rule(layer + "mamba.{p}", MIXER + "{p}", p=(*_MAMBA1, "out_proj.weight", "a_log", "d")),
+        Rule(layer + "mamba.conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
+        Rule(layer + "mamba.A_log", MIXER + "a_log"),
+        Rule(layer + "mamba.D", MIXER + "d"),
     ]
     rules += [
         Rule(f"{layer}self_attn.{theirs}.weight", f"{MIXER}{ours}_proj.weight")
