@@ -16,6 +16,7 @@ from blazr.models.families.rules import RuleBook
 
 Scalar = int | float | bool | str
 T = TypeVar("T")
+D = TypeVar("D")
 V = TypeVar("V", int, float, bool, str)
 
 _LAYER_NUMBER = re.compile(r"(0|[1-9]\d{0,8})\.", re.ASCII)
@@ -83,6 +84,11 @@ class Setting(Generic[T]):
     def source(self) -> str:
         """``"config.json: rope_theta"``."""
         return f"{self.file}: {self.key}"
+
+
+def value_or(found: Setting[T] | None, default: D) -> T | D:
+    """What was found, or else something."""
+    return default if found is None else found.value
 
 
 class ConfigReader:
@@ -398,7 +404,7 @@ class Ledger:
             ConfigError: config.json has a wrong value.
         """
         declared = reader.integer(name)
-        found = group.size(*witnesses, hint=declared.value if declared else None)
+        found = group.size(*witnesses, hint=value_or(declared, None))
         return self.reconcile(name, found.value, found.source, declared)
 
     def derivation(self, config: ModelConfig, rules: RuleBook) -> Derivation:

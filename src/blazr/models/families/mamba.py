@@ -17,6 +17,7 @@ from blazr.models.families.base import (
     TensorGroup,
     read_max_seq_len,
     split_layers,
+    value_or,
 )
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.hf.mamba import BACKBONE_RULES
@@ -102,12 +103,10 @@ def _mixer(layer: TensorGroup, context: Context) -> Mamba1Config | Mamba2Config:
         )
     mixer = derive_mamba1(layer, context, at="mixer.")
     reader = context.reader
-    has_bias = reader.boolean("use_bias")
-    has_conv_bias = reader.boolean("use_conv_bias")
     return replace(
         mixer,
-        bias=has_bias.value if has_bias else layer.has("mixer.in_proj.bias"),
-        conv_bias=has_conv_bias.value if has_conv_bias else True,
+        bias=value_or(reader.boolean("use_bias"), layer.has("mixer.in_proj.bias")),
+        conv_bias=value_or(reader.boolean("use_conv_bias"), default=True),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
-from blazr.models.families.base import Context, Setting, Size, TensorGroup
+from blazr.models.families.base import Context, Setting, Size, TensorGroup, value_or
 from blazr.models.families.hf.rope import number_or, with_llama3_factors
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig
@@ -166,7 +166,7 @@ def derive_rope(dim: int, context: Context) -> RopeConfig:
     scaling = with_llama3_factors(
         section,
         RopeScaling(kind=known, factor=number_or(section, "factor", 1.0)),
-        trained.value if trained else DEFAULT_TRAINED_LENGTH,
+        value_or(trained, DEFAULT_TRAINED_LENGTH),
     )
     context.ledger.record(
         "rope_scaling", f"{scaling.kind}, factor {scaling.factor:g}", section.source
@@ -365,7 +365,7 @@ def _ssd_sizes(layer: TensorGroup, at: str, context: Context) -> _SsdSizes:
     declared = reader.integer("mamba2_num_heads")
     heads = layer.size(
         *((at + name, 0) for name in ("A_log", "D", "dt_bias")),
-        hint=declared.value if declared else None,
+        hint=value_or(declared, None),
     )
     dim = reader.integer("mamba2_head_dim")
     rows = layer.size((at + "in_proj.weight", 0), (at + "in_proj.bias", 0))

@@ -24,7 +24,7 @@ from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
-from blazr.models.families.base import ConfigReader, Derived
+from blazr.models.families.base import ConfigReader, Derived, value_or
 from blazr.models.families.rules import (
     Mxfp4,
     RuleBook,
@@ -195,8 +195,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     checkpoint = planned.checkpoint
     part = _plan_part(planned, ranks, in_stages=in_stages)
     module, config, plan = part.module, part.module.config, part.plan
-    declared = ConfigReader(checkpoint.config).text("ssm_a")
-    ssm_a = ssm_a or (declared.value if declared else SSM_A[0])
+    ssm_a = ssm_a or value_or(ConfigReader(checkpoint.config).text("ssm_a"), SSM_A[0])
     if ssm_a not in SSM_A:
         raise ConfigError("unknown ssm_a.", found=repr(ssm_a)[:100], expected=" or ".join(SSM_A))
     for warning in planned.derivation.warnings:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import ConfigReader
+from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.hf.derive import FULL, LINEAR, SLIDING
 
@@ -225,8 +225,7 @@ class GgufFile:
         Raises:
             ConfigError: It is something else.
         """
-        found = self.reader.number(self.key(name), above=0)
-        return default if found is None else found.value
+        return value_or(self.reader.number(self.key(name), above=0), default)
 
     def any_number(self, name: str) -> float:
         """A number of which 0 means that there is none; 0 where it is not there.
@@ -234,8 +233,7 @@ class GgufFile:
         Raises:
             ConfigError: It is something else.
         """
-        found = self.reader.number(self.key(name))
-        return found.value if found else 0.0
+        return value_or(self.reader.number(self.key(name)), 0.0)
 
     def flag(self, name: str) -> bool | None:
         """A truth, or None where nothing is said."""
@@ -502,8 +500,8 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             "original_max_position_embeddings": trained or file.integer("context_length"),
             "attention_factor": stretch,
         }
-    kind = file.reader.text(file.key("rope.scaling.type"))
-    name = kind.value if kind else "linear"  # what llama.cpp takes a factor alone for
+    # what llama.cpp takes a factor alone for
+    name = value_or(file.reader.text(file.key("rope.scaling.type")), "linear")
     if name in {"none", "", "default"}:  # Ollama writes the latter two
         return {}
     factor = file.number("rope.scaling.factor", file.number("rope.scale_linear", 1.0))

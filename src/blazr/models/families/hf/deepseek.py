@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from blazr.models.families.base import value_or
 from blazr.models.families.hf.derive import BEHIND, Reading, Traits, hf_family
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
@@ -41,12 +42,11 @@ def read_latent_attention(
     rope = None
     if is_rotated:
         parameters = rope_parameters(reader)
-        interleaved = reader.boolean("rope_interleave")
         rope = read_rope(
             reader,
             rotated,
             parameters=parameters,
-            interleaved=interleaved.value if interleaved else True,
+            interleaved=value_or(reader.boolean("rope_interleave"), default=True),
         )
         weight = parameters.number("mscale_all_dim")
         if rope.scaling is not None and weight is not None and weight.value:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import ConfigReader
+from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import BESIDE, FULL, LINEAR, SILU, Reading, Traits, hf_family
@@ -180,8 +180,9 @@ def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
 
 
 def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
-    attend = reading.reader.integers("full_attn_layers")  # counted from one
-    listed = attend.value if attend else range(5, reading.num_layers + 1, 4)
+    # counted from one
+    by_turns = range(5, reading.num_layers + 1, 4)
+    listed = value_or(reading.reader.integers("full_attn_layers"), by_turns)
     if _attends(reading, index, lambda: index + 1 in listed):
         return read_latent_attention(reading, _KIMI_LATENT, is_rotated=False)
     heads = reading.size("linear_num_heads", 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from blazr.models.families.base import value_or
 from blazr.models.families.hf.derive import (
     FULL,
     SLIDING,
@@ -14,6 +15,7 @@ from blazr.models.families.hf.derive import (
     hf_family,
     qwen_slides,
     slides_by_turns,
+    type_by_turns,
 )
 from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
@@ -26,8 +28,7 @@ _GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and 
 def _gemma3_layer(reading: Reading, index: int) -> str:
     every = reading.reader.integer("sliding_window_pattern", minimum=1)
     every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
-    default = SLIDING if (index + 1) % (every.value if every else 6) else FULL
-    return reading.layer_type(index) or default
+    return type_by_turns(reading, index, value_or(every, 6))
 
 
 def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
@@ -36,15 +37,15 @@ def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     kind = _gemma3_layer(reading, index)
     if reader.section("rope_parameters") is not None:
         return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
-    local = reader.number("rope_local_base_freq", above=0)
+    local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
     if kind == SLIDING:
-        return RopeConfig(dim, local.value if local else 10_000.0)
+        return RopeConfig(dim, local)
     return read_rope(reader, dim)
 
 
 def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     """No scaling where there is a window."""
-    kind = reading.layer_type(index) or (SLIDING if (index + 1) % 4 else FULL)
+    kind = type_by_turns(reading, index, 4)
     parameters = rope_parameters(reading.reader, kind)
     rope = read_rope(reading.reader, dim, parameters=parameters)
     is_new = reading.reader.section("rope_parameters") is not None
@@ -53,10 +54,10 @@ def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
 
 def _has_rope(reading: Reading, index: int) -> bool:
     listed = reading.reader.integers("no_rope_layers")  # ones are layers that do have it
-    every = reading.reader.integer("no_rope_layer_interval", minimum=1)
+    every = value_or(reading.reader.integer("no_rope_layer_interval", minimum=1), 4)
     if listed is not None and index < len(listed.value):
         return bool(listed.value[index])
-    return (index + 1) % (every.value if every else 4) != 0
+    return (index + 1) % every != 0
 
 
 def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
@@ -186,7 +187,7 @@ OLMO3 = hf_family(
         _OLMO2,
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
         rope=_olmo3_rope,
-        slides=lambda reading, index: slides_by_turns(reading, index, every=4),
+        slides=lambda reading, index: type_by_turns(reading, index, 4) == SLIDING,
     ),
 )
 SMOLLM3 = hf_family(

@@ -24,6 +24,7 @@ from blazr.models.families.base import (
     V,
     read_max_seq_len,
     split_layers,
+    value_or,
 )
 from blazr.models.families.hf.names import LLAMA_RULES
 from blazr.models.families.hf.rope import read_rope
@@ -214,17 +215,21 @@ def every_slides(reading: Reading, index: int) -> bool:
 
 def qwen_slides(reading: Reading, index: int) -> bool:
     """Where the window is enabled: by ``layer_types``, or from ``max_window_layers`` on."""
-    first = reading.reader.integer("max_window_layers")
+    first = value_or(reading.reader.integer("max_window_layers"), 0)
     if not reading.flag("use_sliding_window"):
         return False
     kind = reading.layer_type(index)
-    return kind == SLIDING if kind else index >= (first.value if first else 0)
+    return kind == SLIDING if kind else index >= first
 
 
-def slides_by_turns(reading: Reading, index: int, *, every: int = 2) -> bool:
-    """By ``layer_types``, or in all layers but every n-th."""
-    kind = reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
-    return kind == SLIDING
+def type_by_turns(reading: Reading, index: int, every: int = 2) -> str:
+    """By ``layer_types``, or a window in all layers but every n-th."""
+    return reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+
+
+def slides_by_turns(reading: Reading, index: int) -> bool:
+    """The same, or a window in every second layer."""
+    return type_by_turns(reading, index) == SLIDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

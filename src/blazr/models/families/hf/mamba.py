@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.base import value_or
 from blazr.models.families.hf.derive import (
     BESIDE,
     FULL,
@@ -111,7 +112,6 @@ def _nemotron_feed(reading: Reading, kind: str | None) -> FeedForwardConfig:
         return read_mlp(reading, {"gated": False, "bias": "mlp_bias"}, "mlp_hidden_act")
     experts = sigmoid_experts(reading, reading.num_layers)
     assert experts is not None
-    latent = reading.reader.integer("moe_latent_size", minimum=1)
     return replace(
         experts,
         activation=reading.activation("mlp_hidden_act"),
@@ -119,7 +119,7 @@ def _nemotron_feed(reading: Reading, kind: str | None) -> FeedForwardConfig:
         dense_bias=reading.flag("mlp_bias"),
         shared_expert=True,
         shared_intermediate_size=reading.size("moe_shared_expert_intermediate_size"),
-        latent_size=latent.value if latent else None,
+        latent_size=value_or(reading.reader.integer("moe_latent_size", minimum=1), None),
     )
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.base import ConfigReader
+from blazr.models.families.base import ConfigReader, value_or
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.operands.attention import AttentionTemperature
 
@@ -76,8 +76,8 @@ def read_rope(
     theta = theta or reader.number("rope_theta", above=0)
     share = parameters.number("partial_rotary_factor", above=0)
     share = share or reader.number("partial_rotary_factor", above=0)
-    dim = int(head_dim * (share.value if share else 1))
-    rope = RopeConfig(dim, theta.value if theta else DEFAULT_THETA, None, interleaved)
+    dim = int(head_dim * value_or(share, 1))
+    rope = RopeConfig(dim, value_or(theta, DEFAULT_THETA), None, interleaved)
     if not 0 < dim <= 2 * rope.num_pairs <= head_dim:
         raise ConfigError(
             f"{reader.source}: the rotated channels do not fit the heads.",
@@ -122,11 +122,10 @@ def _scaling(
             expected=", ".join(KINDS),
         )
     known = KINDS[kind.value]
-    context = reader.integer("max_seq_len", minimum=1)
     original = reader.integer("original_max_position_embeddings", minimum=1)
     original = original or parameters.integer("original_max_position_embeddings", minimum=1)
-    whole = context.value if context else 2048
-    trained = original.value if original else whole
+    whole = value_or(reader.integer("max_seq_len", minimum=1), 2048)
+    trained = value_or(original, whole)
     factor = parameters.number("factor", above=0)
     if known is None:
         return None
@@ -142,13 +141,13 @@ def _scaling(
     if known == "factors":
         return RopeScaling(kind="factors", factors=_factors(parameters, "factors", rope))
     stretch = _yarn if known == "yarn" else _longrope
-    return stretch(parameters, factor.value if factor else whole / trained, trained, rope)
+    return stretch(parameters, value_or(factor, whole / trained), trained, rope)
 
 
 def _axes(reader: ConfigReader, parameters: ConfigReader, num_pairs: int) -> tuple[int, ...]:
     """Which of a token's three positions turns each pair; see `RopeConfig`."""
     sections = parameters.numbers("mrope_section")
-    is_mixed = parameters.boolean("mrope_interleaved")
+    is_mixed = value_or(parameters.boolean("mrope_interleaved"), default=False)
     if sections is None:
         return ()
     sizes = [int(each) for each in sections.value[:3]]
@@ -159,7 +158,7 @@ def _axes(reader: ConfigReader, parameters: ConfigReader, num_pairs: int) -> tup
             expected=f"three numbers that add up to {num_pairs}",
         )
     kind = reader.raw.get("model_type")
-    if (is_mixed and is_mixed.value) or str(kind).startswith(_MIXED_AXES):
+    if is_mixed or str(kind).startswith(_MIXED_AXES):
         # height and width take every third pair each, as far as their sections reach
         return tuple(
             pair % 3 if pair % 3 and pair < 3 * sizes[pair % 3] else 0 for pair in range(num_pairs)
@@ -169,8 +168,7 @@ def _axes(reader: ConfigReader, parameters: ConfigReader, num_pairs: int) -> tup
 
 def number_or(parameters: ConfigReader, name: str, default: float) -> float:
     """A number above 0, or the default."""
-    found = parameters.number(name, above=0)
-    return found.value if found else default
+    return value_or(parameters.number(name, above=0), default)
 
 
 def with_llama3_factors(
@@ -208,7 +206,6 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
         scale = mscale(factor, over.value) / mscale(factor, all_dim.value)
     else:
         scale = mscale(factor)
-    truncate = parameters.boolean("truncate")
     if rope.theta == 1 or rope.dim % 2:
         raise ConfigError(f"{parameters.source}: yarn needs an even size and a theta above 1.")
     return RopeScaling(
@@ -217,7 +214,7 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
         original_max_seq_len=trained,
         beta_fast=number_or(parameters, "beta_fast", 32.0),
         beta_slow=number_or(parameters, "beta_slow", 1.0),
-        truncate=truncate.value if truncate else True,
+        truncate=value_or(parameters.boolean("truncate"), default=True),
         attention_factor=scale,
     )
 
