@@ -38,7 +38,7 @@ _SECTIONS = [11, 11, 10, 0]
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
 
 Metadata = dict[str, Value]
-ConfigValues = dict[str, Value]
+ConfigValues = dict[str, Value | None]
 
 
 def architecture_of(family: str, config: ModelConfig) -> str | None:
@@ -87,7 +87,7 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         found |= {key: getattr(mixer, name) for key, name in keys.items()}
         if isinstance(mixer, Mamba1Config):
             found["normalizes_plainly"] = mixer.inner_norms == "plain"
-    return {METADATA_KEYS[word]: value for word, value in found.items()}
+    return {METADATA_KEYS[word]: value for word, value in found.items() if value is not None}
 
 
 def _feed_forwards(config: ModelConfig) -> ConfigValues:
@@ -117,9 +117,7 @@ def _feed_forwards(config: ModelConfig) -> ConfigValues:
         shared = experts.shared_intermediate_size or experts.intermediate_size
         found["shared_expert_intermediate_size"] = shared
         found["n_shared_experts"] = max(1, shared // experts.intermediate_size)
-    if experts.latent_size is not None:
-        found["moe_latent_size"] = experts.latent_size
-    return found
+    return {**found, "moe_latent_size": experts.latent_size}
 
 
 def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
@@ -140,12 +138,12 @@ def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
     if isinstance(first, DeepseekMlaConfig):
         return found | _latent(first)
     plain = [each for each in known if isinstance(each, AttentionConfig)]
-    found |= {"head_dim": plain[0].head_dim, "value_head_dim": plain[0].head_dim}
-    numbers = {
+    found |= {
+        "head_dim": plain[0].head_dim,
+        "value_head_dim": plain[0].head_dim,
         "attention_multiplier": plain[0].attention_multiplier,
         "attn_logit_softcapping": plain[0].attn_logit_softcap,
     }
-    found |= {word: number for word, number in numbers.items() if number is not None}
     windows = [getattr(each, "sliding_window", None) for each in attends]
     is_sliding = [window is not None for window in windows]
     window = next((window for window in windows if window is not None), None)
@@ -208,9 +206,8 @@ def _latent(first: DeepseekMlaConfig) -> ConfigValues:
         "v_head_dim": first.v_head_dim,
         "kv_lora_rank": first.kv_latent,
         "rotary_dim": first.rope_dim,
+        "q_lora_rank": first.q_latent,
     }
-    if first.q_latent is not None:
-        found["q_lora_rank"] = first.q_latent
     if first.rope is None:
         return found
     stretch = math.sqrt(first.scale * whole**0.5)
