@@ -97,7 +97,7 @@ DEEPSEEK_V2 = hf_family(
     "deepseek_v2",
     Traits(
         names=ROUTED_EXPERTS,
-        mixer=lambda reading, _: read_latent_attention(reading),
+        mixer=lambda reading, *_: read_latent_attention(reading),
         mlp={"bias": "mlp_bias"},
         feed_forward=_softmax_experts,
         expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
@@ -113,7 +113,7 @@ DEEPSEEK_V3 = hf_family(
             "norm_topk_prob": True,
             "first_k_dense_replace": 3,
         },
-        mixer=lambda reading, _: read_latent_attention(reading),
+        mixer=lambda reading, *_: read_latent_attention(reading),
         feed_forward=sigmoid_experts,
         expects={
             "scoring_func": ("sigmoid",),

@@ -26,7 +26,7 @@ from blazr.models.families.rules import (
     RuleBook,
     Squeeze,
 )
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 
 _LAYER = "model.layers.{i}."
@@ -97,7 +97,7 @@ def _attends(reading: Reading, index: int, otherwise: Callable[[], bool]) -> boo
     return otherwise() if kind is None else kind == FULL
 
 
-def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
+def _qwen_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
     every = reading.size("full_attention_interval", 4)
     if _attends(reading, index, lambda: (index + 1) % every == 0):
         return None
@@ -115,7 +115,7 @@ def _qwen_mixer(reading: Reading, index: int) -> MixerConfig | None:
         key_head_dim=sizes.key_dim,
         value_head_dim=sizes.value_dim,
         conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
-        norm_eps=reading.number("rms_norm_eps", 1e-6),
+        norm_eps=norm.eps,
     )
 
 
@@ -179,7 +179,7 @@ def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
     return changed
 
 
-def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
+def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     # counted from one
     by_turns = range(5, reading.num_layers + 1, 4)
     listed = value_or(reading.reader.integers("full_attn_layers"), by_turns)
@@ -194,7 +194,7 @@ def _kimi_mixer(reading: Reading, index: int) -> MixerConfig:
         key_head_dim=dim,
         value_head_dim=dim,
         conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
-        norm_eps=reading.number("rms_norm_eps", 1e-5),
+        norm_eps=norm.eps,
     )
 
 

@@ -276,7 +276,7 @@ class Traits:
     model_numbers: Numbers | None = None
     residual_multiplier: str | None = None
     layer: Callable[[Reading, NormConfig, int], LayerConfig] | None = None
-    mixer: Callable[[Reading, int], MixerConfig | None] | None = None
+    mixer: Callable[[Reading, NormConfig, int], MixerConfig | None] | None = None
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
     rope: Callable[[Reading, int, int], RopeConfig | None] | None = None
     slides: Callable[[Reading, int], bool] | None = None
@@ -467,7 +467,7 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
     if traits.layer is not None:
         return traits.layer(reading, norm, index)
     feed_forward = traits.feed_forward(reading, index) if traits.feed_forward else None
-    mixer = traits.mixer(reading, index) if traits.mixer else None
+    mixer = traits.mixer(reading, norm, index) if traits.mixer else None
     before = norm if traits.norms != "behind" else None
     behind = norm if traits.norms != "before" else None
     key = traits.residual_multiplier

@@ -48,16 +48,11 @@ def _rules(more: Sequence[Rule] = ()) -> RuleBook:
     return hf_rules([*names, *more], {"input": "mixer_norm", "pre_ff": "feed_forward_norm"})
 
 
-def _norm(reading: Reading, eps: float) -> NormConfig:
-    return NormConfig(reading.hidden_size, reading.number("rms_norm_eps", eps))
-
-
-def _bamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
-    reader = reading.reader
-    listed = reader.integers("attn_layer_indices")
+def _bamba_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
+    listed = reading.reader.integers("attn_layer_indices")
     if listed is not None and index in listed.value:
         return None
-    return read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-5))
+    return read_mamba2(reading, Mamba2Keys(), norm)
 
 
 _MAMBA2_DEFAULTS = {"mamba_conv_bias": True, "mamba_d_state": 256, "mamba_n_heads": 128}
@@ -130,10 +125,10 @@ GRANITE_HYBRID = hf_family(
         ),
         names=LOCAL_EXPERTS,
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
-        mixer=lambda reading, index: (
+        mixer=lambda reading, norm, index: (
             None
             if reading.layer_type(index, (LINEAR, FULL)) == FULL
-            else read_mamba2(reading, Mamba2Keys(), _norm(reading, 1e-6))
+            else read_mamba2(reading, Mamba2Keys(), norm)
         ),
         feed_forward=_granite_feed,
         rope=_granite_rope,
@@ -241,13 +236,12 @@ def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[i
     return lambda index: index % step == first
 
 
-def _jamba_mixer(reading: Reading, index: int) -> MixerConfig | None:
+def _jamba_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
     kind = reading.layer_type(index, (LINEAR, FULL))
     attends = _every(reading, "attn", 8, 4)
     if kind == FULL or (kind is None and attends(index)):
         return None
-    eps = reading.number("rms_norm_eps", 1e-6)
-    return replace(read_mamba1(reading, "mamba_"), inner_norms="weighted", norm_eps=eps)
+    return replace(read_mamba1(reading, "mamba_"), inner_norms="weighted", norm_eps=norm.eps)
 
 
 def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:

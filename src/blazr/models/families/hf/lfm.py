@@ -8,7 +8,7 @@ from blazr.models.families.hf.derive import FULL, Reading, Traits, hf_family, re
 from blazr.models.families.hf.names import hf_rules
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 CONV = "conv"
@@ -43,7 +43,8 @@ _RULES = [
 ]
 
 
-def _mixer(reading: Reading, index: int) -> MixerConfig | None:
+def _mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
+    del norm
     kind = reading.layer_type(index, (CONV, FULL))
     attend = reading.reader.integers("full_attn_idxs")
     listed = attend is None or index in attend.value
