@@ -12,7 +12,7 @@ from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import BESIDE, FULL, LINEAR, SILU, Reading, Traits, hf_family
-from blazr.models.families.hf.names import gate_and_up, hf_rules
+from blazr.models.families.hf.names import hf_rules, joined_experts
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import (
@@ -42,12 +42,7 @@ def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
             Rule(at + "{p}", MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
             Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
             Rule(at + "A_log", MIXER + "a_log"),
-            Rule(
-                _LAYER + "mlp.experts.gate_up_proj",
-                gate_and_up(FEED + "experts.", "_proj"),
-                cut=Cut(1),
-            ),
-            Rule(_LAYER + "mlp.experts.down_proj", FEED + "experts.down_proj"),
+            *joined_experts(),
         ],
     )
 

@@ -21,6 +21,7 @@ from blazr.models.families.rules import (
     Rule,
     RuleBook,
     Stack,
+    Transform,
     Transpose,
 )
 
@@ -113,6 +114,19 @@ _NAMES = [
     Rule(_MLP + "experts.gate_up_proj_bias", gate_and_up(_EXPERTS, "_bias"), cut=Cut(1, "rows")),
     Rule(_MLP + "experts.down_proj_bias", _EXPERTS + "down_bias"),
 ]
+
+
+def joined_experts(transform: Transform = AS_STORED, *, dim: int = 1) -> list[Rule]:
+    """Names of experts in one tensor, rows of gate before those of up.
+
+    Args:
+        transform: How their matrices lie.
+        dim: What counts the rows.
+    """
+    return [
+        Rule(_MLP + "experts.gate_up_proj", _GATE_AND_UP, transform, cut=Cut(dim)),
+        Rule(_MLP + "experts.down_proj", _EXPERTS + "down_proj", transform),
+    ]
 
 
 def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) -> RuleBook:

@@ -16,8 +16,8 @@ from blazr.models.families.hf.derive import (
     qwen_slides,
     slides_by_turns,
 )
-from blazr.models.families.hf.names import gate_and_up, hf_rules
-from blazr.models.families.rules import AS_STORED, FEED, Cut, Rule, RuleBook, Transpose
+from blazr.models.families.hf.names import hf_rules, joined_experts
+from blazr.models.families.rules import RuleBook, Transpose
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups
 
@@ -116,20 +116,7 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
     ]
     hidden = (checkpoint.config or {}).get("hidden_size")
     is_published = not shapes or shapes[0][1] == hidden
-    transform = Transpose() if is_published else AS_STORED
-    at = "model.layers.{i}.mlp.experts."
-    ours = FEED + "experts."
-    return hf_rules(
-        [
-            Rule(
-                at + "gate_up_proj",
-                gate_and_up(ours, "_proj"),
-                transform,
-                cut=Cut(2 if is_published else 1),
-            ),
-            Rule(at + "down_proj", ours + "down_proj", transform),
-        ],
-    )
+    return hf_rules(joined_experts(Transpose(), dim=2) if is_published else joined_experts())
 
 
 MIXTRAL = hf_family(
