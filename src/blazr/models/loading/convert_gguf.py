@@ -396,13 +396,12 @@ def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[
             yield mxfp4_blocks(own, scales)
         return
     for info in step.sources:
-        if is_kept and not isinstance(info, QuantizedInfo):
-            yield checkpoint.view(info)
-        elif is_kept:
-            assert isinstance(info, QuantizedInfo)
+        if is_kept and isinstance(info, QuantizedInfo):
             found = plain_blocks(stored_weight(info, checkpoint, torch.float32))
             assert found is not None
             yield found.blocks
+        elif is_kept:
+            yield checkpoint.view(info)
         elif info.is_packed and not isinstance(step.transform, Transpose):
             yield info
         else:

@@ -81,6 +81,7 @@ SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
 # Of what is free, for weights that are plain though they need not be.
 _ROOM = 0.5
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +379,6 @@ def read_weights(
     return Weights(tensors, tuple(not_finite))
 
 
-_CPU = torch.device("cpu")
 _EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.")
 
 
@@ -469,8 +469,7 @@ def read_weight(
     if storing != "as stored":
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
     elif isinstance(step.transform, Stack):
-        host = torch.device("cpu")
-        read = StoredStack([read_matrix(each, checkpoint, dtype, host) for each in step.sources])
+        read = StoredStack([read_matrix(each, checkpoint, dtype, _CPU) for each in step.sources])
     else:
         read = read_matrix(step.sources[0], checkpoint, dtype, device)
     if step.held is not None:

@@ -287,12 +287,8 @@ class LoadPlan:
         if not self.problems:
             return
         first = self.problems[0]
-        more = len(self.problems) - 1
-        message = (
-            f"{first.name[:100]} is {first.kind}"
-            if first.kind != "wrong shape"
-            else (f"{first.name[:100]} {first.detail}")
-        )
+        what = first.detail if first.kind == "wrong shape" else f"is {first.kind}"
+        count = len(self.problems)
         kinds = {problem.kind for problem in self.problems}
         hint = "the file is damaged, or its parts come from different models"
         if kinds == {"left over"}:
@@ -303,10 +299,10 @@ class LoadPlan:
         elif "missing" in kinds:
             hint = "the file is incomplete, or its names are of another program: download it again"
         lines = [str(problem)[:300] for problem in self.problems[:LISTED_PROBLEMS]]
-        if len(self.problems) > LISTED_PROBLEMS:
-            lines.append(f"... and {len(self.problems) - LISTED_PROBLEMS} more")
+        if count > LISTED_PROBLEMS:
+            lines.append(f"... and {count - LISTED_PROBLEMS} more")
         raise CheckpointError(
-            message + (f", among {more + 1} problems." if more else "."),
+            f"{first.name[:100]} {what}" + (f", among {count} problems." if count > 1 else "."),
             found="\n".join(lines),
             expected="every parameter of the model once, and nothing else",
             hint=hint,
@@ -408,12 +404,9 @@ class _Matching:
 
     def is_of_mtp(self, name: str) -> bool:
         """Whether a tensor belongs to the module for multi-token prediction, and that is wanted."""
-        match = self.rules.match(name)
-        return (
-            match is not None
-            and match.parameter.startswith(MTP)
-            and (match.parameter in self.parameters)
-        )
+        found = self.rules.match(name)
+        parameter = "" if found is None else found.parameter
+        return parameter.startswith(MTP) and parameter in self.parameters
 
     def _misshapen(self, info: TensorInfo, wanted: Shape) -> None:
         detail = f"is {list(info.shape)}, the model needs {list(wanted)}"
