@@ -168,5 +168,9 @@ def checkpoint(
         found[name] = TensorInfo(name, dtype, shape, file, position, end)
         position = end
     return Checkpoint(
-        path=file, files={file: position}, tensors=found, config=config, metadata=metadata or {}
+        path=file,
+        files={file: position},
+        tensors=found,
+        config=config or {},
+        metadata=metadata or {},
     )

@@ -322,4 +322,4 @@ def from_shapes(wanted: Shapes, written: dict[str, object] | None = None) -> Che
         end = position + 4 * math.prod(shape)
         found[name] = TensorInfo(name, "F32", shape, file, position, end)
         position = end
-    return Checkpoint(path=file, files={file: position}, tensors=found, config=written)
+    return Checkpoint(path=file, files={file: position}, tensors=found, config=written or {})

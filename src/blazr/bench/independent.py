@@ -173,7 +173,7 @@ def transformers_logits(
     """What the transformers library makes of the same files: (T, V), or why it was not asked."""
     if find_spec("transformers") is None:
         return "not installed"
-    kind = (checkpoint.config or {}).get("model_type")
+    kind = checkpoint.config.get("model_type")
     is_packed = any(isinstance(part, Weight) for part in module.modules())
     if not checkpoint.path.is_dir() or kind is None or is_packed:
         return "not applicable"

@@ -45,7 +45,7 @@ def describe_model(
     vocabulary = _vocabulary(
         None if checkpoint.metadata else checkpoint.directory,
         planned.derivation.config.vocab_size,
-        declared=(checkpoint.config or {}).get("tokenizer_vocab"),
+        declared=checkpoint.config.get("tokenizer_vocab"),
         metadata=checkpoint.metadata,
     )
     described = describe_plan(planned, kv_dtype=kv_dtype, state_dtype=state_dtype)

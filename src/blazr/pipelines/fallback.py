@@ -169,7 +169,7 @@ def _auto_name(checkpoint: Checkpoint) -> str:
     """The class of transformers that knows a model, by its config: with images if there is one."""
     from transformers.models.auto import modeling_auto
 
-    name = (checkpoint.config or {}).get("model_type")
+    name = checkpoint.config.get("model_type")
     sees = name in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
 

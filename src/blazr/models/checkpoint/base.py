@@ -329,7 +329,7 @@ class Checkpoint:
         path: The directory or file that was opened.
         files: The files that hold tensors, with their sizes in bytes.
         tensors: Every tensor by name.
-        config: The contents of config.json, or None.
+        config: The contents of config.json; empty where there is none.
         config_path: Where that was, or None.
         metadata: What the first file itself says about the model (GGUF).
     """
@@ -337,7 +337,7 @@ class Checkpoint:
     path: Path
     files: Mapping[Path, int]
     tensors: Mapping[str, TensorInfo]
-    config: Mapping[str, object] | None = None
+    config: Mapping[str, object] = field(default_factory=dict)
     config_path: Path | None = None
     metadata: Mapping[str, Value] = field(default_factory=dict)
     _mapped: dict[Path, mmap.mmap] = field(default_factory=dict, repr=False)

@@ -305,7 +305,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         path=path,
         files={file: file.stat().st_size for file in found.files},
         tensors=tensors,
-        config=read_json(config_path) if has_config else None,
+        config=read_json(config_path) if has_config else {},
         config_path=config_path if has_config else None,
         metadata=headers[0].metadata,
     )

@@ -72,9 +72,8 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
     """What config.json, or a file of its own, says about the quantization."""
-    config = checkpoint.config or {}
     for key in ("quantization_config", "compression_config"):
-        raw = config.get(key)
+        raw = checkpoint.config.get(key)
         if raw is None:
             continue
         if not isinstance(raw, Mapping):

@@ -95,7 +95,7 @@ class ConfigReader:
     """Reads values by the first of their names; null counts as absent.
 
     Args:
-        raw: The parsed file, or None where there is none.
+        raw: The parsed file; empty where there is none.
         source: Its name, for messages.
         names: Every name of a value, the first to look for first; None for a value's own name
             and then those of ``ALIASES``.
@@ -103,11 +103,11 @@ class ConfigReader:
 
     def __init__(
         self,
-        raw: Mapping[str, object] | None,
+        raw: Mapping[str, object],
         source: str = "config.json",
         names: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.raw = raw or {}
+        self.raw = raw
         self.source = source
         self.unknown: dict[str, object] = {}  # keys of sections that nobody knows, with their path
         self._asked: set[str] = set()

@@ -62,7 +62,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     ledger.reconcile("num_layers", len(layers), PREFIX + "layers.*", reader.integer("num_layers"))
     eps = ledger.choose("rms_norm_eps", reader.number("layer_norm_epsilon", above=0), DEFAULT_EPS)
     norm = NormConfig(hidden.value, eps)
-    context = Context(reader, ConfigReader(None), ledger, layers, hidden.value, eps)
+    context = Context(reader, ConfigReader({}), ledger, layers, hidden.value, eps)
     config = ModelConfig(
         vocab_size=vocab.value,
         hidden_size=hidden.value,

@@ -199,14 +199,14 @@ def _training_notes(checkpoint: Checkpoint, sizes: dict[str, int]) -> ConfigRead
     """
     path = checkpoint.directory / "training_config.json"
     if not path.exists():
-        return ConfigReader(None)
+        return ConfigReader({})
     outer = ConfigReader(read_json(path), path.name).section("config")
     notes = outer.section("model") if outer else None
     if notes is None:
-        return ConfigReader(None)
+        return ConfigReader({})
     found = {name: notes.integer(name) for name in sizes}
     agrees = all(f is not None and f.value == sizes[name] for name, f in found.items())
-    return notes if agrees else ConfigReader(None)
+    return notes if agrees else ConfigReader({})
 
 
 _MIXERS: dict[str, Callable[[TensorGroup, Context], MixerConfig]] = {

@@ -306,7 +306,7 @@ def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
     # four-bit experts stay as they are, and so does what config.json says of them
     is_kept = not quantized and any(job.info.dtype == "U8" for job in jobs)
     replaced = () if is_kept else _REPLACED
-    config = {k: v for k, v in (checkpoint.config or {}).items() if k not in replaced}
+    config = {k: v for k, v in checkpoint.config.items() if k not in replaced}
     if quantized:
         # compressed-tensors calls this a config: schemes, and the modules that each is for
         modules: dict[tuple[int, int | None], list[str]] = {}

@@ -95,7 +95,7 @@ def _read(
 def _derive(
     checkpoint: Checkpoint, tensors: Mapping[str, str], loaded: LoadedModel
 ) -> Eagle3Config:
-    raw = dict(checkpoint.config or {})
+    raw = checkpoint.config
     layer = raw.get("transformer_layer_config", raw)
     if "fc.weight" not in tensors or not isinstance(layer, Mapping):
         raise ConfigError(

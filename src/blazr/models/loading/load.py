@@ -259,7 +259,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         path=checkpoint.path,
         name=planned.name,
         derivation=planned.derivation.values,
-        metadata=checkpoint.config or {},
+        metadata=checkpoint.config,
         gguf=checkpoint.metadata,
         rules=planned.derivation.rules,
         num_parameters=sum(math.prod(step.shape) for step in planned.plan.steps),

@@ -334,7 +334,7 @@ def hf_family(name: str, traits: Traits) -> Family:
 
 def model_type(checkpoint: Checkpoint) -> str | None:
     """What config.json calls the model, or None."""
-    found = (checkpoint.config or {}).get("model_type")
+    found = checkpoint.config.get("model_type")
     return found if isinstance(found, str) else None
 
 

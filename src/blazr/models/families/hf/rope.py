@@ -48,8 +48,8 @@ def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> Conf
     old = reader.section("rope_scaling")
     if new is not None and layer_type is not None and layer_type in new.raw:
         inner = new.section(layer_type)
-        return inner or ConfigReader(None, f"{new.source}: {layer_type}")
-    return new or old or ConfigReader(None, f"{reader.source}: rope_scaling")
+        return inner or ConfigReader({}, f"{new.source}: {layer_type}")
+    return new or old or ConfigReader({}, f"{reader.source}: rope_scaling")
 
 
 def read_rope(

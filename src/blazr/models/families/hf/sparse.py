@@ -114,7 +114,7 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
         for name, info in checkpoint.tensors.items()
         if name.endswith(".experts.gate_up_proj") and len(info.shape) == 3
     ]
-    hidden = (checkpoint.config or {}).get("hidden_size")
+    hidden = checkpoint.config.get("hidden_size")
     is_published = not shapes or shapes[0][1] == hidden
     return hf_rules(joined_experts(Transpose(), dim=2) if is_published else joined_experts())
 

@@ -92,7 +92,7 @@ def seeing_family(
     """
 
     def derive(checkpoint: Checkpoint) -> Derivation:
-        own = checkpoint.config or {}
+        own = checkpoint.config
         section = ConfigReader(own).section("text_config")
         # the first ones had one config for all
         text = section.raw if section else {k: v for k, v in own.items() if k != "vision_config"}

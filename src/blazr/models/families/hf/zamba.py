@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import ConfigReader
+from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.derive import LINEAR, Reading, Traits, hf_family, read_mlp
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
@@ -118,10 +118,9 @@ def _users(names: Iterable[str]) -> list[str]:
 
 def _num_blocks(reader: ConfigReader, users: Sequence[str]) -> int:
     """How many take turns. Where embeddings are not tied, transformers 5 ties no blocks either."""
-    count = reader.integer("num_mem_blocks")
-    tied = reader.boolean("tie_word_embeddings")
-    shared = max(count.value, 1) if count else 1
-    return shared if tied is None or tied.value else max(shared, len(users))
+    shared = max(value_or(reader.integer("num_mem_blocks"), 1), 1)
+    is_tied = value_or(reader.boolean("tie_word_embeddings"), default=True)
+    return shared if is_tied else max(shared, len(users))
 
 
 def _number(name: str) -> int:
