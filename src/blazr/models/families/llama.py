@@ -6,8 +6,10 @@ tensors tell biases, norms of queries and keys and a tied head, and the usual si
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.base import Derivation, Family
+from blazr.models.families.base import Derivation
 from blazr.models.families.hf.dense import LLAMA as DECLARED
 from blazr.models.families.hf.derive import model_type
 from blazr.models.families.oxidizr import derive_decoder
@@ -28,11 +30,4 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     return derive_decoder(checkpoint, prefix=PREFIX)
 
 
-LLAMA = Family(
-    name="llama",
-    matches=_matches,
-    derive=_derive,
-    rules=DECLARED.rules,
-    ignored=DECLARED.ignored,
-    keys=DECLARED.keys,
-)
+LLAMA = replace(DECLARED, matches=_matches, derive=_derive)
