@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import BESIDE, FULL, LINEAR, SILU, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import BESIDE, SILU, Reading, Traits, attends, hf_family
 from blazr.models.families.hf.names import hf_rules, joined_experts
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
@@ -86,15 +86,9 @@ def _delta_sizes(reading: Reading) -> _DeltaSizes:
     )
 
 
-def _attends(reading: Reading, index: int, otherwise: Callable[[], bool]) -> bool:
-    """Whether a layer attends to tokens; ``otherwise`` says so where types are not listed."""
-    kind = reading.layer_type(index, (LINEAR, FULL))
-    return otherwise() if kind is None else kind == FULL
-
-
 def _qwen_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
     every = reading.size("full_attention_interval", 4)
-    if _attends(reading, index, lambda: (index + 1) % every == 0):
+    if attends(reading, index, by_turns=(index + 1) % every == 0):
         return None
     sizes = _delta_sizes(reading)
     if sizes.heads % sizes.key_heads:
@@ -178,7 +172,7 @@ def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     # counted from one
     by_turns = range(5, reading.num_layers + 1, 4)
     listed = value_or(reading.reader.integers("full_attn_layers"), by_turns)
-    if _attends(reading, index, lambda: index + 1 in listed):
+    if attends(reading, index, by_turns=index + 1 in listed):
         return read_latent_attention(reading, _KIMI_LATENT, is_rotated=False)
     heads = reading.size("linear_num_heads", 32)
     dim = reading.size("linear_head_dim", 128)

@@ -207,6 +207,19 @@ Numbers = Callable[[Reading], Mapping[str, float | None]]
 Flags = Mapping[str, Flag]
 
 
+def attends(reading: Reading, index: int, *, by_turns: bool, other: str = LINEAR) -> bool:
+    """Whether a layer attends to tokens.
+
+    Args:
+        reading: The config.
+        index: The layer.
+        by_turns: Whether it does where types are not listed.
+        other: The type of those that do not.
+    """
+    kind = reading.layer_type(index, (other, FULL))
+    return by_turns if kind is None else kind == FULL
+
+
 def every_slides(reading: Reading, index: int) -> bool:
     """Every layer has the window."""
     del reading, index

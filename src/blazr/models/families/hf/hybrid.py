@@ -9,11 +9,10 @@ from typing import Literal
 from blazr.core.errors import ConfigError
 from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
 from blazr.models.families.hf.derive import (
-    FULL,
-    LINEAR,
     SILU,
     Reading,
     Traits,
+    attends,
     hf_family,
     read_attention,
     read_mlp,
@@ -127,7 +126,7 @@ GRANITE_HYBRID = hf_family(
         defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
         mixer=lambda reading, norm, index: (
             None
-            if reading.layer_type(index, (LINEAR, FULL)) == FULL
+            if attends(reading, index, by_turns=False)
             else read_mamba2(reading, Mamba2Keys(), norm)
         ),
         feed_forward=_granite_feed,
@@ -237,9 +236,7 @@ def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[i
 
 
 def _jamba_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
-    kind = reading.layer_type(index, (LINEAR, FULL))
-    attends = _every(reading, "attn", 8, 4)
-    if kind == FULL or (kind is None and attends(index)):
+    if attends(reading, index, by_turns=_every(reading, "attn", 8, 4)(index)):
         return None
     return replace(read_mamba1(reading, "mamba_"), inner_norms="weighted", norm_eps=norm.eps)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import FULL, Reading, Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import Reading, Traits, attends, hf_family, read_mlp
 from blazr.models.families.hf.names import hf_rules
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
@@ -45,10 +45,9 @@ _RULES = [
 
 def _mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
     del norm
-    kind = reading.layer_type(index, (CONV, FULL))
-    attend = reading.reader.integers("full_attn_idxs")
-    listed = attend is None or index in attend.value
-    if kind == FULL or (kind is None and listed):
+    listed = reading.reader.integers("full_attn_idxs")
+    by_turns = listed is None or index in listed.value
+    if attends(reading, index, by_turns=by_turns, other=CONV):
         return None
     return ShortConvConfig(
         hidden_size=reading.hidden_size,
