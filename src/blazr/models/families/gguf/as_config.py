@@ -24,7 +24,7 @@ ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 """What identifies the mixers of a layer: each a tensor that no other mixer has."""
-_ROUTER = "ffn_gate_inp.weight"
+_ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
 # Layers by a tensor that they alone have; of several in one layer the first decides.
 _KIND_BY_TENSOR = {
     CONV: "conv",
@@ -277,25 +277,29 @@ def family_of(file: GgufFile) -> str:
 
 def config_values(file: GgufFile) -> ConfigValues:
     """Values of config.json by key, where more than a key's name changes."""
-    return {
+    values: ConfigValues = {
         "num_layers": file.num_layers,
         "hidden_size": file.hidden_size,
         "vocab_size": None,
-        "rms_norm_eps": file.eps,
-        **dict.fromkeys(("norm_eps", "norm_epsilon", "layer_norm_epsilon"), file.eps),
+        RMS_EPS: file.eps,
         **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),
         **_attention(file),
         **_state_space(file),
     }
+    return {word: value for key, value in values.items() for word in CONFIG_KEYS.get(key, (key,))}
+
+
+# These give values under keys of config.json, or under one of llama.cpp's for all that it stands
+# for there.
 
 
 def _feed_forwards(file: GgufFile) -> ConfigValues:
     sparse = file.layers_with(_ROUTER)
-    dense = file.layers_with("ffn_down.weight")
+    dense = file.layers_with(_DOWN)
     first = sparse[0] if sparse else file.num_layers
-    values: ConfigValues = dict.fromkeys(CONFIG_KEYS["leading_dense_block_count"], first)
+    values: ConfigValues = {"leading_dense_block_count": first}
     if dense:
         size = file.size(f"blk.{dense[0]}.ffn_down.weight", 1)
         values |= {"intermediate_size": size, "shared_intermediate_size": size}
@@ -313,10 +317,8 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
         **values,
         "moe_intermediate_size": size,
         "num_experts": experts,
-        **dict.fromkeys(
-            CONFIG_KEYS["expert_used_count"], min(file.integer("expert_used_count"), experts)
-        ),
-        **dict.fromkeys(CONFIG_KEYS["expert_shared_feed_forward_length"], wide),
+        "expert_used_count": min(file.integer("expert_used_count"), experts),
+        "expert_shared_feed_forward_length": wide,
         "n_shared_experts": max(1, wide // size),
         "mlp_only_layers": [index for index in range(file.num_layers) if index not in sparse],
         "topk_method": _TOPK_METHODS[file.integer("expert_gating_func", 0) == SIGMOID],
@@ -361,19 +363,19 @@ def _state_space(file: GgufFile) -> ConfigValues:
         return values
     at = f"blk.{scans[0]}."
     kernel = file.size(at + "ssm_conv1d.weight", 1)
-    values |= dict.fromkeys(CONFIG_KEYS["ssm.conv_kernel"], kernel)
+    values["ssm.conv_kernel"] = kernel
     if file.has(at + MAMBA1):
         inner = file.size(at + "ssm_a", 0)
         rank = file.size(at + "ssm_dt.weight", 1)
-        values |= dict.fromkeys(CONFIG_KEYS["ssm.state_size"], file.size(at + "ssm_a", 1))
-        values |= dict.fromkeys(("time_step_rank", "mamba_dt_rank"), rank)
-        # half a channel more, as the product is cut off to a whole number
-        wide = {"mamba_expand": (inner + 0.5) / file.hidden_size, "mixer_rms_eps": file.eps}
-        return (
-            values
-            | wide
-            | ({} if file.layers_with("ffn_down.weight") else {"intermediate_size": inner})
-        )
+        values |= {
+            "ssm.state_size": file.size(at + "ssm_a", 1),
+            "time_step_rank": rank,
+            "mamba_dt_rank": rank,
+            # half a channel more, as the product is cut off to a whole number
+            "mamba_expand": (inner + 0.5) / file.hidden_size,
+            "mixer_rms_eps": file.eps,
+        }
+        return values | ({} if file.layers_with(_DOWN) else {"intermediate_size": inner})
     heads = file.size(at + "ssm_a", 0)
     inner = file.size(at + "ssm_out.weight", 1)
     groups = file.integer("ssm.group_count", 1)
@@ -385,9 +387,8 @@ def _state_space(file: GgufFile) -> ConfigValues:
             found=f"{heads} heads, {inner} channels, {groups} groups, {states} states"[:100],
             expected="heads that divide the channels, groups that divide the heads",
         )
-    values |= dict.fromkeys(CONFIG_KEYS["ssm.time_step_rank"], heads)
-    values |= dict.fromkeys(CONFIG_KEYS["ssm.group_count"], groups)
     size = inner // heads
+    values |= {"ssm.time_step_rank": heads, "ssm.group_count": groups}
     values |= {"mamba_head_dim": size, "mamba_d_head": size, "linear_value_head_dim": size}
     return values | ({} if file.layers_with(ATTENTION) else {"head_dim": size})
 
