@@ -20,11 +20,10 @@ from blazr.models.checkpoint.quantized import join_quantized
 
 BUILT_IN = "nano"
 INDEX = "model.safetensors.index.json"
-_SUFFIXES = (".safetensors", ".gguf")
-_REPO_ID = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
-_HUB_FILE = re.compile(
-    r"(?P<repo>[\w][\w.-]{0,95}/[\w][\w.-]{0,95}):(?P<file>[\w][\w ./-]{0,250}\.gguf)", re.ASCII
-)
+_SUFFIXES = tuple(row.suffix for row in FORMATS.values())
+_REPO = r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}"
+_REPO_ID = re.compile(_REPO, re.ASCII)
+_HUB_FILE = re.compile(rf"(?P<repo>{_REPO}):(?P<file>[\w][\w ./-]{{0,250}}\.gguf)", re.ASCII)
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>safetensors|gguf)"
 )
