@@ -37,7 +37,7 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
-from blazr.pipelines.network import network_from
+from blazr.pipelines.network import load_without_code, network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
 from blazr.pipelines.sight import TYPE_IDS
 
@@ -212,9 +212,7 @@ def describe_fallback(
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False, local_files_only=True
-        )
+        config: Any = load_without_code(transformers.AutoConfig, checkpoint.directory)
         auto = getattr(transformers, _auto_name(checkpoint))
         with torch.device("meta"):
             network = auto.from_config(config, trust_remote_code=False)

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from blazr.models.checkpoint.base import Checkpoint
 
 
+def load_without_code(kind: type, directory: Path) -> object:
+    """What a class of the library reads of a directory; code that lies there is never run.
+
+    Raises:
+        Exception: What the class raises where it cannot.
+    """
+    reader: Any = kind
+    found: object = reader.from_pretrained(
+        directory, trust_remote_code=False, local_files_only=True
+    )
+    return found
+
+
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The tensors of a checkpoint as its files hold them, in memory, by their names there."""
     found = {}
@@ -47,10 +60,8 @@ def network_from(
 
     kind: Any = getattr(transformers, kind_name)
     is_auto = not issubclass(kind, transformers.PreTrainedModel)
-    configs: Any = transformers.AutoConfig if is_auto else kind.config_class
-    config = configs.from_pretrained(
-        checkpoint.directory, trust_remote_code=False, local_files_only=True
-    )
+    configs = transformers.AutoConfig if is_auto else kind.config_class
+    config: Any = load_without_code(configs, checkpoint.directory)
     network_class = kind
     if is_auto:
         with torch.device("meta"):

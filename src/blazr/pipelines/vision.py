@@ -28,6 +28,7 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_frames, open_image
+from blazr.pipelines.network import load_without_code
 from blazr.pipelines.voxtral import VoxtralProcessor
 from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
@@ -267,9 +268,7 @@ class Vision:
         import transformers
 
         directory = checkpoint.directory
-        config = transformers.AutoConfig.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
+        config: Any = load_without_code(transformers.AutoConfig, directory)
         processor: Any = load_processor(directory, config)
         tower = self._load_tower(config, _image_tensors(checkpoint))
         mark = getattr(processor, f"{self.medium}_token")
@@ -529,8 +528,7 @@ def load_processor(directory: Path, config: object) -> Callable[..., dict[str, T
         whole = kinds[type(config)]
         parts = [name for name in whole.get_attributes() if name != "video_processor"]
         kind = type(whole.__name__, (whole,), {"get_attributes": classmethod(lambda _: parts)})
-    found = kind.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    return cast("Callable[..., dict[str, Tensor]]", found)
+    return cast("Callable[..., dict[str, Tensor]]", load_without_code(kind, directory))
 
 
 def _image_infos(checkpoint: Checkpoint) -> Mapping[str, Any]:

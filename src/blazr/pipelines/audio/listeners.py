@@ -20,6 +20,7 @@ from blazr.pipelines.audio.transcript import (
 )
 from blazr.pipelines.audio.voice_activity import RATE
 from blazr.pipelines.audio.whisper import Listener
+from blazr.pipelines.network import load_without_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,10 +37,7 @@ class OneLanguage(Transcriber):
         """Read the processor."""
         import transformers
 
-        auto: Any = transformers.AutoProcessor
-        self._processor = auto.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
+        self._processor: Any = load_without_code(transformers.AutoProcessor, directory)
 
     def check_request(self, request: TranscriptionRequest) -> None:
         """Refuse what only models of many languages can do."""

@@ -16,7 +16,7 @@ import torch
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.jobs import Outlet
-from blazr.pipelines.network import generation_config
+from blazr.pipelines.network import generation_config, load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ class Speaker(TransformersPipeline):
         """Read the tokenizer, and how the model generates."""
         import transformers
 
-        auto: Any = transformers.AutoTokenizer
-        self.tokenizer = auto.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
+        self.tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)
         self.network.generation_config = generation_config(self.network, directory)
 
     def can_say(self, text: str) -> bool:

@@ -23,7 +23,7 @@ from blazr.pipelines.audio.transcript import (
     Word,
 )
 from blazr.pipelines.audio.voice_activity import RATE
-from blazr.pipelines.network import generation_config
+from blazr.pipelines.network import generation_config, load_without_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +46,7 @@ class Whisper(Transcriber):
         import transformers
         from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-        where = {"trust_remote_code": False, "local_files_only": True}
-        auto: Any = transformers.AutoProcessor
-        self._processor = auto.from_pretrained(directory, **where)
+        self._processor: Any = load_without_code(transformers.AutoProcessor, directory)
         config: Any = generation_config(self.network, directory)
         self.network.generation_config = config
         own: Mapping[str, int] = getattr(config, "lang_to_id", None) or {}

@@ -13,6 +13,7 @@ import torch
 from blazr.core.errors import RequestError
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.pipelines.jobs import Outlet
+from blazr.pipelines.network import load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
@@ -39,18 +40,16 @@ class Encoder(TransformersPipeline):
         """Read the tokenizer."""
         import transformers
 
-        auto: Any = transformers.AutoTokenizer
-        self.tokenizer = auto.from_pretrained(
-            directory, trust_remote_code=False, local_files_only=True
-        )
+        tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)
+        self.tokenizer = tokenizer
         config = self.network.config
         config.use_cache = False
         if getattr(config, "pad_token_id", None) is None:  # where a text ends is told by it
-            config.pad_token_id = self.tokenizer.pad_token_id
+            config.pad_token_id = tokenizer.pad_token_id
         positions = getattr(config, "max_position_embeddings", None)
         if positions is not None and config.model_type in _SHIFTED:
             positions -= (config.pad_token_id or 0) + 1
-        self.max_tokens = min(positions or 2**30, self.tokenizer.model_max_length)
+        self.max_tokens = min(positions or 2**30, tokenizer.model_max_length)
 
     @abstractmethod
     def finish(self, out: Tensor, mask: Tensor, num_hidden: int) -> Tensor:
