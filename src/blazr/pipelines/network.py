@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from blazr.models.checkpoint.base import QuantizedInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blazr.models.checkpoint.base import Checkpoint
+    from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 
 
 def load_without_code(kind: type, directory: Path) -> object:
@@ -28,13 +29,35 @@ def load_without_code(kind: type, directory: Path) -> object:
     return found
 
 
-def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of a checkpoint as its files hold them, in memory, by their names there."""
-    found = {}
-    for info in checkpoint.tensors.values():
-        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
-            found[part.name] = checkpoint.own(part)
-    return found
+def stored_infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    """The tensors of a checkpoint as its files hold them, by their names there."""
+    return {
+        part.name: part
+        for info in checkpoint.tensors.values()
+        for part in (info.parts.values() if isinstance(info, QuantizedInfo) else (info,))
+    }
+
+
+def network_of(
+    kind: type, config: object, tensors: Mapping[str, Tensor], dtype: str | torch.dtype
+) -> tuple[torch.nn.Module, list[str]]:
+    """A network of the library, ready to run, and the names of tensors that are missing.
+
+    Args:
+        kind: Its class.
+        config: As the library reads it.
+        tensors: By the library's names.
+        dtype: What to compute in; ``auto`` is that of the config.
+    """
+    network_class: Any = kind
+    own: Any = config
+    # The library gets tensors and no path: in a directory it would also look for pickles
+    # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
+    own.transformers_weights = None
+    network, problems = network_class.from_pretrained(
+        None, config=own, state_dict=tensors, dtype=dtype, output_loading_info=True
+    )
+    return network.eval().requires_grad_(requires_grad=False), sorted(problems["missing_keys"])
 
 
 def network_from(
@@ -61,22 +84,12 @@ def network_from(
     kind: Any = getattr(transformers, kind_name)
     is_auto = not issubclass(kind, transformers.PreTrainedModel)
     configs = transformers.AutoConfig if is_auto else kind.config_class
-    config: Any = load_without_code(configs, checkpoint.directory)
-    network_class = kind
+    config = load_without_code(configs, checkpoint.directory)
     if is_auto:
         with torch.device("meta"):
-            network_class = type(kind.from_config(config, trust_remote_code=False))
-    # The library gets tensors and no path: in a directory it would also look for pickles
-    # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
-    config.transformers_weights = None
-    network, problems = network_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=stored_tensors(checkpoint),
-        dtype=dtype,
-        output_loading_info=True,
-    )
-    return network.eval().requires_grad_(requires_grad=False), sorted(problems["missing_keys"])
+            kind = type(kind.from_config(config, trust_remote_code=False))
+    tensors = {name: checkpoint.own(info) for name, info in stored_infos(checkpoint).items()}
+    return network_of(kind, config, tensors, dtype)
 
 
 def generation_config(network: torch.nn.Module, directory: Path) -> object:

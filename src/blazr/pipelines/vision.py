@@ -23,12 +23,12 @@ from torch import Tensor
 
 from blazr.core.errors import BlazrError, CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
-from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_frames, open_image
-from blazr.pipelines.network import load_without_code
+from blazr.pipelines.network import load_without_code, network_of, stored_infos
 from blazr.pipelines.voxtral import VoxtralProcessor
 from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
@@ -270,11 +270,18 @@ class Vision:
         directory = checkpoint.directory
         config: Any = load_without_code(transformers.AutoConfig, directory)
         processor: Any = load_processor(directory, config)
-        tower = self._load_tower(config, _image_tensors(checkpoint))
+        infos = {
+            name: info
+            for name, info in stored_infos(checkpoint).items()
+            if name.startswith(IMAGE_PREFIXES)
+        }
+        tower = self._load_tower(
+            config, {name: checkpoint.own(info) for name, info in infos.items()}
+        )
         mark = getattr(processor, f"{self.medium}_token")
         stamps = [
             (info.name, info.shape, path.stat().st_size, path.stat().st_mtime_ns)
-            for info in _image_infos(checkpoint).values()
+            for info in infos.values()
             for path in [info.file]
         ]
         return Eye(
@@ -299,14 +306,15 @@ class Vision:
         Raises:
             CheckpointError: Tensors are missing.
         """
-        tower, missing = _load_tower(self.auto, config, tensors, self._dtype)
+        kind = _without_language_model(self.auto, config)
+        tower, missing = network_of(kind, config, tensors, self._dtype)
         if missing:
             raise CheckpointError(
                 f"{len(missing)} tensors of the part that takes {self.noun} are missing.",
                 found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
                 hint=self.advice,
             )
-        return tower.to(self._device).eval().requires_grad_(requires_grad=False)
+        return tower.to(self._device)
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
@@ -531,23 +539,8 @@ def load_processor(directory: Path, config: object) -> Callable[..., dict[str, T
     return cast("Callable[..., dict[str, Tensor]]", load_without_code(kind, directory))
 
 
-def _image_infos(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    return {
-        part.name: part
-        for info in checkpoint.tensors.values()
-        for part in (info.parts.values() if isinstance(info, QuantizedInfo) else (info,))
-        if part.name.startswith(IMAGE_PREFIXES)
-    }
-
-
-def _image_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return {name: checkpoint.own(info) for name, info in _image_infos(checkpoint).items()}
-
-
-def _load_tower(
-    auto: str, config: object, tensors: dict[str, Tensor], dtype: torch.dtype
-) -> tuple[torch.nn.Module, list[str]]:
-    """The library's network without its language model, and the names of tensors it lacks."""
+def _without_language_model(auto: str, config: object) -> type:
+    """The class of the library's network, but without its language model."""
     import transformers
 
     known: Any = config
@@ -570,10 +563,4 @@ def _load_tower(
         "get_output_embeddings": lambda _: None,
         "__module__": whole.__module__,
     }
-    sees: Any = type(whole.__name__, (whole,), members)
-    # The library gets tensors and no path, where it would also look for pickles.
-    known.transformers_weights = None
-    network, problems = sees.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
-    )
-    return network, sorted(problems["missing_keys"])
+    return type(whole.__name__, (whole,), members)
