@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache
-
-
-_PARTS = ("keys", "values")
 
 
 @dataclass(slots=True)
@@ -32,16 +29,10 @@ class PaddedBatch:
     cache: DynamicCache
     pads: tuple[int, ...]
 
-    @property
-    def length(self) -> int:
-        """Positions of each row, padding and all."""
-        found: int = self.cache.get_seq_length()
-        return found
-
     def inputs(self, token_ids: Sequence[int], device: torch.device) -> dict[str, Tensor]:
         """What the network takes to compute one token of each: ids, mask and positions."""
         pads = torch.tensor(self.pads, device=device)[:, None]
-        length = self.length
+        length = self.cache.get_seq_length()  # padding and all
         return {
             "input_ids": torch.tensor(token_ids, device=device)[:, None],
             "attention_mask": (torch.arange(length + 1, device=device) >= pads).long(),
@@ -50,12 +41,10 @@ class PaddedBatch:
 
     def split(self) -> dict[int, DynamicCache]:
         """Every sequence's own cache again, by its slot."""
-        count = len(self.cache.layers)
-        layers = [[_part(self.cache, index, name) for name in _PARTS] for index in range(count)]
         return {
             slot: _cache_of(
                 (keys[row : row + 1, :, pad:], values[row : row + 1, :, pad:])
-                for keys, values in layers
+                for keys, values in _parts(self.cache)
             )
             for row, (slot, pad) in enumerate(zip(self.slots, self.pads, strict=True))
         }
@@ -83,21 +72,22 @@ def join(pasts: Mapping[int, DynamicCache]) -> PaddedBatch:
     lengths = [past.get_seq_length() for past in pasts.values()]
     pads = tuple(max(lengths) - length for length in lengths)
 
-    def rows(layer: int, name: str) -> Tensor:
-        parts = (_part(past, layer, name) for past in pasts.values())
+    def joined(parts: Iterable[Tensor]) -> Tensor:
         return torch.cat(
             [F.pad(each, (0, 0, pad, 0)) for each, pad in zip(parts, pads, strict=True)]
         )
 
-    count = len(next(iter(pasts.values())).layers)
-    cache = _cache_of((rows(layer, _PARTS[0]), rows(layer, _PARTS[1])) for layer in range(count))
+    cache = _cache_of(
+        (joined(keys for keys, _ in layer), joined(values for _, values in layer))
+        for layer in zip(*map(_parts, pasts.values()), strict=True)
+    )
     return PaddedBatch(tuple(pasts), cache, pads)
 
 
-def _part(cache: DynamicCache, layer: int, name: str) -> Tensor:
-    """A layer's keys or values, (B, H, S, D)."""
-    found: Tensor = getattr(cache.layers[layer], name)
-    return found
+def _parts(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of each layer, (B, H, S, D)."""
+    layers: Sequence[Any] = cache.layers
+    return [(each.keys, each.values) for each in layers]
 
 
 def _cache_of(layers: Iterable[tuple[Tensor, Tensor]]) -> DynamicCache:
