@@ -6,14 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from blazr.cli import options
-
-if TYPE_CHECKING:
-    pass
 
 
 def info(  # noqa: PLR0913  (one argument per flag)
@@ -70,39 +67,27 @@ def info(  # noqa: PLR0913  (one argument per flag)
     print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
 
 
-def _report_lines(report: Mapping[str, object]) -> Iterator[str]:
+def _report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """The report for people, in lines; programs read ``--json``."""
     for key in ("name", "path", "family", "dtype"):
         yield f"{key:<10} {report[key]}"
     vocabulary = report["vocabulary"]
-    assert isinstance(vocabulary, Mapping)
     yield f"{'vocabulary':<10} {vocabulary['name'] or 'none'}: {vocabulary['reason']}"
     for section in ("parameters", "memory"):
         yield section
-        for name, value in _items(report[section]):
+        for name, value in report[section].items():
             yield f"  {name.replace('_', ' '):<32} {value:>16,}"
-    if sampling := dict(_items(report["sampling"])):
+    if report["sampling"]:
         yield "sampling defaults"
-        for name, value in sampling.items():
+        for name, value in report["sampling"].items():
             yield f"  {name:<32} {value:>16}"
     yield "config, and where each value came from"
-    derivation = list(_rows(report["derivation"]))
-    for each in derivation:
+    for each in report["derivation"]:
         origin = ": ".join(str(each[key]) for key in ("source", "note") if each[key])
         yield f"  {each['name']!s:<28} {each['value']!s:<12} {origin}"
-    known = {each["name"] for each in derivation}
-    for name, value in _items(report["config"]):
+    known = {each["name"] for each in report["derivation"]}
+    for name, value in report["config"].items():
         if name not in known:
             yield f"  {name:<28} {json.dumps(value)}"
-    for warning in _rows(report["warnings"]):
+    for warning in report["warnings"]:
         yield f"warning    {warning}"
-
-
-def _items(section: object) -> Iterator[tuple[str, Any]]:
-    assert isinstance(section, Mapping)
-    yield from section.items()
-
-
-def _rows(section: object) -> Iterator[Mapping[str, object]]:
-    assert isinstance(section, list)
-    yield from section
