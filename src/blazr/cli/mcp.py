@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,14 +66,12 @@ async def _serve(app: Starlette | None, url: str) -> None:
 
     transport = None if app is None else httpx2.ASGITransport(app=app)
     key = env.get("BLAZR_API_KEY") if app is None else ""
-    async with AsyncExitStack() as stack:
-        client = httpx2.AsyncClient(
-            transport=transport,
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(10, read=600),
-        )
-        await stack.enter_async_context(client)
+    client = httpx2.AsyncClient(
+        transport=transport,
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx2.Timeout(10, read=600),
+    )
+    async with client, stdio_server() as (read, write):
         server = build_server(client, reads_files=True)
-        read, write = await stack.enter_async_context(stdio_server())
         await server.run(read, write, server.create_initialization_options())
