@@ -20,8 +20,8 @@ EXTENSIBLE = {
         "COMMANDS",
         lambda row: row.__module__,
         {
-            *("app", "conversation", "model_plans", "options", "partners", "programs"),
-            *("terminal", "tools"),
+            *("app", "conversation", "model_plans", "options", "partners", "pipelines"),
+            *("programs", "terminal", "tools"),
         },
     ),
     "models/families": (

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from blazr.cli import options
+from blazr.cli.pipelines import Taker, open_pipeline
 from blazr.core.errors import ConfigError
-from blazr.core.garbage import loading
-from blazr.llm.options import LoadOptions
 from blazr.pipelines.diffusion.generation import (
     MAX_GUIDANCE,
     MAX_STEPS,
@@ -55,8 +53,6 @@ def image(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback acts)
 ) -> None:
     """Make an image, and write it to a file."""
-    from blazr.llm.load import load_pipeline
-
     form = _FORMS.get(output.suffix.lower())
     if form is None:
         raise ConfigError(
@@ -72,41 +68,25 @@ def image(  # noqa: PLR0913  (one argument per flag)
         seed=seed,
         form=cast("ImageForm", form),
     )
-    options.set_threads(threads)
-    with loading():
-        given = LoadOptions(model, device=device, dtype=dtype)
-        pipeline = load_pipeline(given)
-    from blazr.pipelines.diffusion.generator import ImageGenerator
+    data = b""
+    with open_pipeline(model, device=device, dtype=dtype, threads=threads) as pipeline:
+        from blazr.pipelines.diffusion.generator import ImageGenerator
 
-    if not isinstance(pipeline, ImageGenerator):
-        raise ConfigError(
-            "the model makes no images.", found=model[:100], expected="a pipeline of diffusers"
-        )
-    try:
+        if not isinstance(pipeline, ImageGenerator):
+            raise ConfigError(
+                "the model makes no images.", found=model[:100], expected="a pipeline of diffusers"
+            )
         with options.progress_bar("denoising", unit="steps") as progress:
-            made = _Made(progress)
-            pipeline.generate(request, made)
-    finally:
-        pipeline.close()
+
+            def take(event: ImageEvent) -> None:
+                nonlocal data
+                if isinstance(event, ImageMade):
+                    data = event.data
+                elif isinstance(event, StepDone) and progress is not None:
+                    progress(event.step, event.num_steps)
+
+            pipeline.generate(request, Taker(take))
     try:
-        output.write_bytes(made.data)
+        output.write_bytes(data)
     except OSError as error:
         raise ConfigError("the image file cannot be written.", found=str(error)[:200]) from None
-
-
-class _Made:
-    """The image, and on the way there the steps."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None) -> None:
-        self.data = b""
-        self._progress = progress
-
-    def emit(self, item: ImageEvent) -> None:
-        """Take an event."""
-        if isinstance(item, ImageMade):
-            self.data = item.data
-        elif isinstance(item, StepDone) and self._progress is not None:
-            self._progress(item.step, item.num_steps)
-
-    def check(self) -> None:
-        """Never end: Ctrl-C does."""

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
+from blazr.cli.pipelines import Taker, open_pipeline
 from blazr.core.errors import ConfigError
-from blazr.core.garbage import loading
-from blazr.llm.options import LoadOptions
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.kinds import PIPELINES, SPEECH
@@ -38,7 +37,6 @@ def speak(  # noqa: PLR0913  (one argument per flag)
     """Say a text, and write the sound to a file."""
     import numpy as np
 
-    from blazr.llm.load import load_pipeline
     from blazr.pipelines.audio.speaker import Speaker
 
     form = output.suffix.lower().removeprefix(".").replace("ogg", "opus")
@@ -48,39 +46,23 @@ def speak(  # noqa: PLR0913  (one argument per flag)
             found=output.suffix[:20] or "no suffix",
             expected=", ".join(f".{each}" for each in MEDIA_TYPES),
         )
-    options.set_threads(threads)
-    with loading():
-        given = LoadOptions(model, revision=revision, device=device, dtype=dtype)
-        pipeline = load_pipeline(given)
-    if not isinstance(pipeline, Speaker):
-        raise ConfigError(
-            "the model does not speak.",
-            found=f"{pipeline.info.family if pipeline else 'a language model'} in {model[:100]}",
-            expected=" or ".join(
-                name for name, kind in PIPELINES.items() if SPEECH in kind.capabilities
-            ),
-        )
-    made = _Made()
-    try:
-        pipeline.speak(SpeechRequest(text=text, voice=voice, speed=speed, seed=seed), made)
-    finally:
-        pipeline.close()
-    samples = np.concatenate([each.samples for each in made.parts])
+    made: list[SoundMade] = []
+    with open_pipeline(
+        model, revision=revision, device=device, dtype=dtype, threads=threads
+    ) as pipeline:
+        if not isinstance(pipeline, Speaker):
+            family = pipeline.info.family if pipeline else "a language model"
+            raise ConfigError(
+                "the model does not speak.",
+                found=f"{family} in {model[:100]}",
+                expected=" or ".join(
+                    name for name, kind in PIPELINES.items() if SPEECH in kind.capabilities
+                ),
+            )
+        request = SpeechRequest(text=text, voice=voice, speed=speed, seed=seed)
+        pipeline.speak(request, Taker(made.append))
+    samples = np.concatenate([each.samples for each in made])
     try:
         output.write_bytes(SoundEncoder(form, pipeline.rate).whole(samples))
     except OSError as error:
         raise ConfigError("the sound file cannot be written.", found=str(error)[:200]) from None
-
-
-class _Made:
-    """What was said so far."""
-
-    def __init__(self) -> None:
-        self.parts: list[SoundMade] = []
-
-    def emit(self, item: SoundMade) -> None:
-        """Take the sound of a sentence."""
-        self.parts.append(item)
-
-    def check(self) -> None:
-        """Never end: Ctrl-C does."""
