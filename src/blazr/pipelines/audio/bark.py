@@ -14,7 +14,6 @@ from blazr.models.checkpoint.base import read_json
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
 _VOICES = "speaker_embeddings_path.json"
@@ -72,7 +71,7 @@ class Bark(Speaker):
         """The names of the presets; where there are none, each text has a voice of its own."""
         return list(self._voices)
 
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         most = self.network.generation_config.semantic_config["max_input_semantic_length"]
         inputs = self.tokenizer(
@@ -86,7 +85,7 @@ class Bark(Speaker):
         ).to(self.device)
         voice = self._voices[self.voices[sentence.voice]]
         sound: Tensor = self.network.generate(**inputs, history_prompt=voice)
-        return sound[0].float().cpu().numpy()
+        return sound[0]
 
 
 def _refusal(name: str, found: str) -> CheckpointError:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
+import torch
 
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
 _OF_DEPTH = "depth_decoder_"
@@ -55,7 +54,7 @@ class Csm(Speaker):
         """Numbers of speakers."""
         return [str(each) for each in range(_NUM_VOICES)]
 
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         text = f"[{self.voices[sentence.voice]}]{sentence.text}"
         inputs = self.tokenizer(text, return_token_type_ids=False, return_tensors="pt")
@@ -66,6 +65,6 @@ class Csm(Speaker):
         ends = (codes == self.network.config.codebook_eos_token_id).all(-1).nonzero()
         codes = codes[: int(ends.min())] if len(ends) else codes
         if not len(codes):
-            return np.zeros(0, np.float32)  # it has ended at once
+            return torch.zeros(0)  # it has ended at once
         sound: Tensor = self.network.codec_model.decode(codes.T[None]).audio_values[0, 0]
-        return sound.float().cpu().numpy()
+        return sound

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
+import torch
 
 from blazr.pipelines.audio.companion import Companion
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import nn
+    from torch import Tensor, nn
 
     from blazr.models.checkpoint.base import Checkpoint
 
@@ -64,7 +63,7 @@ class Dia(Speaker):
         """The marks of speakers."""
         return ("S1", "S2")
 
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         text = f"[{self.voices[sentence.voice]}] {sentence.text}"
         inputs = self._processor(
@@ -77,7 +76,6 @@ class Dia(Speaker):
         begins = int((first == self._codes["bos_token_id"]).sum())
         ends = len(first) - int((first == self._codes["pad_token_id"]).sum()) - 1
         if ends <= begins:
-            return np.zeros(0, np.float32)  # it has ended at once
-        (sound,) = self._processor.batch_decode(codes, audio_kwargs=self._codes)
-        samples: NDArray[np.float32] = sound.reshape(-1).float().cpu().numpy()
-        return samples
+            return torch.zeros(0)  # it has ended at once
+        sound: Tensor = self._processor.batch_decode(codes, audio_kwargs=self._codes)[0]
+        return sound.reshape(-1)

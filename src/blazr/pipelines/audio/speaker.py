@@ -20,7 +20,7 @@ from blazr.pipelines.network import generation_config, load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from torch import Tensor
 
 # What is longer is cut at a comma or a space: the time a network takes may grow with the square.
 MAX_SENTENCE = 300
@@ -77,7 +77,7 @@ class Speaker(TransformersPipeline):
         """The names of its voices; the first speaks where none is asked for."""
 
     @abstractmethod
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence, (N,)."""
 
     def prepare(self, directory: Path) -> None:
@@ -138,7 +138,7 @@ class Speaker(TransformersPipeline):
                 # the library draws from the generator that all share, which gets its state back
                 with torch.inference_mode(), torch.random.fork_rng():
                     torch.manual_seed(request.seed + index)
-                    sound = self.say(sentence)
+                    sound = self.say(sentence).float().cpu().numpy()
                 samples = np.nan_to_num(sound).clip(-1, 1).astype(np.float32)
                 outlet.emit(SoundMade(samples, self.rate))
 

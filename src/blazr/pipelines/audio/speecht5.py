@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -14,8 +14,6 @@ from blazr.pipelines.audio.companion import Companion
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from blazr.models.checkpoint.base import Checkpoint
 
 _VOCODER = Companion(inside="vocoder", beside="speecht5_hifigan", network="SpeechT5HifiGan")
@@ -74,15 +72,14 @@ class SpeechT5(Speaker):
         """The names of the files of voices."""
         return list(self._voices)
 
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> torch.Tensor:
         """The sound of a sentence."""
         inputs = self.tokenizer(sentence.text, return_tensors="pt").to(self.device)
         vector = self._voices[self.voices[sentence.voice]].to(self.network.dtype)
-        sound: Any = self.network.generate(
+        sound: torch.Tensor = self.network.generate(
             inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             speaker_embeddings=vector,
             vocoder=self.network.vocoder,
         )
-        samples: NDArray[np.float32] = sound.reshape(-1).float().cpu().numpy()
-        return samples
+        return sound.reshape(-1)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from torch import Tensor
 
 
 class Vits(Speaker):
@@ -28,12 +27,12 @@ class Vits(Speaker):
         """The numbers of its speakers."""
         return [str(each) for each in range(max(int(self.network.config.num_speakers), 1))]
 
-    def say(self, sentence: Sentence) -> NDArray[np.float32]:
+    def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         inputs = self.tokenizer(sentence.text, return_tensors="pt").to(self.device)
         if self.network.config.num_speakers > 1:
             inputs["speaker_id"] = sentence.voice
         own = self.network.config.speaking_rate
         self.network.speaking_rate = own * sentence.speed  # one thread alone uses it
-        sound: NDArray[np.float32] = self.network(**inputs).waveform[0].float().cpu().numpy()
+        sound: Tensor = self.network(**inputs).waveform[0]
         return sound
