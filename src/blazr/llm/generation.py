@@ -128,6 +128,11 @@ class GenerationRequest:
         return len(self.prompt or ()) + chat + more
 
     @property
+    def cuts_tokens(self) -> bool:
+        """Whether a prompt that is too long loses tokens, and not messages."""
+        return self.truncation is not None and self.truncation.drops != "messages"
+
+    @property
     def has_images(self) -> bool:
         """Whether there is an image, which takes time to see."""
         return any(each.images for each in self.messages or ())

@@ -33,7 +33,8 @@ from blazr.text.tool_calls.format import tool_specs
 
 if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine
-    from blazr.pipelines.vision import SeenImage
+    from blazr.pipelines.sight import Sight
+    from blazr.pipelines.vision import SeenImage, Vision
 
 # Of one request.
 MAX_IMAGES = 32
@@ -147,8 +148,7 @@ class TextEngine:
     @property
     def takes(self) -> frozenset[str]:
         """What messages may have besides text: kinds of `blazr.text.images.Image`."""
-        sense = None if self.bundle is None else self.bundle.sense
-        return frozenset() if sense is None else sense.kinds
+        return frozenset() if self._sense is None else self._sense.kinds
 
     @property
     def reads_images(self) -> bool:
@@ -161,9 +161,9 @@ class TextEngine:
         return "audio" in self.takes
 
     @property
-    def _reads_ahead(self) -> bool:
-        """Whether each token of a prompt with images attends to all of it."""
-        return self.bundle is not None and bool(self.bundle.sense and self.bundle.sense.reads_ahead)
+    def _sense(self) -> Vision | Sight | None:
+        """The part of the model that sees or hears."""
+        return None if self.bundle is None else self.bundle.sense
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Translate a request to token ids, and compile its grammar.
@@ -196,7 +196,7 @@ class TextEngine:
             ids = self.encode_prompt(request)
         whole = len(ids)
         truncation = request.truncation
-        if truncation is not None and truncation.drops != "messages":
+        if truncation is not None and request.cuts_tokens:
             most = self._room(request) if truncation.most is None else truncation.most
             ids = ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
         if len(ids) < whole:
@@ -213,7 +213,7 @@ class TextEngine:
         prepared = Request(
             prompt_ids=tuple(ids),
             embeddings=prompt.embeddings,
-            sees_ahead=bool(prompt.embeddings) and self._reads_ahead,
+            sees_ahead=bool(prompt.embeddings and self._sense and self._sense.reads_ahead),
             inputs=prompt.inputs,
             params=params.with_defaults(self.info.sampling),
             stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
@@ -281,8 +281,7 @@ class TextEngine:
             raise RequestError("messages may not be empty.", param="messages")
         self._check_images(messages)
         self.template.check_roles(messages)
-        truncation = request.truncation
-        if truncation is None or truncation.drops == "messages":
+        if not request.cuts_tokens:
             self._check_length(sum(map(_num_characters, messages)), "messages")
         continues = request.continue_final_message
         prompt = self.template.prompt(
@@ -315,7 +314,7 @@ class TextEngine:
         def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
             prompt = self._render(kept)
-            if truncation is None or truncation.drops == "messages":
+            if not request.cuts_tokens:
                 self._check_length(len(prompt.text), "messages", RENDERED_CHARACTERS_PER_TOKEN)
             return prompt, self.reply_cache.encode(prompt, request.cache_salt)
 
@@ -345,10 +344,8 @@ class TextEngine:
         images = _images(request.messages or (), num_dropped)
         if not images:
             return []
-        assert self.bundle is not None
-        assert self.bundle.sense is not None
-        truncation = request.truncation
-        if truncation is not None and truncation.drops != "messages":
+        assert self._sense is not None  # else they were refused
+        if request.cuts_tokens:
             raise RequestError(
                 "a prompt with images cannot be cut to a number of tokens.",
                 param="truncate_prompt_tokens",
@@ -361,7 +358,7 @@ class TextEngine:
                 found=str(len(images)),
                 expected=f"at most {MAX_IMAGES}",
             )
-        return self.bundle.sense.see(images)
+        return self._sense.see(images)
 
     def _with_images(
         self,
@@ -374,9 +371,8 @@ class TextEngine:
         images = self._see(request, num_dropped)
         if not images:
             return WithImages(ids), anchors
-        assert self.bundle is not None
-        assert self.bundle.sense is not None
-        found = self.bundle.sense.insert(ids, images)
+        assert self._sense is not None
+        found = self._sense.insert(ids, images)
         longer = [len(image.token_ids) - 1 for image in images]
         moved = tuple(
             anchor
