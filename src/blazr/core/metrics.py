@@ -61,6 +61,8 @@ _VLLM_ENGINE = {
     "draft_tokens": "spec_decode_num_draft_tokens",
     "kept_draft_tokens": "spec_decode_num_accepted_tokens",
 }
+# Of those called otherwise than their metrics.
+_ENGINE_FIGURES = {"running": "num_running", "waiting": "num_waiting"}
 _VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
 
 METRICS: Table[Metric] = Table(
@@ -95,32 +97,27 @@ METRICS: Table[Metric] = Table(
         ),
         **{
             f"blazr_engine_{name}": Metric(
-                text, figure=figure, is_gauge=True, vllm=_VLLM_ENGINE.get(name, "")
+                text,
+                figure=_ENGINE_FIGURES.get(name, name),
+                is_gauge=True,
+                vllm=_VLLM_ENGINE.get(name, ""),
             )
-            for name, figure, text in (
-                ("running", "num_running", "replies being computed"),
-                ("max_running", "max_running", "replies that can be computed at once"),
-                ("waiting", "num_waiting", "replies in the queue"),
-                (
-                    "usage",
-                    "usage",
-                    "share of the memory for replies that running ones hold, 0 to 1",
-                ),
-                ("pages_used", "pages_used", "pages in use, by replies or for reuse"),
-                ("pages_idle", "pages_idle", "of these, pages kept for reuse alone"),
-                ("pages_free", "pages_free", "pages that can be had without evicting"),
-                ("states_used", "states_used", "recurrent states in use, by replies or for reuse"),
-                ("states_free", "states_free", "states that can be had without evicting"),
-                ("prefix_blocks", "prefix_blocks", "blocks of prompts and replies that are known"),
-                ("cache_bytes", "cache_bytes", "memory set aside for caches"),
-                (
-                    "block_tokens",
-                    "block_tokens",
-                    "tokens of a block of a prefix",
-                ),
-                ("page_bytes", "page_bytes", "of a page, for all layers"),
-                ("state_bytes", "state_bytes", "of a recurrent state, for all layers"),
-                ("disk_bytes", "disk_bytes", "of all files in --cache-dir, when last counted"),
+            for name, text in (
+                ("running", "replies being computed"),
+                ("max_running", "replies that can be computed at once"),
+                ("waiting", "replies in the queue"),
+                ("usage", "share of the memory for replies that running ones hold, 0 to 1"),
+                ("pages_used", "pages in use, by replies or for reuse"),
+                ("pages_idle", "of these, pages kept for reuse alone"),
+                ("pages_free", "pages that can be had without evicting"),
+                ("states_used", "recurrent states in use, by replies or for reuse"),
+                ("states_free", "states that can be had without evicting"),
+                ("prefix_blocks", "blocks of prompts and replies that are known"),
+                ("cache_bytes", "memory set aside for caches"),
+                ("block_tokens", "tokens of a block of a prefix"),
+                ("page_bytes", "of a page, for all layers"),
+                ("state_bytes", "of a recurrent state, for all layers"),
+                ("disk_bytes", "of all files in --cache-dir, when last counted"),
             )
         },
         **{
