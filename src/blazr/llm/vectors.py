@@ -12,7 +12,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt
 from blazr.llm.results import Completion, Embedding, Score
-from blazr.pipelines.encoders.request import unit
+from blazr.pipelines.encoders.request import first_numbers, unit
 
 ONLY_READ = SamplingParams(max_tokens=0)
 
@@ -30,15 +30,7 @@ def unit_vectors(
         RequestError: There are fewer.
     """
     vectors = np.array([each.embedding or array("f") for each in completions], np.float32)
-    size = vectors.shape[1]
-    if dimensions is not None and not 0 < dimensions <= size:
-        raise RequestError(
-            "dimensions is out of range.",
-            param="dimensions",
-            found=str(dimensions)[:20],
-            expected=f"1 to {size}",
-        )
-    return unit(vectors[:, :dimensions])
+    return unit(first_numbers(vectors, dimensions))
 
 
 def embedding_requests(prompts: Sequence[Prompt]) -> list[GenerationRequest]:

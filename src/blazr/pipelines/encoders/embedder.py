@@ -10,7 +10,7 @@ import torch
 from blazr.core.errors import RequestError
 from blazr.pipelines.encoders.encoder import Encoder
 from blazr.pipelines.encoders.modules import Modules, read_modules
-from blazr.pipelines.encoders.request import ReadRequest, unit
+from blazr.pipelines.encoders.request import ReadRequest, first_numbers, unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,13 +83,5 @@ class Embedder(Encoder):
         Raises:
             RequestError: There are fewer.
         """
-        if dimensions is None:
-            return vectors
-        if not 0 < dimensions <= vectors.shape[1]:
-            raise RequestError(
-                "dimensions is out of range.",
-                param="dimensions",
-                found=str(dimensions)[:20],
-                expected=f"1 to {vectors.shape[1]}",
-            )
-        return unit(vectors[:, :dimensions]) if self.normalizes else vectors[:, :dimensions]
+        found = first_numbers(vectors, dimensions)
+        return unit(found) if self.normalizes and dimensions is not None else found

@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from blazr.core.errors import RequestError
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -53,6 +55,23 @@ class TextsRead:
     places: Sequence[int]
     values: NDArray[np.float32]
     num_tokens: int
+
+
+def first_numbers(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
+    """The first so many numbers of vectors, (B, C); None keeps all.
+
+    Raises:
+        RequestError: There are fewer.
+    """
+    size = vectors.shape[1]
+    if dimensions is not None and not 0 < dimensions <= size:
+        raise RequestError(
+            "dimensions is out of range.",
+            param="dimensions",
+            found=str(dimensions)[:20],
+            expected=f"1 to {size}",
+        )
+    return vectors[:, :dimensions]
 
 
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
