@@ -7,6 +7,7 @@ the comments of ``ggml-common.h`` and ``dequantize_row_*`` in ``ggml-quants.c``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -29,19 +30,9 @@ def _integers(data: Bytes, kind: str) -> NDArray[np.unsignedinteger]:
     return np.ascontiguousarray(data).view(kind)
 
 
-def f32(data: Bytes) -> Floats:
+def _floats(kind: str, data: Bytes) -> Floats:
     """Floats as they are."""
-    return np.ascontiguousarray(data).view("<f4").astype(float)
-
-
-def f16(data: Bytes) -> Floats:
-    """Floats as they are."""
-    return np.ascontiguousarray(data).view("<f2").astype(float)
-
-
-def f64(data: Bytes) -> Floats:
-    """Floats as they are."""
-    return np.ascontiguousarray(data).view("<f8").astype(float)
+    return np.ascontiguousarray(data).view(kind).astype(float)
 
 
 def bf16(data: Bytes) -> Floats:
@@ -51,7 +42,7 @@ def bf16(data: Bytes) -> Floats:
 
 def _half(data: Bytes, at: int) -> Floats:
     """The float16 at a byte, (N, 1)."""
-    return np.ascontiguousarray(data[:, at : at + 2]).view("<f2").astype(float)
+    return _floats("<f2", data[:, at : at + 2])
 
 
 def _low_high(data: Bytes) -> Bytes:
@@ -92,18 +83,11 @@ def q8_0(data: Bytes) -> Floats:
     return _half(data, 0) * data[:, 2:].view(np.int8)
 
 
-def _pairs_of_bits(data: Bytes) -> Bytes:
-    """Two bits each: of 32 bytes the lowest, the next, ..., then of the next 32."""
+def _by_32(data: Bytes, bits: int) -> Bytes:
+    """So many bits each: of 32 bytes the lowest, the next, ..., then of the next 32."""
     runs = data.reshape(len(data), -1, 1, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return ((runs >> shifts) & 3).astype(np.uint8).reshape(len(data), -1)
-
-
-def _nibbles_by_32(data: Bytes) -> Bytes:
-    """Of 32 bytes the low nibbles, then the high ones, then of the next 32."""
-    runs = data.reshape(len(data), -1, 1, 32)
-    shifts = np.array([0, 4], np.uint8)[:, None]
-    return ((runs >> shifts) & 15).astype(np.uint8).reshape(len(data), -1)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return ((runs >> shifts) & (2**bits - 1)).astype(np.uint8).reshape(len(data), -1)
 
 
 def _each(values: Floats, count: int) -> Floats:
@@ -114,7 +98,7 @@ def q2_k(data: Bytes) -> Floats:
     """Two bits; scales and minima of 16."""
     scale = data[:, :16] & 15
     least = data[:, :16] >> 4
-    codes = _pairs_of_bits(data[:, 16:80])
+    codes = _by_32(data[:, 16:80], 2)
     return _each(_half(data, 80) * scale, 16) * codes - _each(_half(data, 82) * least, 16)
 
 
@@ -124,7 +108,7 @@ def q3_k(data: Bytes) -> Floats:
     high = np.concatenate([(data[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
     scale = (low + 16 * high).astype(float) - 32
     third = np.concatenate([(data[:, :32] >> bit) & 1 for bit in range(8)], 1)
-    codes = _pairs_of_bits(data[:, 32:96]) + 4.0 * third - 4
+    codes = _by_32(data[:, 32:96], 2) + 4.0 * third - 4
     return _each(_half(data, 108) * scale, 16) * codes
 
 
@@ -139,7 +123,7 @@ def _six_bits(data: Bytes) -> tuple[Floats, Floats]:
 def q4_k(data: Bytes) -> Floats:
     """Four bits; scales and minima of 32."""
     scales, minima = _six_bits(data[:, 4:16])
-    codes = _nibbles_by_32(data[:, 16:])
+    codes = _by_32(data[:, 16:], 4)
     return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
 
 
@@ -147,7 +131,7 @@ def q5_k(data: Bytes) -> Floats:
     """Five bits; scales and minima of 32."""
     scales, minima = _six_bits(data[:, 4:16])
     fifth = np.concatenate([(data[:, 16:48] >> bit) & 1 for bit in range(8)], 1)
-    codes = _nibbles_by_32(data[:, 48:]) + 16 * fifth
+    codes = _by_32(data[:, 48:], 4) + 16 * fifth
     return _each(_half(data, 0) * scales, 32) * codes - _each(_half(data, 2) * minima, 32)
 
 
@@ -190,7 +174,7 @@ def tq1_0(data: Bytes) -> Floats:
 
 def tq2_0(data: Bytes) -> Floats:
     """Two bits less 1, and a scale."""
-    return _half(data, 64) * (_pairs_of_bits(data[:, :64]) - 1.0)
+    return _half(data, 64) * (_by_32(data[:, :64], 2) - 1.0)
 
 
 def mxfp4(data: Bytes) -> Floats:
@@ -218,8 +202,8 @@ def nvfp4(data: Bytes) -> Floats:
 # By the number in files: name, numbers of a block, its bytes, and what it stands for; without that,
 # the gguf package is asked, which has the tables of codes.
 TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
-    0: ("F32", 1, 4, f32),
-    1: ("F16", 1, 2, f16),
+    0: ("F32", 1, 4, partial(_floats, "<f4")),
+    1: ("F16", 1, 2, partial(_floats, "<f2")),
     2: ("Q4_0", 32, 18, q4_0),
     3: ("Q4_1", 32, 20, q4_1),
     OLLAMA_MXFP4: ("MXFP4 in pairs", 32, 17, mxfp4_in_pairs),
@@ -239,7 +223,7 @@ TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
     21: ("IQ3_S", 256, 110, None),
     22: ("IQ2_S", 256, 82, None),
     23: ("IQ4_XS", 256, 136, iq4_xs),
-    28: ("F64", 1, 8, f64),
+    28: ("F64", 1, 8, partial(_floats, "<f8")),
     29: ("IQ1_M", 256, 56, None),
     30: ("BF16", 1, 2, bf16),
     34: ("TQ1_0", 256, 54, tq1_0),

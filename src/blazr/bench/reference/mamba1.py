@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -25,8 +27,23 @@ def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
         inner_eps: Of the norms of step sizes, B and C (FalconMamba without weights, Jamba with);
             None where there are none.
     """
-    rates = decay(w)
-    skip = w["D"].flatten()
+    return _scan(x, w, decay(w), w["D"].flatten(), inner_eps=inner_eps)
+
+
+def oxidizr_mamba1(x: Tensor, w: Weights) -> Tensor:
+    """The same with a state that grows, held between -30 and 30: (T, C) to (T, C)."""
+    return _scan(x, w, (-w["a_log"]).exp(), w["d"], limit=30)
+
+
+def _scan(
+    x: Tensor,
+    w: Weights,
+    rates: Tensor,
+    skip: Tensor,
+    *,
+    inner_eps: float | None = None,
+    limit: float = math.inf,
+) -> Tensor:
     states = rates.shape[1]
     rank = w.shape("dt_proj.weight")[1]
     u, gate = linear(x, w, "in_proj").chunk(2, -1)
@@ -42,23 +59,7 @@ def mamba1(x: Tensor, w: Weights, *, inner_eps: float | None = None) -> Tensor:
     state = torch.zeros_like(rates)
     outputs = []
     for t in range(len(x)):
-        state = (steps[t, :, None] * rates).exp() * state + (steps[t] * u[t])[:, None] * b[t]
-        outputs.append(state @ c[t] + skip * u[t])
-    return linear(torch.stack(outputs) * silu(gate), w, "out_proj")
-
-
-def oxidizr_mamba1(x: Tensor, w: Weights) -> Tensor:
-    """The same with a state that grows, held between -30 and 30: (T, C) to (T, C)."""
-    rates = (-w["a_log"]).exp()
-    skip = w["d"]
-    u, gate = linear(x, w, "in_proj").chunk(2, -1)
-    u = silu(causal_convolution(u, w))
-    steps, b, c = linear(u, w, "x_proj").split((len(rates), *[rates.shape[1]] * 2), -1)
-    steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
-    state = torch.zeros_like(rates)
-    outputs = []
-    for t in range(len(x)):
         grown = (steps[t, :, None] * rates).exp() * state
-        state = (grown + (steps[t] * u[t])[:, None] * b[t]).clamp(-30, 30)
+        state = (grown + (steps[t] * u[t])[:, None] * b[t]).clamp(-limit, limit)
         outputs.append(state @ c[t] + skip * u[t])
     return linear(torch.stack(outputs) * silu(gate), w, "out_proj")

@@ -11,11 +11,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return y if weight is None else y * weight
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension."""
     centred = x - x.mean(-1, keepdim=True)
-    y = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-    return y if bias is None else y + bias
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight + bias
 
 
 def gated_rms_norm(

@@ -38,12 +38,7 @@ def plain(dim: int, theta: float, factors: Tensor | float = 1.0) -> Tensor:
 
 def fixed(frequencies: Tensor) -> Callable[[int], Tensor]:
     """The same frequencies for sequences of every length."""
-
-    def of(length: int) -> Tensor:
-        del length
-        return frequencies
-
-    return of
+    return lambda _: frequencies
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
