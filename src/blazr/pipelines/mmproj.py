@@ -246,7 +246,8 @@ class Projector:
         family: What the library calls such a model.
         config: The library's config of it, besides that of its text.
         tensors: The library's tensors, of the file's.
-        image_processor: From images to pixels.
+        image_processor: The class that makes pixels of images, as its name begins.
+        pixels: What that class is told, besides how colours are scaled.
         mark: What chat templates write for an image.
         token: What stands for a vector.
         write: The text that stands for an image, of what the image processor found.
@@ -255,7 +256,8 @@ class Projector:
     family: str
     config: Callable[[Tower], dict[str, Any]]
     tensors: Callable[[Tower, Tensors], dict[str, Tensor]]
-    image_processor: Callable[[Any, Tower], Any]
+    image_processor: str
+    pixels: Callable[[Tower], dict[str, Any]]
     mark: str
     token: str
     write: Callable[[Tower, Mapping[str, Any]], str]
@@ -411,32 +413,20 @@ def _pixtral(tower: Tower) -> dict[str, Any]:
     }
 
 
-def _image_processor_class(library: Any, name: str) -> Any:
-    """The class of the library that processes images, of torchvision where that is installed."""
-    suffix = "" if find_spec("torchvision") else "Pil"
-    return getattr(library, f"{name}ImageProcessor{suffix}")
-
-
-def _pixtral_images(library: Any, tower: Tower) -> Any:
+def _pixtral_pixels(tower: Tower) -> dict[str, Any]:
     side = tower.patch_size * tower.merged
-    return _image_processor_class(library, "Pixtral")(
-        size={"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
-        patch_size={"height": side, "width": side},
-        **tower.colours_of_pixels,
-    )
+    return {
+        "size": {"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
+        "patch_size": {"height": side, "width": side},
+    }
 
 
-def _qwen_images(library: Any, tower: Tower) -> Any:
+def _qwen_pixels(tower: Tower) -> dict[str, Any]:
     sides = {
         "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
         "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
     }
-    return _image_processor_class(library, "Qwen2VL")(
-        size=sides,
-        patch_size=tower.patch_size,
-        merge_size=tower.merged,
-        **tower.colours_of_pixels,
-    )
+    return {"size": sides, "patch_size": tower.patch_size, "merge_size": tower.merged}
 
 
 def _qwen_2(tower: Tower) -> dict[str, Any]:
@@ -499,7 +489,8 @@ def _qwen(
         family=family,
         config=_config,
         tensors=tensors,
-        image_processor=_qwen_images,
+        image_processor="Qwen2VL",
+        pixels=_qwen_pixels,
         mark="<|image_pad|>",
         token="<|image_pad|>",
         write=_write_qwen,
@@ -516,10 +507,8 @@ PROJECTORS: Table[Projector] = Table(
                 "mm_tokens_per_image": tower.num_tokens,
             },
             tensors=_of_gemma,
-            image_processor=lambda library, tower: _image_processor_class(library, "Gemma3")(
-                size={"height": tower.image_size, "width": tower.image_size},
-                **tower.colours_of_pixels,
-            ),
+            image_processor="Gemma3",
+            pixels=lambda tower: {"size": {"height": tower.image_size, "width": tower.image_size}},
             mark="<start_of_image>",
             token="<image_soft_token>",
             write=_write_gemma,
@@ -528,14 +517,14 @@ PROJECTORS: Table[Projector] = Table(
             family="idefics3",
             config=lambda tower: {"vision_config": tower.siglip, "scale_factor": tower.scale},
             tensors=_of_idefics,
-            image_processor=lambda library, tower: _image_processor_class(library, "Idefics3")(
-                size={
+            image_processor="Idefics3",
+            pixels=lambda tower: {
+                "size": {
                     "longest_edge": int(tower.number("preproc_image_size", 4 * tower.image_size))
                 },
-                max_image_size={"longest_edge": tower.image_size},
-                return_row_col_info=True,
-                **tower.colours_of_pixels,
-            ),
+                "max_image_size": {"longest_edge": tower.image_size},
+                "return_row_col_info": True,
+            },
             mark="<image>",
             token="<image>",
             write=_write_idefics,
@@ -544,7 +533,8 @@ PROJECTORS: Table[Projector] = Table(
             family="mistral3",
             config=_pixtral,
             tensors=_of_pixtral,
-            image_processor=_pixtral_images,
+            image_processor="Pixtral",
+            pixels=_pixtral_pixels,
             mark="[IMG]",
             token="[IMG]",
             write=_write_pixtral,
@@ -650,7 +640,9 @@ class MmprojVision(Vision):
         heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": self._hidden_size}
         make: Any = transformers.CONFIG_MAPPING[row.family]
         config = make(text_config={**text, **heads, "pad_token_id": 0}, **row.config(tower))
-        images = row.image_processor(transformers, tower)
+        suffix = "" if find_spec("torchvision") else "Pil"
+        kind = getattr(transformers, f"{row.image_processor}ImageProcessor{suffix}")
+        images = kind(**row.pixels(tower), **tower.colours_of_pixels)
         processor = _Processor(row, tower, images, self._tokenizer)
         stat = self._path.stat()
         stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
