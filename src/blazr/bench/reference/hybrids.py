@@ -11,6 +11,7 @@ from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.convolution import short_convolution
 from blazr.bench.reference.decoders import (
     LLAMA_NORMS,
+    feed_forward,
     granite_experts,
     head_of,
     latent_sizes,
@@ -243,7 +244,4 @@ def _feed_forward(at: Weights, kind: str, config: Config) -> Function:
                 return lambda x: mlp(x, w, activation)
             return experts(w, "gate", router, activation, NUMBERED)
         case _:
-            w = at.under("mlp.")
-            if "gate.weight" in w:
-                return experts(w, "gate", router, activation)
-            return lambda x: mlp(x, w, activation)
+            return feed_forward(at, kind, config)
