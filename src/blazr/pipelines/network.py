@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blazr.core.errors import BlazrError, CheckpointError
 from blazr.models.checkpoint.base import QuantizedInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+
+
+@contextmanager
+def loading_errors(message: str, *, expected: str = "", hint: str = "") -> Iterator[None]:
+    """Tell whatever a library raises as an error of the checkpoint, with this message.
+
+    Raises:
+        CheckpointError: It raised something.
+        BlazrError: An error of blazr's own, as it is.
+    """
+    try:
+        yield
+    except BlazrError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            message,
+            found=f"{type(error).__name__}: {str(error).strip()[:300]}",
+            expected=expected,
+            hint=hint,
+        ) from error
 
 
 def load_without_code(kind: type, directory: Path) -> object:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from typing_extensions import override
 
-from blazr.core.errors import BlazrError, CheckpointError, ConfigError
+from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.open import ModelFiles, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.pipelines.jobs import JobQueue
-from blazr.pipelines.network import network_from
+from blazr.pipelines.network import loading_errors, network_from
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,16 +103,11 @@ class Pipeline(ABC):
                 found=f"{' and '.join(missing)} not installed",
                 hint=f"pip install 'blazr[{cls.extra}]'",
             )
-        try:
+        with loading_errors(
+            f"{files.name} cannot be loaded.",
+            expected=f"a folder that save_pretrained of {cls.backend} has written",
+        ):
             return cls.read(files, capabilities, device=device, dtype=dtype)
-        except BlazrError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"{files.name} cannot be loaded.",
-                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                expected=f"a folder that save_pretrained of {cls.backend} has written",
-            ) from error
 
     def close(self) -> None:
         """End what it does. Idempotent."""

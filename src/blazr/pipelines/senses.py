@@ -38,7 +38,7 @@ def load_sense(
             hint="leave it out",
         )
     if isinstance(loaded, FallbackModel):
-        return Sight(loaded) if loaded.sees else None
+        return Sight(loaded.directory, loaded.module) if loaded.sees else None
     if loaded.gguf:
         return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
     takes = FAMILIES[loaded.family].takes

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import RequestError
 from blazr.pipelines.images import open_image
+from blazr.pipelines.network import loading_errors
 from blazr.pipelines.vision import (
     SeenImage,
     check_packages,
@@ -24,16 +25,6 @@ from blazr.pipelines.with_images import WithImages
 
 TYPE_IDS = "token_type_ids"  # how names of inputs end that tell tokens of images from text
 log = logging.getLogger(__name__)
-
-
-class _Loaded(Protocol):
-    """A model, as far as it matters here."""
-
-    @property
-    def module(self) -> torch.nn.Module: ...
-
-    @property
-    def directory(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,8 @@ class Sight:
     """The processor of a model that runs through transformers whole.
 
     Args:
-        loaded: The model.
+        directory: Where the model lies.
+        network: Its network.
 
     Attributes:
         kinds: What messages may have, as `blazr.text.images.Image.kind` has it.
@@ -63,23 +55,20 @@ class Sight:
     kinds: ClassVar = frozenset({"image"})
     reads_ahead: ClassVar = False
 
-    def __init__(self, loaded: _Loaded) -> None:
-        self._directory = loaded.directory
-        self._network: Any = loaded.module
+    def __init__(self, directory: Path, network: torch.nn.Module) -> None:
+        self._directory = directory
+        self._network: Any = network
 
     def forget(self) -> None:
         """Nothing is kept but the processor, which has no weights."""
 
     @cached_property
     def _processor(self) -> Any:
-        try:
+        with loading_errors(
+            f"the processor of {self._directory.name} cannot be loaded.",
+            hint="see whether preprocessor_config.json is there, and what it needs installed",
+        ):
             return load_processor(self._directory, self._network.config)
-        except Exception as error:
-            raise CheckpointError(
-                f"the processor of {self._directory.name} cannot be loaded.",
-                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                hint="see whether preprocessor_config.json is there, and what it needs installed",
-            ) from error
 
     def see(self, images: Sequence[bytes]) -> list[SeenImage]:
         """The images of a chat, and the tokens that stand for each.

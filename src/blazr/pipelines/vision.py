@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from blazr.core.errors import BlazrError, CheckpointError, RequestError
+from blazr.core.errors import CheckpointError, RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_frames, open_image
-from blazr.pipelines.network import load_without_code, network_of, stored_infos
+from blazr.pipelines.network import load_without_code, loading_errors, network_of, stored_infos
 from blazr.pipelines.voxtral import VoxtralProcessor
 from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
@@ -247,22 +247,14 @@ class Vision:
 
     def _load(self) -> Eye:
         if self._eye is None:
-            self._eye = self._load_eye()
+            checkpoint = open_checkpoint(self._path)
+            with loading_errors(
+                f"the part of {checkpoint.path.name} that takes {self.noun} cannot be loaded.",
+                hint=f"pip install 'blazr[{self.extra}]', and {self.advice}",
+            ):
+                self._eye = self._build_eye(checkpoint)
             log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._eye
-
-    def _load_eye(self) -> Eye:
-        checkpoint = open_checkpoint(self._path)
-        try:
-            return self._build_eye(checkpoint)
-        except BlazrError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"the part of {checkpoint.path.name} that takes {self.noun} cannot be loaded.",
-                found=f"{type(error).__name__}: {str(error).strip()[:300]}",
-                hint=f"pip install 'blazr[{self.extra}]', and {self.advice}",
-            ) from error
 
     def _build_eye(self, checkpoint: Checkpoint) -> Eye:
         import transformers
@@ -421,7 +413,10 @@ class Vision:
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the network where it is, in its dtype."""
-        return {name: _placed(each, self._dtype, self._device) for name, each in inputs.items()}
+        return {
+            name: each.to(self._device, self._dtype if each.is_floating_point() else each.dtype)
+            for name, each in inputs.items()
+        }
 
     def _seen(
         self,
@@ -480,10 +475,6 @@ def _grid(eye: Eye, patches: Tensor | None) -> tuple[int, int, int] | None:
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Vectors of the parts of an image, one behind the other, (N, C)."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-
-
-def _placed(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
 
 def _runs(
