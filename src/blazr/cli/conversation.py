@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -221,15 +222,8 @@ class Conversation:
             raise ConfigError("/edit needs a terminal, or the new text: /edit TEXT")
         self.say_instead(argument)
 
-    def attach_image(self, argument: str) -> None:
-        """Let an image go with the next message."""
-        self._attach(argument, "image")
-
-    def attach_sound(self, argument: str) -> None:
-        """Let a sound go with the next message."""
-        self._attach(argument, "audio")
-
-    def _attach(self, argument: str, kind: str) -> None:
+    def attach(self, argument: str, *, kind: str) -> None:
+        """Let an image or a sound go with the next message."""
         from blazr.text.images import Sound, read_image
 
         if argument:
@@ -376,9 +370,11 @@ COMMANDS = {
     "/image": _Command(
         "/image FILE",
         "let an image go with the next message; without FILE, nothing",
-        Conversation.attach_image,
+        partial(Conversation.attach, kind="image"),
     ),
-    "/audio": _Command("/audio FILE", "the same with a sound", Conversation.attach_sound),
+    "/audio": _Command(
+        "/audio FILE", "the same with a sound", partial(Conversation.attach, kind="audio")
+    ),
     "/system": _Command(
         "/system TEXT", "set the system prompt; without TEXT, remove it", Conversation.set_system
     ),
