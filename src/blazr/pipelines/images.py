@@ -67,7 +67,7 @@ def open_image(
     )
 
 
-def open_frames(video: Video, *, param: str = "messages") -> list[Pixels]:
+def open_frames(video: Video) -> list[Pixels]:
     """Decode the frames of a video, which have one size.
 
     Raises:
@@ -75,19 +75,19 @@ def open_frames(video: Video, *, param: str = "messages") -> list[Pixels]:
     """
     found: list[Pixels] = []
     for data in video.frames:
-        found.append(open_image(data, param=param))
+        found.append(open_image(data))
         first, last = found[0], found[-1]
         if last.size != first.size:
             raise RequestError(
                 "the frames of a video have several sizes.",
-                param=param,
+                param="messages",
                 found=f"{first.width} by {first.height} and {last.width} by {last.height}",
                 expected="one size",
             )
         if len(found) * first.width * first.height > MAX_VIDEO_PIXELS:
             raise RequestError(
                 "a video has too many pixels.",
-                param=param,
+                param="messages",
                 found=f"{len(video.frames)} frames of {first.width} by {first.height}",
                 expected=f"at most {MAX_VIDEO_PIXELS:,} together",
                 hint="scale it down, or leave out frames: the model sees it smaller in any case",
