@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from blazr.cli import options
 from blazr.cli.generate import speed_line
-from blazr.cli.partners import Partner
+from blazr.cli.partners import Partner, Question
 from blazr.cli.terminal import Screen, quiet_keyboard
 from blazr.cli.tools import ToolUser, shown
 from blazr.core import log
@@ -151,9 +151,10 @@ class Conversation:
         return completions[0] if completions else None
 
     def _events(self, messages: list[Message]) -> Iterator[Event]:
+        question = Question(messages=messages, given=self.given, thinks=self.thinks)
         if self.tools is None:
-            return self.partner.answer(messages, self.given, thinks=self.thinks)
-        return self.tools.answer(self.partner, messages, self.given, thinks=self.thinks)
+            return self.partner.answer(question)
+        return self.tools.answer(self.partner, question)
 
     def close(self) -> None:
         """Let go of the partner, and of the tools."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 _REFUSED = 400
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a partner is asked.
+
+    Args:
+        messages: The chat.
+        given: Fields of `SamplingParams`; what is not there is the model's affair.
+        thinks: Whether it may think first, if it is a model that does.
+        tools: Functions that it may call, in OpenAI's shape.
+    """
+
+    messages: Sequence[Message]
+    given: Mapping[str, object]
+    thinks: bool
+    tools: Sequence[Mapping[str, object]] = ()
+
+
 class Partner(Protocol):
     """Who answers in a chat."""
 
@@ -33,21 +51,8 @@ class Partner(Protocol):
     def about(self) -> str:
         """The model and where it runs, in one line."""
 
-    def answer(
-        self,
-        messages: Sequence[Message],
-        given: Mapping[str, object],
-        *,
-        thinks: bool,
-        tools: Sequence[Mapping[str, object]] = (),
-    ) -> Iterator[Event]:
+    def answer(self, question: Question) -> Iterator[Event]:
         """The events of one answer. Leaving the loop ends it.
-
-        Args:
-            messages: The chat.
-            given: Fields of `SamplingParams`; what is not there is the model's affair.
-            thinks: Whether it may think first, if it is a model that does.
-            tools: Functions that it may call, in OpenAI's shape.
 
         Raises:
             BlazrError: There will be no answer.
@@ -110,23 +115,16 @@ class LocalPartner(Partner):
         return f"{info.name} on {info.device}, context {info.max_seq_len:,} tokens"
 
     @override
-    def answer(
-        self,
-        messages: Sequence[Message],
-        given: Mapping[str, object],
-        *,
-        thinks: bool,
-        tools: Sequence[Mapping[str, object]] = (),
-    ) -> Iterator[Event]:
+    def answer(self, question: Question) -> Iterator[Event]:
         from blazr.llm.generation import GenerationRequest, Truncation
 
         request = GenerationRequest(
-            messages=messages,
-            params=options.sampling_params(given, max_tokens=-1),
-            thinking_budget=None if thinks else 0,
+            messages=question.messages,
+            params=options.sampling_params(question.given, max_tokens=-1),
+            thinking_budget=None if question.thinks else 0,
             truncation=Truncation(drops="messages"),
             adapter=next(iter(self.llm.core.adapters.by_name), None),
-            tools=tools or None,
+            tools=question.tools or None,
         )
         return self.llm.events([request])
 
@@ -188,20 +186,13 @@ class RemotePartner(Partner):
         return f"{self.name} at {self._url}"
 
     @override
-    def answer(
-        self,
-        messages: Sequence[Message],
-        given: Mapping[str, object],
-        *,
-        thinks: bool,
-        tools: Sequence[Mapping[str, object]] = (),
-    ) -> Iterator[Event]:
+    def answer(self, question: Question) -> Iterator[Event]:
         import httpx2
 
         from blazr.text.messages import openai_message
 
         # OpenAI's API says some of `SamplingParams` otherwise
-        fields = dict(given)
+        fields = dict(question.given)
         if fields.get("max_tokens") == -1:
             del fields["max_tokens"]
         grammar = fields.pop("grammar", None)
@@ -210,14 +201,14 @@ class RemotePartner(Partner):
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
         body = {
             "model": self.name,
-            "messages": [openai_message(each) for each in messages],
+            "messages": [openai_message(each) for each in question.messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             **fields,
         }
-        if tools:
-            body["tools"] = tools
-        if not thinks:
+        if question.tools:
+            body["tools"] = question.tools
+        if not question.thinks:
             body["chat_template_kwargs"] = {"enable_thinking": False}
         if self._truncates:
             body["truncation"] = "auto"  # leave out the oldest turns where the chat is too long
@@ -233,7 +224,7 @@ class RemotePartner(Partner):
         if not (self._truncates and b"truncation" in content):
             raise _refusal(status, content)
         self._truncates = False
-        yield from self.answer(messages, given, thinks=thinks, tools=tools)
+        yield from self.answer(question)
 
     @override
     def change_model(self, model: str) -> None:

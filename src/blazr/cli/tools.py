@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blazr.cli.partners import Partner
+from blazr.cli.partners import Partner, Question
 from blazr.cli.terminal import attentive_keyboard
 from blazr.core.errors import ConfigError
 
@@ -79,14 +79,7 @@ class ToolUser:
     between: Sequence[Message] = ()
     _toolbox: Toolbox | None = None
 
-    def answer(
-        self,
-        partner: Partner,
-        messages: Sequence[Message],
-        given: Mapping[str, object],
-        *,
-        thinks: bool,
-    ) -> Iterator[Event]:
+    def answer(self, partner: Partner, question: Question) -> Iterator[Event]:
         """The events of one answer, and of the calls before it."""
         from blazr.agent.rounds import Rounds
 
@@ -95,19 +88,19 @@ class ToolUser:
         offer = toolbox.offer()
         rounds = Rounds(
             offer,
-            messages,
+            question.messages,
             can_ask=True,
             asks_always=self.asks_always,
             max_rounds=self.max_rounds,
         )
         while not rounds.is_over:
-            said = partner.answer(rounds.messages, given, thinks=thinks, tools=offer.functions)
-            for event in said:
+            asked = replace(question, messages=rounds.messages, tools=offer.functions)
+            for event in partner.answer(asked):
                 yield from rounds.push(event)
             if not rounds.calls:
                 break
             yield from self._run(toolbox, rounds)
-        self.between = rounds.messages[len(messages) :]
+        self.between = rounds.messages[len(question.messages) :]
 
     def close(self) -> None:
         """End the servers of tools."""

@@ -15,7 +15,7 @@ import pytest
 from blazr.cli.chat import talk
 from blazr.cli.conversation import Conversation
 from blazr.cli.options import LoadFlags
-from blazr.cli.partners import LocalPartner, RemotePartner
+from blazr.cli.partners import LocalPartner, Question, RemotePartner
 from blazr.cli.terminal import Screen, read_message
 from blazr.core.errors import BlazrError, ConfigError, EngineError, RequestError
 from blazr.llm.llm import LLM
@@ -216,7 +216,7 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(RequestError, match="refused: HTTP 400"):
             conversation.say("hi")
         conversation.given = {"grammar": {"json_schema": {"enum": ["a"]}}}
-        partner.answer([], conversation.given, thinks=False)
+        partner.answer(Question(messages=[], given=conversation.given, thinks=False))
         partner.close()
     assert capsys.readouterr().out.startswith("yes and no\n")
 
