@@ -110,9 +110,7 @@ class Speculator:
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
-        self._drafters = [
-            (each, each if isinstance(each, ComputingDrafter) else None) for each in drafters
-        ]
+        self._drafters = tuple(drafters)
         self._grid = grid
         self._proposals: dict[Sequence, Proposal] = {}
         self._common: dict[str, _Outcomes] = {}
@@ -183,7 +181,7 @@ class Speculator:
         self._own.pop(sequence, None)
         self._wake_at.pop(sequence, None)
         self._pauses.pop(sequence, None)
-        for drafter, _ in self._drafters:
+        for drafter in self._drafters:
             drafter.forget(sequence)
 
     def _longest_pause(self, num_sequences: int) -> int:
@@ -218,10 +216,11 @@ class Speculator:
         params = sequence.request.params
         if most < 1 or not params.speculate or sequence.asks_of_prompt or not sequence.num_output:
             return None
-        for drafter, computed_by in self._drafters:
+        for drafter in self._drafters:
             draft = drafter.propose(sequence, most)
             if draft is not None:
-                return Proposal(draft, length, computed_by)
+                by = drafter if isinstance(drafter, ComputingDrafter) else None
+                return Proposal(draft, length, by)
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
