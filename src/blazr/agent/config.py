@@ -103,7 +103,7 @@ def _read_server(path: Path, name: str, given: object) -> McpServer:
         server = msgspec.convert(_expanded({**fields, "name": name}), McpServer)
     except (msgspec.ValidationError, ConfigError) as error:
         raise _wrong(path, f"{name[:50]!r}: {str(error)[:200]}") from None
-    if kind is not None and kind not in _KINDS:
+    if kind is not None and not (isinstance(kind, str) and kind in _KINDS):
         raise _wrong(path, f"{name[:50]!r}: the type {str(kind)[:30]!r}")
     if (server.command is None) == (server.url is None):
         raise _wrong(path, f"{name[:50]!r}: neither or both of command and url")

@@ -19,6 +19,7 @@ WRONG = [
     {"command": "x", "timeout": 0},
     {"command": ["x"]},
     {"type": "sse", "url": "https://a.example"},
+    {"type": [], "command": "x"},
     {"command": "x", "env": {"A": "${THERE_IS_NO_SUCH_VARIABLE}"}},
     "x",
 ]
