@@ -296,6 +296,17 @@ class _Passing:
     async def _pass_on(self, scope: Scope, send: Send) -> None:
         timeout = SendTimeout(self._config.send_timeout_s)
         try:
+            await self._send_all(scope, send, timeout)
+        except asyncio.CancelledError:
+            if not timeout.has_cancelled():
+                raise
+            _log.warning("dropped a client that does not read")
+        finally:
+            timeout.close()
+
+    async def _send_all(self, scope: Scope, send: Send, timeout: SendTimeout) -> None:
+        """Send the whole answer, or that the rest of it is lost."""
+        try:
             async for data in self._whole_frames():
                 self._has_read()
                 await self._send(send, timeout, data)
@@ -305,12 +316,6 @@ class _Passing:
                 scope[IS_COUNTED] = False
                 raise _lost() from None
             await self._send(send, timeout, self._error_event(), is_last=True)
-        except asyncio.CancelledError:
-            if not timeout.has_cancelled():
-                raise
-            _log.warning("dropped a client that does not read")
-        finally:
-            timeout.close()
 
     async def _whole_frames(self) -> Any:
         """The bytes of the answer; of a stream, no event is begun that may never end."""
