@@ -66,7 +66,7 @@ class OneLanguage(Transcriber):
             window.samples, sampling_rate=RATE, return_tensors="pt"
         )
         return {
-            name: each.to(self.device, self.dtype) if each.is_floating_point() else each
+            name: each.to(self.device, self.dtype if each.is_floating_point() else each.dtype)
             for name, each in found.items()
         }
 
