@@ -153,6 +153,8 @@ class RankProcesses:
         while not self.failure and monotonic() < deadline_s:
             sleep(_POLL_S)
         self._give_up(f"a step failed on the first rank: {described(error)}")
+        if not self.failure:  # closed meanwhile
+            return EngineError("the ranks were closed.")
         return EngineError(self.failure, hint="start the program again")
 
     def close(self) -> None:
