@@ -34,8 +34,8 @@ class StoredChange:
 
         Source: Hu et al. 2021, arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353.
         """
-        if self.right is None:
-            return self.left[rows]
+        if self.right is None:  # a vector is one row
+            return self.left.reshape(-1, numbers.shape[-1])[rows]
         merged = numbers.float() + self.left[rows] @ self.right
         if self.lengths is not None:
             merged *= (self.lengths[rows] / merged.norm(dim=1))[:, None]

@@ -19,6 +19,7 @@ from tests.support.references import save_reference
 
 pytest.importorskip("transformers")
 HEAD = "base_model.model.lm_head.modules_to_save.weight"
+NORM = "base_model.model.model.norm.weight"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +61,16 @@ def test_merging_comes_before_quantizing(tmp_path: Path) -> None:
 
 def test_whole_tensors_take_the_place_of_the_model_s(tmp_path: Path) -> None:
     model = save_reference("llama", tmp_path / "model")
-    other = torch.randn(model.lm_head.weight.shape)
+    head, norm = (torch.randn(each.weight.shape) for each in (model.lm_head, model.model.norm))
 
-    def add_head(tensors: dict[str, Tensor]) -> None:
-        tensors[HEAD] = other
+    def add_both(tensors: dict[str, Tensor]) -> None:
+        tensors |= {HEAD: head, NORM: norm}
 
-    save_adapter(tmp_path / "adapter", model, ["model.layers.0.mlp.up_proj"], tensors=add_head)
+    save_adapter(tmp_path / "adapter", model, ["model.layers.0.mlp.up_proj"], tensors=add_both)
     made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
-    assert torch.equal(load_file(made.path / "model.safetensors")["lm_head.weight"], other)
+    found = load_file(made.path / "model.safetensors")
+    assert torch.equal(found["lm_head.weight"], head)
+    assert torch.equal(found["model.norm.weight"], norm)
 
 
 def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
