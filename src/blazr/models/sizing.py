@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
-from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
@@ -29,7 +28,7 @@ class ModelSize:
         log_bytes_per_sequence: What all layers log of the tokens since the last grid edge, while a
             sequence runs.
         latent_bytes_per_token: What all MLA layers keep of a token.
-        kv_bytes_per_token: What all attention layers keep of a token.
+        kv_bytes_per_token: What all other layers with attention keep of a token.
     """
 
     parameters: int
@@ -74,8 +73,10 @@ def size_of(
         states += spec.bytes_per_checkpoint
         working += spec.bytes_per_working_copy
         logs += spec.bytes_per_log
-        latents += spec.bytes_per_token if isinstance(layer.mixer, MlaConfig) else 0
-        keys += spec.bytes_per_token if isinstance(layer.mixer, AttentionConfig) else 0
+        if isinstance(layer.mixer, MlaConfig):
+            latents += spec.bytes_per_token
+        else:  # attention may be a part of the mixer
+            keys += spec.bytes_per_token
     return ModelSize(
         parameters=parameters,
         active_parameters=parameters - idle,

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.shared_block import SharedBlockConfig
 from tests.support import tiny
+from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.tiny import Tiny
 
 ALL = Tiny(layers=("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "StandardTransformer"))
@@ -50,6 +53,27 @@ def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
     assert size.parameters == sum(p.numel() for p in module.parameters())
     assert size.active_parameters == size.parameters - 2 * 3 * 48 * 32
     assert size.embedding_parameters == 2 * 61 * 32
+
+
+@pytest.mark.parametrize("mixer", MIXER_EXAMPLES.values(), ids=MIXER_EXAMPLES)
+def test_what_each_mixer_keeps_of_a_token(mixer: MixerConfig) -> None:
+    norm = NormConfig(HIDDEN, 1e-6)
+    config = ModelConfig(
+        vocab_size=8,
+        hidden_size=HIDDEN,
+        max_seq_len=64,
+        layers=(
+            LayerConfig(
+                mixer=mixer,
+                mixer_norm=norm,
+                joins_embedding=isinstance(mixer, SharedBlockConfig),
+            ),
+        ),
+        final_norm=norm,
+    )
+    size = size_of(config, torch.float32)
+    kept = size.kv_bytes_per_token + size.latent_bytes_per_token
+    assert kept == mixer.cache_spec(torch.float32).bytes_per_token
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])
