@@ -122,7 +122,7 @@ async def _open_client(
     import httpx2
 
     if url is not None:
-        key = env.get("BLAZR_API_KEY").partition(",")[0]
+        key = env.api_key()
         async with httpx2.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -207,7 +207,7 @@ async def _measure_server(
 ) -> tuple[_Figures, list[_Figures]]:
     from blazr.bench.online import connect
 
-    api_key = env.get("BLAZR_API_KEY").partition(",")[0]
+    api_key = env.api_key()
     async with connect(url, model=model, api_key=api_key) as target:
         results = await plan.run(target)
         return {"url": url, "model": target.model}, [figures for figures, _ in results]

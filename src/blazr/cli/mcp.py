@@ -65,7 +65,7 @@ async def _serve(app: Starlette | None, url: str) -> None:
     from blazr.agent.own_server import build_server
 
     transport = None if app is None else httpx2.ASGITransport(app=app)
-    key = env.get("BLAZR_API_KEY") if app is None else ""
+    key = env.api_key() if app is None else ""
     client = httpx2.AsyncClient(
         transport=transport,
         base_url=url.rstrip("/").removesuffix("/v1"),

@@ -161,7 +161,7 @@ class RemotePartner(Partner):
     def __init__(self, url: str, model: str | None) -> None:
         import httpx2
 
-        key = env.get("BLAZR_API_KEY")
+        key = env.api_key()
         # blazr knows the field in chats; a server that refuses it is asked without
         self._truncates = True
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"

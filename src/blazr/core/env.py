@@ -151,6 +151,11 @@ def get(name: str) -> str:
     return os.environ.get(row.name, row.default)  # noqa: TID251  (the one place that may)
 
 
+def api_key() -> str:
+    """The key that a client sends, if any: the first of those in BLAZR_API_KEY."""
+    return get("BLAZR_API_KEY").partition(",")[0]
+
+
 def inherited(**changes: str) -> dict[str, str]:
     """The whole environment with some variables changed, for another program that is run."""
     return {**os.environ, **changes}  # noqa: TID251  (see above)

@@ -201,7 +201,7 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(RequestError, match="401"):
             RemotePartner(running.url, None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("BLAZR_API_KEY", "k")
+            patch.setenv("BLAZR_API_KEY", "k,another")  # the first is sent
             partner = RemotePartner(f"{running.url}/v1/", None)
             with pytest.raises(EngineError, match="no such model"):
                 partner.change_model("other")
@@ -216,7 +216,9 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(RequestError, match="refused: HTTP 400"):
             conversation.say("hi")
         conversation.given = {"grammar": {"json_schema": {"enum": ["a"]}}}
-        partner.answer(Question(messages=[], given=conversation.given, thinks=False))
+        question = Question(messages=[], given=conversation.given, thinks=False)
+        with pytest.raises(RequestError, match="refused"):
+            list(partner.answer(question))
         partner.close()
     assert capsys.readouterr().out.startswith("yes and no\n")
 
