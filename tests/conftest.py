@@ -103,6 +103,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 50)  # what the tests' libraries hold is looked through less
 
 
 @pytest.fixture

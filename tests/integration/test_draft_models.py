@@ -64,7 +64,7 @@ def drafter_of(lab: Lab):
     return drafter
 
 
-@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_replies_are_the_same(large, small, replay):
     """In a batch that changes, with preemption, from cached prefixes, and forked."""
     prompts = some_prompts(6)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import httpx2
 import pytest
@@ -39,10 +40,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+LOST = {"full": full, "unread": unread, "closed": None}
+STOPS = [("text", signal.SIGTERM), ("json", signal.SIGHUP), ("json", signal.SIGTERM)]
+USUAL = set(zip(LOST, STOPS, strict=True))  # each of both once: a server takes seconds
+
+
 @pytest.mark.parametrize(
-    ("log", "stop"), [("text", signal.SIGTERM), ("json", signal.SIGHUP), ("json", signal.SIGTERM)]
+    ("lost", "log", "stop"),
+    [
+        pytest.param(
+            LOST[lost],
+            *stop,
+            id=f"{lost}-{stop[0]}-{stop[1].name}",
+            marks=[] if (lost, stop) in USUAL else pytest.mark.slow,
+        )
+        for lost, stop in product(LOST, STOPS)
+    ],
 )
-@pytest.mark.parametrize("lost", [full, unread, None], ids=["full", "unread", "closed"])
 def test_the_server_serves_and_stops_as_it_should(lost, log: str, stop: int) -> None:
     port = free_port()
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]

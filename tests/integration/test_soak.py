@@ -132,7 +132,12 @@ def soak(mix: str, *, memory: str, requests: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "memory"), [("hybrid", "1.6MiB"), ("pure mamba2", "860KiB"), ("gqa and mlp", "600KiB")]
+    ("mix", "memory"),
+    [
+        ("hybrid", "1.6MiB"),
+        pytest.param("pure mamba2", "860KiB", marks=pytest.mark.slow),
+        pytest.param("gqa and mlp", "600KiB", marks=pytest.mark.slow),
+    ],
 )
 def test_a_short_soak(mix, memory):
     soak(mix, memory=memory, requests=480)

@@ -637,6 +637,17 @@ PLANTED = {
 }
 
 
+# caught after hundreds of examples, which take seconds
+RARE = {
+    "a row that was kept not computed again",
+    "files named by a block alone",
+    "the states behind wrong drafts gone on from",
+    "told of blocks behind the deepest state",
+    "a working state kept after a wrong draft",
+    "a rejected token taken for computed",
+    "a truncated sequence not rewound",
+    "a wrong draft taken for computed",
+}
 DRAFT_BUGS = {
     "what follows a draft drawn a token late",
     "a wrong draft taken for computed",
@@ -676,9 +687,12 @@ def test_random_use_keeps_every_invariant_at_length():
     run_state_machine_as_test(EngineMachine, settings=profile(5000, steps=50))
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug in RARE else []) for bug in PLANTED]
+)
 def test_a_planted_bug_is_caught(bug):
     broken = type("Broken", (EngineMachine,), {"bugs": frozenset({bug})})
-    plan = settings(profile(600), phases=[Phase.generate])
+    # most are caught within a few; objects in sets have other orders in each process
+    plan = settings(profile(3000), phases=[Phase.generate])
     with pytest.raises((AssertionError, KeyError, IndexError, TypeError, ValueError)):
         run_state_machine_as_test(broken, settings=plan)

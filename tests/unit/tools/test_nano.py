@@ -27,15 +27,17 @@ def _tools(monkeypatch):
 
 
 @pytest.fixture
-def corpus_folder(tmp_path):
+def corpus_folder(tmp_path, monkeypatch):
     for name in ("tinystories-sample", "stories260k-samples", "stories260k-draws"):
         (tmp_path / name).mkdir()
         numbered = [STORY.replace("Spot", f"Spot{chr(97 + n)}") for n in range(20)]
         text = "\n<|endoftext|>\n".join(f"{name} {story}" for story in numbered)
         (tmp_path / name / "stories.txt").write_text(text, encoding="utf-8")
     (tmp_path / "childrens-classics").mkdir()
+    import data
     from data import CLASSICS
 
+    monkeypatch.setattr(data, "LONG_CHATS", 40)
     for book in CLASSICS:
         path = tmp_path / "childrens-classics" / f"{book}.txt"
         path.write_text(f"{STORY}\n\n{STORY}\n\n{STORY}\n", encoding="utf-8")
