@@ -140,7 +140,8 @@ class Speculator:
                 self._proposals[sequence] = proposal
                 rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
         depths = self._choose_depths(len(sequences), rates, room) if rates else {}
-        if asked and not depths:
+        # a first look takes in the whole text
+        if asked and not depths and all(each in self._pauses for each in asked):
             self._learn_vain_time((perf_counter() - started) / len(asked))
         longest = self._longest_pause(len(sequences))
         for sequence in asked:
@@ -200,6 +201,7 @@ class Speculator:
         """Do not look for drafts for a while, which becomes longer each time there are none."""
         proposal = self._proposals.get(sequence)
         if proposal is not None and proposal.computed_by is not None:
+            longest = LONGEST_PAUSE  # what is known of them fades with each look
             for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
                 outcomes.fade()
         pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, longest)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
 from typing_extensions import override
 
+from blazr.engine.cache.prefix import salt_key
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft
 from blazr.engine.speculation.ngram import (
@@ -23,7 +25,8 @@ from blazr.engine.speculation.ngram import (
 )
 
 LEAST_MATCH = 4  # tokens
-MOST_TOKENS = 1 << 16  # of all replies that are remembered; each takes about 200 bytes
+LONGEST_REPLY = 1 << 12  # tokens at its end that are remembered, in about two milliseconds
+MOST_TOKENS = 1 << 16  # of all replies that are remembered; each takes about 230 bytes
 _PLACES = 1 << 32  # in a reply, at most
 _NOWHERE = -1
 
@@ -56,15 +59,16 @@ class SuffixDrafter(NgramDrafter):
         super().forget(sequence)
         followed = self._followed.pop(sequence, None)
         if followed is not None:
-            self._replies.add(followed.salt, sequence.tokens[sequence.num_prompt_left :])
+            first = max(sequence.num_prompt_left, len(sequence.tokens) - LONGEST_REPLY)
+            self._replies.add(followed.salt, sequence.tokens[first:])
 
 
 class _Reply(NamedTuple):
     """A reply that has ended.
 
     Args:
-        salt: Of its request.
-        tokens: What it says.
+        salt: Of its request, as 16 bytes.
+        tokens: What it says, or the end of it.
         before: By place, where the LEAST_MATCH tokens before it stood the time before.
     """
 
@@ -85,8 +89,8 @@ class _Replies:
         self._num_added = self._num_tokens = 0
 
     def add(self, salt: bytes, tokens: array[int]) -> None:
-        """Remember a reply, and forget the oldest for it; too long a one is not remembered."""
-        if not LEAST_MATCH < len(tokens) <= MOST_TOKENS:
+        """Remember a reply, and forget the oldest for it."""
+        if len(tokens) <= LEAST_MATCH:
             return
         reply = _Reply(salt, tokens, array("q", [_NOWHERE] * LEAST_MATCH))
         for place, key in _keys(reply):
@@ -135,7 +139,7 @@ class _Followed:
         sequence: Its tokens are looked for.
 
     Attributes:
-        salt: Of its request.
+        salt: Of its request, as 16 bytes.
         num_dropped: Tokens that the sequence has forgotten; with others, its end may be another.
         reply: The other one.
         place: How many of its tokens come before; one more follows where there is a match.
@@ -143,7 +147,8 @@ class _Followed:
     """
 
     def __init__(self, replies: _Replies, sequence: Sequence) -> None:
-        self.salt = sequence.request.cache_salt.encode()
+        salt = salt_key(sequence.request.cache_salt)
+        self.salt = blake2b(salt, digest_size=16).digest()  # each key holds it
         self.num_dropped = sequence.num_dropped
         self.reply: array[int] = array("i")
         self.place = self.match = 0

@@ -71,7 +71,7 @@ def test_the_oldest_is_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     stories = [[100 * number + place for place in range(20)] for number in range(1, 5)]
     for story in stories:
         end(drafter, story)
-        end(drafter, list(range(100)))  # too long to be remembered
+        end(drafter, [5, 6, 7])  # too short to be remembered
     found = [proposed(drafter, running_sequence(story[:6])) for story in stories]
     assert found == [None, None, tuple(stories[2][6:10]), tuple(stories[3][6:10])]
     assert len(drafter._replies._last) == 2 * (20 - LEAST_MATCH)
@@ -109,3 +109,17 @@ def test_what_is_followed_is_where_the_last_tokens_stood(monkeypatch: pytest.Mon
         drafter.forget(sequence)
         known.append(sequence.tokens[sequence.num_prompt_left :].tolist())
     assert num_found > 100
+
+
+def test_of_a_long_reply_the_end_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "LONGEST_REPLY", 10)
+    drafter = SuffixDrafter()
+    end(drafter, STORY)
+    assert proposed(drafter, running_sequence(STORY[:6])) is None
+    assert proposed(drafter, running_sequence(STORY[10:16])) == tuple(STORY[16:])
+
+
+def test_any_salt_will_do() -> None:
+    drafter = SuffixDrafter()
+    end(drafter, STORY, "\ud800")
+    assert proposed(drafter, running_sequence(STORY[:6], cache_salt="\ud800")) is not None
