@@ -129,11 +129,13 @@ class Rounds:
         elif isinstance(event, Finished):
             yield from self._end_round(event)
         else:
-            self._said.push(event)
             if isinstance(event, TextDelta):
+                self._said.push(TextDelta(0, event.text))  # without what is known of its tokens
                 if event.text and self._has_spoken and not self._speaks and self._joint:
                     yield TextDelta(0, self._joint)
                 self._speaks |= bool(event.text)
+            else:
+                self._said.push(event)
             yield event
 
     def answer(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:

@@ -116,7 +116,7 @@ ENV: Table[Variable] = Table(
             # these are more than flags of one command
             Variable(
                 "BLAZR_API_KEY",
-                "like blazr serve --api-key; with --url, chat, run and bench send it",
+                "like blazr serve --api-key; chat, run and bench with --url send the first",
             ),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),

@@ -314,7 +314,7 @@ def sampler_order(given: list[str] | str | None) -> dict[str, object]:
         values |= _NEUTRAL[name]
     wanted = [_FIXED[name] for name in names if name in _FIXED]
     for off in _FIXED.values():
-        if off not in wanted:
+        if off not in wanted:  # names of one sampler have equal values
             values |= off
     return values
 

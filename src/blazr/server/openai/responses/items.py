@@ -270,8 +270,9 @@ def _to_message(item: Item) -> Message:
         return Message(role=role, content=text, images=images)
     if item.type in {"function_call", "custom_tool_call"} and item.name:
         name = qualified_name(item.namespace, item.name)
-        call = function_call(item.call_id or "", name, item.arguments or "{}")
-        if item.type == "custom_tool_call":
+        if item.type == "function_call":
+            call = function_call(item.call_id or "", name, item.arguments or "{}")
+        else:
             custom = {"name": name, "input": item.input or ""}
             call = {"id": item.call_id or "", "type": "custom", "custom": custom}
         return Message(role="assistant", content=None, extra={"tool_calls": [call]})
