@@ -15,6 +15,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 
 from blazr import LLM, SamplingParams
 from blazr.llm.results import Usage
@@ -59,7 +60,22 @@ def noise() -> str:
     return " ".join(random.Random(5).choices(words.split(), k=40))
 
 
-TEXTS = {"code": code, "JSON": rows, "quotes": quotes, "random words": noise}
+def another(number: int) -> str:
+    """The beginning of a story, another for each number below 1000."""
+    names = ["Lily", "Tom", "Mia", "Ben", "Sue", "Tim", "Anna", "Max", "Lucy", "Sam"]
+    who = ["girl", "boy", "dog", "cat", "bird", "bear", "frog", "duck", "fish", "mouse"]
+    how = ["little", "happy", "sad", "kind", "brave", "funny", "shy", "clever", "hungry", "lazy"]
+    kind, rest = how[number % 10], number // 10
+    return f"There was a {kind} {who[rest % 10]} named {names[rest // 10]}. One day,"
+
+
+TEXTS: dict[str, Callable[[int], str]] = {
+    "code": lambda _: code(),
+    "JSON": lambda _: rows(),
+    "quotes": lambda _: quotes(),
+    "random words": lambda _: noise(),
+    "another story each time": another,
+}
 
 
 def reply(engine: LLM, text: str, params: SamplingParams) -> tuple[tuple[int, ...], float, Usage]:
@@ -70,15 +86,30 @@ def reply(engine: LLM, text: str, params: SamplingParams) -> tuple[tuple[int, ..
     return completion.token_ids, len(completion.token_ids) / seconds, completion.usage
 
 
-def compare(engines: list[LLM], text: str, *, temperature: float, tokens: int, rounds: int) -> str:
-    """A row of the table: replies with and without drafts, by turns."""
+def compare(
+    engines: list[LLM],
+    text: Callable[[int], str],
+    *,
+    temperature: float,
+    tokens: int,
+    rounds: int,
+) -> str:
+    """A row of the table: replies with and without drafts, by turns.
+
+    Args:
+        engines: Without drafts, and with them.
+        text: What each round continues, by its number.
+        temperature: Of the draws.
+        tokens: Of a reply.
+        rounds: That count.
+    """
     speeds: tuple[list[float], list[float]] = ([], [])
     num_drafts = num_kept = 0
     for number in range(WARM_UP + rounds):
         params = SamplingParams(
             temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True
         )
-        replies = [reply(engine, text, params) for engine in engines]
+        replies = [reply(engine, text(number), params) for engine in engines]
         assert replies[0][0] == replies[1][0], "the replies differ"
         if number >= WARM_UP:
             for each, (_, speed, _) in zip(speeds, replies, strict=True):
@@ -108,7 +139,7 @@ def main() -> None:
         for temperature in (0.0, 1.0):
             row = compare(
                 engines,
-                text(),
+                text,
                 temperature=temperature,
                 tokens=args.tokens,
                 rounds=args.rounds,

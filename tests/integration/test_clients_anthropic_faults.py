@@ -30,7 +30,7 @@ def connect(running: Loopback, **more: object) -> AbstractContextManager[anthrop
 @pytest.fixture
 def endless() -> Iterator[Loopback]:
     """One that goes on until it is told to stop."""
-    with serving(scripted_core(), keep_alive_s=0.6) as running:
+    with serving(scripted_core(max_seq_len=100_000), keep_alive_s=0.6) as running:
         running.engine.script *= 5000
         yield running
         running.engine.go.set()
