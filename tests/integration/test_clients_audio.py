@@ -229,8 +229,10 @@ def test_who_leaves_ends_the_work(server: Loopback) -> None:
     asked = {"data": {**HEARD, "stream": "true"}, "files": {"file": long}, "timeout": 60}
     try:
         with httpx2.stream("POST", url, **asked) as reply:
-            assert next(reply.iter_lines()).startswith("data:")
-            assert jobs.figures["running"] == 1
+            lines = reply.iter_lines()
+            first = next(lines)
+            assert "transcript.text.delta" in first
+            assert jobs.figures["running"] == 1, [first, *lines, next(heard)]
         ended = 'blazr_requests_total{model="ears",outcome="cancelled"} '
         wait_until(lambda: ended in server.client.get("/metrics").text)
     finally:
