@@ -106,6 +106,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(50_000, 20, 50)  # what the tests' libraries hold is looked through less
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _collected_tests_stay_frozen() -> Iterator[None]:
+    """A model that is unloaded has nobody search through all tests, which takes two seconds."""
+    from blazr.core import garbage
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage, "unload", gc.collect)
+        yield
+
+
 @pytest.fixture
 def kernels_as_before() -> Iterator[None]:
     """Afterwards kernels are those of the same instruction set, on as many threads as before."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from blazr.core.garbage import loading, unload
 
 _COUNT_HEAPS = """
 import ctypes, sys, threading
@@ -42,3 +45,18 @@ def test_threads_share_two_heaps(how: str) -> None:
     told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     count = told.count("<heap nr=")
     assert count <= 2 if how == "shared" else count > 2
+
+
+def test_what_is_unloaded_is_freed() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    loaded, later = Node(), Node()
+    watched = [weakref.ref(loaded), weakref.ref(later)]
+    with loading():
+        del loaded
+    assert watched[0]() is not None
+    del later
+    unload()
+    assert [each() for each in watched] == [None, None]
