@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,16 @@ def _collected_tests_stay_frozen() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage, "unload", gc.collect)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _clients_share_certificates() -> Iterator[None]:
+    """Each client of HTTP would read the system's certificates again, which takes 30 ms."""
+    import httpcore2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
 
 
