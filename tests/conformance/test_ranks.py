@@ -19,10 +19,11 @@ from blazr.models.loading.parts import part_of_config, part_of_weight
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.ranks import Columns, Rank, Rows
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.packed import PackedWeight
-from blazr.nn.quant.weight import GgufWeight, stored_weights
+from blazr.nn.quant.weight import FloatWeight, GgufWeight, PlainWeight, stored_weights
 from tests.support import tiny
 from tests.support.closeness import error, sensitivity
 from tests.support.examples import FEED_FORWARD_EXAMPLES, MIXER_EXAMPLES
@@ -305,6 +306,35 @@ def test_parts_of_blocks(name):
     ):
         part = part_of_weight(whole, held)
         assert torch.equal(part.dequantize(torch.float32).nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("has_pairs", [False, True])
+@pytest.mark.parametrize("block", [(1, 16), (1, 100), (16, 32), (60, 100)])
+def test_parts_of_floats(block, has_pairs):
+    """They are floats, too, to the bit, unless columns are cut within a block."""
+    rows, columns = 60, 100
+    scales = torch.rand(-(-rows // block[0]), -(-columns // block[1]))
+    numbers = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    if has_pairs:
+        numbers = torch.randint(256, (rows, columns // 2), dtype=torch.uint8)
+    whole = FloatWeight(
+        ScaledFloats(numbers, scales, block, torch.tensor([1.5])), "floats", torch.float32
+    )
+    there = whole.dequantize(torch.float32)
+    for held, expected, is_kept in (
+        (Rows((range(3, 16), range(32, 48))), torch.cat((there[3:16], there[32:48])), True),
+        (Rows((range(48, 60),)), there[48:], True),
+        (Columns((range(32), range(64, 96))), torch.cat((there[:, :32], there[:, 64:96]), 1), True),
+        (Columns((range(64, 100),)), there[:, 64:], True),
+        (Columns((range(8, 24),)), there[:, 8:24], block[1] == 100),
+        (Columns((range(32, 50),)), there[:, 32:50], block[1] == 100),
+    ):
+        part = part_of_weight(whole, held)
+        assert torch.equal(part.dequantize(torch.float32), expected)
+        assert isinstance(part, FloatWeight if is_kept else PlainWeight)
+        assert part.shape == expected.shape
+        if isinstance(part, FloatWeight):  # in memory of its own
+            assert part.operand.numbers.untyped_storage().nbytes() == part.operand.numbers.nbytes
 
 
 @pytest.mark.parametrize("mixer", sorted(MIXER_EXAMPLES))

@@ -1,7 +1,7 @@
 """What a rank holds of a weight: some rows, columns or experts, in memory of its own.
 
-Packed weights are cut at the edges of their blocks. Where a cut goes through a block, and where a
-weight is stored in tensors that are no blocks, the rank holds its part as plain numbers.
+Packed weights and floats with scales are cut at the edges of their blocks. Where a cut goes through
+a block, and where a weight is stored in other tensors, the rank holds its part as plain numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from torch import Tensor
 from blazr.core.errors import ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.ranks import Columns, FirstRank, Held, Parts, Rank, Rows, Runs
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.exact import ShiftedWeight
-from blazr.nn.quant.weight import GgufWeight, PlainWeight, StoredStack, Weight
+from blazr.nn.quant.weight import FloatWeight, GgufWeight, PlainWeight, StoredStack, Weight
 
 _MOST_RANKS = 64  # that an error tells of
 
@@ -83,6 +84,10 @@ def part_of_weight(weight: Weight, held: Held) -> Weight:
         blocks = _part_of_blocks(weight, held)
         if blocks is not None:
             return GgufWeight(blocks, weight.kind, weight.dtype)
+    if isinstance(weight, FloatWeight):
+        floats = _part_of_floats(weight.operand, held)
+        if floats is not None:
+            return FloatWeight(floats, weight.name, weight.dtype)
     # a plain part takes more memory than a packed one, and every cut can be made
     return PlainWeight(part_of_tensor(weight.dequantize(weight.dtype), held))
 
@@ -125,6 +130,15 @@ def _part_of_shifted(weight: ShiftedWeight, held: Rows | Columns) -> Weight | No
         order=weight.order,
         piece=weight.piece,
     )
+
+
+def _part_of_floats(floats: ScaledFloats, held: Rows | Columns) -> ScaledFloats | None:
+    """None where the cut goes through blocks."""
+    if isinstance(held, Columns):
+        found = floats.columns(held.runs)
+    else:
+        found = floats.rows([slice(run.start, run.stop) for run in held.runs])
+    return None if found is None else found.map(torch.clone)  # the whole need not be kept
 
 
 def _take(tensor: Tensor, runs: Runs, dim: int) -> Tensor:

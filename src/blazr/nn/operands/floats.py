@@ -84,6 +84,26 @@ class ScaledFloats(NamedTuple):
         scales, block = self.scales[places // height], (1, self.block[1])  # each has one of its own
         return self._replace(numbers=numbers, scales=scales, block=block)
 
+    def columns(self, runs: Sequence[range]) -> ScaledFloats | None:
+        """Some columns of a matrix, or None where a run ends within a block.
+
+        Args:
+            runs: Which, one behind the other.
+        """
+        width, last_column = self.block[1], self.shape[1]
+        per_byte = 2 if self.are_pairs else 1
+        has_one_block = width >= last_column  # in a row, which may be cut anywhere
+        unit = per_byte if has_one_block else width
+        *inner, last = [edge for run in runs for edge in (run.start, run.stop)]
+        if any(edge % unit for edge in inner) or (last % unit and last != last_column):
+            return None
+        numbers = [self.numbers[:, run.start // per_byte : run.stop // per_byte] for run in runs]
+        scales = [self.scales[:, run.start // width : ceil(run.stop / width)] for run in runs]
+        return self._replace(
+            numbers=torch.cat(numbers, 1),
+            scales=self.scales if has_one_block else torch.cat(scales, 1),
+        )
+
     def decode(self, rows: slice | Tensor) -> Tensor:
         """Some rows of a matrix as plain numbers.
 
