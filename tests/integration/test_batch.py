@@ -20,7 +20,7 @@ def write_requests(path: Path, count: int) -> None:
     """Write short requests, and a long one, before whose end every signal comes."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            tokens = 3 if number < count - 1 else 1500
+            tokens = 3 if number < count - 1 else 1000
             prompt = f"Once {number}"
             body = {"model": "nano", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
             body["ignore_eos"] = True
@@ -41,7 +41,7 @@ def texts_of(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "count", [150, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "count", [80, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_killed_and_started_again(tmp_path: Path, count: int) -> None:
     rng = random.Random(run_seed(1))

@@ -96,7 +96,7 @@ def test_it_guesses_as_it_would_alone(large, small):
     run(lab, some_prompts(6), preempts=True)
     assert sum(len(drafts) for _, drafts in guesses) > 100
     clear = 0
-    for tokens, drafts in guesses:
+    for tokens, drafts in guesses[::2]:  # each takes as long as reading its text
         with torch.inference_mode():
             scores = small.forward_sequences(torch.tensor([[*tokens, *drafts]]))[0]
         for draft, row in zip(drafts, scores[len(tokens) - 1 :], strict=False):

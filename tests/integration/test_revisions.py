@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from blazr.cli.app import app
-from blazr.core import env
 from blazr.core.errors import ConfigError
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
@@ -35,32 +32,21 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def blazr(hub: Path, *words: str) -> str:
-    own = {"HF_HOME": str(hub), "HF_HUB_CACHE": str(hub / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "blazr", *words],
-        env=env.inherited(**own),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     ("revision", "commit"), [(None, NEW), ("main", NEW), ("v1", OLD), (OLD, OLD)]
 )
 def test_what_is_shown_and_loaded_is_of_that_commit(
     hub: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None, commit: str
 ) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     words = [] if revision is None else ["--revision", revision]
-    report = json.loads(blazr(hub, "info", "org/name", "--json", *words))
+    done = CliRunner().invoke(app, ["info", "org/name", "--json", *words])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
     assert Path(report["path"]).name == commit
     assert report["config"]["vocab_size"] == SIZES[commit]
     options = LoadOptions("org/name", device="cpu", memory="24MiB", revision=revision)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with closing(load_text_engine(options)) as engine:
         assert engine.info.vocab_size == SIZES[commit]
 

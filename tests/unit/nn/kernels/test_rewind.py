@@ -22,7 +22,7 @@ from blazr.nn.operands.step import GRID, Span
 from tests.support.closeness import assert_as_right, error
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.mixers import copy_of, memory_of, mixer_of, step_of, tensors_of
-from tests.support.seeds import some_of
+from tests.support.seeds import examples, some_of
 from tests.support.without_kernels import without_kernels
 
 RECURRENT = {
@@ -151,7 +151,7 @@ def histories(draw: st.DrawFn, width: int, dtype: torch.dtype) -> History:
 
 @pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 @pytest.mark.parametrize("name", RECURRENT)
-@settings(max_examples=15)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_rejected_tokens_leave_no_trace(name: str, data: st.DataObject) -> None:
     """What is remembered of those before, and all that follows, are the same bits."""
@@ -205,7 +205,15 @@ def compare(texts: list[History], mixer: Mixer, memory: LayerCache, isa: str) ->
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("length", [1, 30, GRID - 2, GRID + 40])
+@pytest.mark.parametrize(
+    "length",
+    [
+        1,
+        pytest.param(30, marks=pytest.mark.slow),
+        pytest.param(GRID - 2, marks=pytest.mark.slow),
+        GRID + 40,
+    ],
+)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_definitions_lose_no_more_than_by_another_cut(name: str, length: int) -> None:
     """They compute chunks, whose rounding depends on where a text is cut."""
