@@ -31,7 +31,7 @@ slow_to_draw = settings(suppress_health_check=[HealthCheck.filter_too_much, Heal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(slow_to_draw, max_examples=3)
+@settings(slow_to_draw, max_examples=2)
 @given(seed=SEEDS)
 def test_logits_are_as_right_as_theirs(kind: str, seed: int) -> None:
     _compare(kind, seed)

@@ -65,7 +65,7 @@ def prompts_of(count: int, seed: int) -> list[list[int]]:
 def alone(lab_of):
     """Each prompt answered by an engine of its own."""
     answers = []
-    for prompt in prompts_of(12, seed=1):
+    for prompt in prompts_of(8, seed=1):
         lab = lab_of(max_running=1, tokens=512, budget=1024, prefix_cache=False)
         request = lab.ask(prompt, max_tokens=MAX_TOKENS)
         lab.run()
@@ -281,7 +281,7 @@ def following(alone, history):
     return 0
 
 
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("right", [pytest.param(0.0, marks=pytest.mark.slow), 0.5, 1.0])
 def test_with_drafts(lab_of, alone, right):
     """In a batch that changes, with preemption and from cached prefixes."""
     drafter = GuessingDrafter(partial(following, alone), VOCAB, right)
