@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +47,8 @@ class Bark(Speaker):
                 if isinstance(paths, dict):  # beside them stands the name of the repository
                     self._voices[name] = self._voice(directory, name, paths)
         self._voices = self._voices or {_NO_VOICE: None}
+        self.voices = list(self._voices)  # where there are no presets, each text has one of its own
+        self.rate = int(self.network.config.codec_config.sampling_rate)
 
     def _voice(self, directory: Path, name: str, paths: Mapping[str, Any]) -> Mapping[str, Tensor]:
         found = {}
@@ -60,16 +62,6 @@ class Bark(Speaker):
                 raise _refusal(name, f"{key} of shape {codes.shape} and type {codes.dtype}")
             found[key] = torch.tensor(codes.astype(np.int64), device=self.device)
         return found
-
-    @property
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-        return int(self.network.config.codec_config.sampling_rate)
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """The names of the presets; where there are none, each text has a voice of its own."""
-        return list(self._voices)
 
     def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,7 +30,7 @@ class Csm(Speaker):
     steps: ClassVar[tuple[str, ...]] = ("backbone_model",)
 
     def prepare(self, directory: Path) -> None:
-        """Read the tokenizer, and how both models generate."""
+        """Read the tokenizer, how both models generate, and the numbers of speakers."""
         super().prepare(directory)
         self.tokenizer.split_special_tokens = True  # in a text they are text
         config: Any = self.network.generation_config
@@ -43,16 +42,8 @@ class Csm(Speaker):
         num_codes = self.network.config.codec_config.codebook_size
         marks = list(range(num_codes, self.network.config.vocab_size))
         config.suppress_tokens = lower.suppress_tokens = marks or None
-
-    @property
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-        return int(self.network.config.codec_config.sampling_rate)
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """Numbers of speakers."""
-        return [str(each) for each in range(_NUM_VOICES)]
+        self.voices = [str(each) for each in range(_NUM_VOICES)]
+        self.rate = int(self.network.config.codec_config.sampling_rate)
 
     def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,7 +39,7 @@ class Dia(Speaker):
         return network
 
     def prepare(self, directory: Path) -> None:
-        """Read the tokenizer, and how the model generates."""
+        """Read the tokenizer, how the model generates, and the marks of speakers."""
         import transformers
 
         super().prepare(directory)
@@ -52,16 +51,8 @@ class Dia(Speaker):
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         self._codes = {name: getattr(config, name) for name in names}
         self._codes["delay_pattern"] = self.network.config.delay_pattern
-
-    @property
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-        return int(self.network.codec.config.sampling_rate)
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """The marks of speakers."""
-        return ("S1", "S2")
+        self.voices = ("S1", "S2")
+        self.rate = int(self.network.codec.config.sampling_rate)
 
     def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""

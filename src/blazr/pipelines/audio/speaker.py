@@ -52,6 +52,8 @@ class Speaker(TransformersPipeline):
     """A model that says a text.
 
     Attributes:
+        rate: Samples per second of what it says.
+        voices: The names of its voices; the first speaks where none is asked for.
         tokenizer: Its tokenizer, of transformers.
         longest: Most characters that it says at once.
         joins: Whether it says as many sentences at once as fit, as its voice changes in between.
@@ -65,23 +67,15 @@ class Speaker(TransformersPipeline):
     joins: ClassVar[bool] = False
     has_speed: ClassVar[bool] = False
     steps: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    @abstractmethod
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-
-    @property
-    @abstractmethod
-    def voices(self) -> Sequence[str]:
-        """The names of its voices; the first speaks where none is asked for."""
+    rate: int
+    voices: Sequence[str]
 
     @abstractmethod
     def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence, (N,)."""
 
     def prepare(self, directory: Path) -> None:
-        """Read the tokenizer, and how the model generates."""
+        """Read the tokenizer, and how the model generates; others add its rate and its voices."""
         import transformers
 
         self.tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)

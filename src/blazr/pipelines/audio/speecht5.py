@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,6 +49,8 @@ class SpeechT5(Speaker):
                 expected=f"{directory.name}/{_VOICES}/NAME.npy, a vector of a speaker",
             )
         self._voices = {each.stem: self._voice(each) for each in files}
+        self.voices = list(self._voices)
+        self.rate = int(self.network.vocoder.config.sampling_rate)
 
     def _voice(self, path: Path) -> torch.Tensor:
         size = int(self.network.config.speaker_embedding_dim)
@@ -61,16 +62,6 @@ class SpeechT5(Speaker):
                 expected=f"{size} finite numbers",
             )
         return torch.tensor(vector.astype(np.float32), device=self.device)[None]
-
-    @property
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-        return int(self.network.vocoder.config.sampling_rate)
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """The names of the files of voices."""
-        return list(self._voices)
 
     def say(self, sentence: Sentence) -> torch.Tensor:
         """The sound of a sentence."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from blazr.pipelines.audio.speaker import Sentence, Speaker
@@ -17,15 +17,12 @@ class Vits(Speaker):
     auto: ClassVar[str] = "AutoModelForTextToWaveform"
     has_speed: ClassVar[bool] = True
 
-    @property
-    def rate(self) -> int:
-        """Samples per second of what it says."""
-        return int(self.network.config.sampling_rate)
-
-    @property
-    def voices(self) -> Sequence[str]:
-        """The numbers of its speakers."""
-        return [str(each) for each in range(max(int(self.network.config.num_speakers), 1))]
+    def prepare(self, directory: Path) -> None:
+        """Read the tokenizer, how the model generates, and the numbers of its speakers."""
+        super().prepare(directory)
+        num_voices = max(int(self.network.config.num_speakers), 1)
+        self.voices = [str(each) for each in range(num_voices)]
+        self.rate = int(self.network.config.sampling_rate)
 
     def say(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
