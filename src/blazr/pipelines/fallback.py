@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 MAX_RUNNING = 8
 DEFAULT_CONTEXT = 2048
 _LIMITS = "runs through transformers: no prefix is reused, and its caches' memory is not known."
-_LISTED_NAMES = 5
 _DELTAS = "rope_deltas"
 # Relative difference between a cached step and a whole pass that rounding can explain.
 _AGREES = 0.02
@@ -122,16 +121,13 @@ def load_fallback(
     checkpoint = open_checkpoint(files.path)
     network: Any
     try:
-        network, missing = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
+        network = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise _not_loaded(cause, error) from error
     if network.config.is_encoder_decoder:
         raise _not_loaded(cause, TypeError("it has an encoder and a decoder"))
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} tensors of {files.name} are missing.",
-            found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
-        )
     config = network.config.get_text_config()
     log.warning(
         "%s (%s) runs through transformers: without prefix reuse, or kernels of ours",

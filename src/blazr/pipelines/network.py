@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 
+_LISTED_NAMES = 5
+
 
 @contextmanager
 def loading_errors(message: str, *, expected: str = "", hint: str = "") -> Iterator[None]:
@@ -62,15 +64,25 @@ def stored_infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
 
 
 def network_of(
-    kind: type, config: object, tensors: Mapping[str, Tensor], dtype: str | torch.dtype
-) -> tuple[torch.nn.Module, list[str]]:
-    """A network of the library, ready to run, and the names of tensors that are missing.
+    kind: type,
+    config: object,
+    tensors: Mapping[str, Tensor],
+    dtype: str | torch.dtype,
+    *,
+    unused: tuple[str, ...] = (),
+) -> torch.nn.Module:
+    """A network of the library, ready to run.
 
     Args:
         kind: Its class.
         config: As the library reads it.
         tensors: By the library's names.
         dtype: What to compute in; ``auto`` is that of the config.
+        unused: What the names of tensors begin with that may be missing.
+
+    Raises:
+        CheckpointError: Tensors are missing.
+        Exception: What the library raises where it cannot.
     """
     network_class: Any = kind
     own: Any = config
@@ -80,12 +92,21 @@ def network_of(
     network, problems = network_class.from_pretrained(
         None, config=own, state_dict=tensors, dtype=dtype, output_loading_info=True
     )
-    return network.eval().requires_grad_(requires_grad=False), sorted(problems["missing_keys"])
+    missing = sorted(name for name in problems["missing_keys"] if not name.startswith(unused))
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors of {kind.__name__} are missing.",
+            found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
+            expected="files that save_pretrained of transformers has written",
+            hint="fetch them again: they are incomplete, or of another model",
+        )
+    ready: torch.nn.Module = network.eval().requires_grad_(requires_grad=False)
+    return ready
 
 
 def network_from(
-    checkpoint: Checkpoint, kind_name: str, *, dtype: str
-) -> tuple[torch.nn.Module, list[str]]:
+    checkpoint: Checkpoint, kind_name: str, *, dtype: str, unused: tuple[str, ...] = ()
+) -> torch.nn.Module:
     """Build a network, ready to run.
 
     Code that lies beside the weights is never run, and no pickle there is opened.
@@ -95,11 +116,10 @@ def network_from(
         kind_name: The class of transformers: one that knows its kind, ``AutoModelForCausalLM`` and
             such, or that of the network itself.
         dtype: What to compute in; ``auto`` is the checkpoint's.
-
-    Returns:
-        The network, and the names of tensors that are missing.
+        unused: What the names of tensors begin with that may be missing.
 
     Raises:
+        CheckpointError: Tensors are missing.
         Exception: What transformers raises where it cannot.
     """
     import transformers
@@ -112,7 +132,7 @@ def network_from(
         with torch.device("meta"):
             kind = type(kind.from_config(config, trust_remote_code=False))
     tensors = {name: checkpoint.own(info) for name, info in stored_infos(checkpoint).items()}
-    return network_of(kind, config, tensors, dtype)
+    return network_of(kind, config, tensors, dtype, unused=unused)
 
 
 def generation_config(network: torch.nn.Module, directory: Path) -> object:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from blazr.nn.device import Device
 
 _log = logging.getLogger(__name__)
-_LISTED_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +166,6 @@ class TransformersPipeline(Pipeline):
         """Build the network from its files.
 
         Raises:
-            ValueError: Tensors are missing.
+            CheckpointError: Tensors are missing.
         """
-        network, missing = network_from(checkpoint, cls.auto, dtype=dtype)
-        problems = [name for name in missing if not name.startswith(cls.unused)]
-        if problems:
-            raise ValueError(f"{len(problems)} tensors are missing: {problems[:_LISTED_NAMES]}")
-        return network
+        return network_from(checkpoint, cls.auto, dtype=dtype, unused=cls.unused)

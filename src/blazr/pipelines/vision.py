@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import RequestError
 from blazr.engine.request import PromptEmbeddings
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.open import open_checkpoint
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
 
 MAX_KEPT_BYTES = 256 * 2**20  # of images that were seen
-_LISTED_NAMES = 5
 _MOST_LINE_FEEDS = 64  # twice those of Gemma's longest token
 _SEEING_AHEAD = {"gemma3"}
 # Those that look at an image in parts where it is alone in its chat, and else at the whole of each.
@@ -299,14 +298,7 @@ class Vision:
             CheckpointError: Tensors are missing.
         """
         kind = _without_language_model(self.auto, config)
-        tower, missing = network_of(kind, config, tensors, self._dtype)
-        if missing:
-            raise CheckpointError(
-                f"{len(missing)} tensors of the part that takes {self.noun} are missing.",
-                found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
-                hint=self.advice,
-            )
-        return tower.to(self._device)
+        return network_of(kind, config, tensors, self._dtype).to(self._device)
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
