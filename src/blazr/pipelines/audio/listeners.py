@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from blazr.pipelines.audio.transcript import (
 )
 from blazr.pipelines.audio.voice_activity import RATE
 from blazr.pipelines.audio.whisper import Listener
-from blazr.pipelines.network import load_without_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,12 +31,6 @@ class OneLanguage(Transcriber):
     """A model that writes down one language, and tells no other from it."""
 
     tells_words: bool = False
-
-    def prepare(self, directory: Path) -> None:
-        """Read the processor."""
-        import transformers
-
-        self._processor: Any = load_without_code(transformers.AutoProcessor, directory)
 
     def check_request(self, request: TranscriptionRequest) -> None:
         """Refuse what only models of many languages can do."""
@@ -61,15 +54,6 @@ class OneLanguage(Transcriber):
         """There is nothing to find out."""
         return request, []
 
-    def _inputs(self, window: Window) -> dict[str, Any]:
-        found = self._processor.feature_extractor(
-            window.samples, sampling_rate=RATE, return_tensors="pt"
-        )
-        return {
-            name: each.to(self.device, self.dtype if each.is_floating_point() else each.dtype)
-            for name, each in found.items()
-        }
-
 
 class Ctc(OneLanguage):
     """Models that score characters or pieces of words for each of many short frames.
@@ -82,14 +66,14 @@ class Ctc(OneLanguage):
     def prepare(self, directory: Path) -> None:
         """Read the processor, and see whether its tokenizer tells when words are said."""
         super().prepare(directory)
-        self._decode = self._processor.tokenizer.decode
+        self._decode = self.processor.tokenizer.decode
         self.tells_words = "output_word_offsets" in signature(self._decode).parameters
 
     @torch.inference_mode()
     def hear(self, window: Window) -> list[Segment]:
         """Write down a window."""
         window.check()
-        scores = self.network(**self._inputs(window)).logits[0].float().log_softmax(-1)
+        scores = self.network(**self.features(window.samples)).logits[0].float().log_softmax(-1)
         best = scores.max(-1)
         length_s = len(window.samples) / RATE
         words: tuple[Word, ...] = ()
@@ -125,7 +109,7 @@ class Moonshine(OneLanguage):
         listener = Listener(window.check, self._text)
         listener.say = lambda text: window.say(text if listener.said else f" {text}")
         (token_ids,) = self.network.generate(
-            **self._inputs(window),
+            **self.features(window.samples),
             max_new_tokens=max(int(length_s * _TOKENS_PER_SECOND), 1),
             do_sample=False,
             logits_processor=[listener],
@@ -144,5 +128,5 @@ class Moonshine(OneLanguage):
         ]
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        text: str = self._processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text: str = self.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text.strip()

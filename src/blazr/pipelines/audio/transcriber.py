@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,10 +22,12 @@ from blazr.pipelines.audio.transcript import (
 from blazr.pipelines.audio.voice_activity import FRAME, RATE, VoiceActivity, speech_marks
 from blazr.pipelines.audio.windows import windows
 from blazr.pipelines.jobs import Outlet
+from blazr.pipelines.network import load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +52,32 @@ class Transcriber(TransformersPipeline):
 
     Attributes:
         longest_s: Longest sound that it hears at once, in seconds.
+        processor: Its processor, of transformers.
     """
 
     extra: ClassVar[str] = "audio"
     packages: ClassVar[tuple[str, ...]] = ("transformers", "soundfile", "soxr")
     longest_s: ClassVar[float] = 30.0
+
+    def prepare(self, directory: Path) -> None:
+        """Read the processor."""
+        import transformers
+
+        self.processor: Any = load_without_code(transformers.AutoProcessor, directory)
+
+    def features(self, samples: NDArray[np.float32], **options: bool) -> Mapping[str, Tensor]:
+        """What the network takes of a sound, by name.
+
+        Args:
+            samples: At 16 kHz, (N,).
+            options: More that the library's feature extractor takes.
+        """
+        found = self.processor.feature_extractor(
+            samples, sampling_rate=RATE, return_tensors="pt", **options
+        )
+        # numbers that are whole stay so
+        placed: Mapping[str, Tensor] = found.to(self.device, self.dtype)
+        return placed
 
     @abstractmethod
     def check_request(self, request: TranscriptionRequest) -> None:

@@ -23,7 +23,7 @@ from blazr.pipelines.audio.transcript import (
     Word,
 )
 from blazr.pipelines.audio.voice_activity import RATE
-from blazr.pipelines.network import generation_config, load_without_code
+from blazr.pipelines.network import generation_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,10 +43,9 @@ class Whisper(Transcriber):
 
     def prepare(self, directory: Path) -> None:
         """Read the processor, and how the model generates."""
-        import transformers
         from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-        self._processor: Any = load_without_code(transformers.AutoProcessor, directory)
+        super().prepare(directory)
         config: Any = generation_config(self.network, directory)
         self.network.generation_config = config
         own: Mapping[str, int] = getattr(config, "lang_to_id", None) or {}
@@ -88,7 +87,7 @@ class Whisper(Transcriber):
             return request, [LanguageFound("english")]
         if code is None:
             with torch.inference_mode():
-                found = self.network.detect_language(self._features(first)["input_features"])
+                found = self.network.detect_language(self.features(first)["input_features"])
             code = self._codes[int(found[0])]
         return replace(request, language=code), [LanguageFound(self._names[code])]
 
@@ -107,7 +106,7 @@ class Whisper(Transcriber):
         if request.has_words:
             options["return_token_timestamps"] = True
         found = self.network.generate(
-            **self._features(window.samples),
+            **self.features(window.samples, return_attention_mask=True),
             **options,
             temperature=request.temperature,
             logits_processor=[listener],
@@ -165,19 +164,10 @@ class Whisper(Transcriber):
             [each for each in pieces if each.text], has_spaces=language not in _WITHOUT_SPACES
         )
 
-    def _features(self, samples: NDArray[np.float32]) -> dict[str, Tensor]:
-        found = self._processor.feature_extractor(
-            samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True
-        )
-        return {
-            "input_features": found["input_features"].to(self.device, self.dtype),
-            "attention_mask": found["attention_mask"].to(self.device),
-        }
-
     def _prompt_ids(self, prompt: str) -> Tensor:
         most = self.network.config.max_target_positions // 2 - 1
         try:
-            found: Tensor = self._processor.get_prompt_ids(prompt, return_tensors="pt")
+            found: Tensor = self.processor.get_prompt_ids(prompt, return_tensors="pt")
         except ValueError as error:
             raise RequestError(
                 "the prompt holds special tokens.", param="prompt", found=str(error)[:100]
@@ -211,7 +201,7 @@ class Whisper(Transcriber):
     def _text(self, token_ids: Sequence[int]) -> str:
         first = self._first_time_id
         own = [each for each in token_ids if first is None or each < first]
-        text: str = self._processor.tokenizer.decode(
+        text: str = self.processor.tokenizer.decode(
             own, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
