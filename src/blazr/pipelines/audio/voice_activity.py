@@ -120,14 +120,23 @@ def speech_marks(
         for span in _runs(probabilities, num_samples, threshold, min_silence_s * RATE)
         if span.end - span.start > min_speech_s * RATE
     ]
-    pad = int(pad_s * RATE)
-    starts = [max(0, span.start - pad) for span in found]
-    ends = [min(num_samples, span.end + pad) for span in found]
-    for index, (one, other) in enumerate(pairwise(found)):
-        pause = other.start - one.end
-        if pause < 2 * pad:
-            ends[index] = one.end + pause // 2
-            starts[index + 1] = other.start - pause // 2
+    return widened(found, int(pad_s * RATE), num_samples)
+
+
+def widened(spans: Sequence[Span], margin: int, num_samples: int) -> list[Span]:
+    """Spans with more before and after each; a pause that is too short for that is shared.
+
+    Args:
+        spans: In their order, without overlap.
+        margin: Samples of that.
+        num_samples: Of the recording.
+    """
+    starts = [max(0, each.start - margin) for each in spans]
+    ends = [min(num_samples, each.end + margin) for each in spans]
+    for index, (one, other) in enumerate(pairwise(spans)):
+        middle = (one.end + other.start) // 2
+        ends[index] = min(ends[index], middle)
+        starts[index + 1] = max(starts[index + 1], middle)
     return [Span(start, end) for start, end in zip(starts, ends, strict=True)]
 
 

@@ -6,12 +6,11 @@ Windows begin and end in pauses and do not overlap, so that no word is cut, lost
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blazr.pipelines.audio.voice_activity import FRAME, RATE, Span
+from blazr.pipelines.audio.voice_activity import FRAME, RATE, Span, widened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,13 +48,7 @@ def windows(
             packed[-1] = Span(packed[-1].start, piece.end)
         else:
             packed.append(piece)
-    starts = [max(0, each.start - _MARGIN) for each in packed]
-    ends = [min(num_samples, each.end + _MARGIN) for each in packed]
-    for index, (one, other) in enumerate(pairwise(packed)):
-        middle = (one.end + other.start) // 2
-        ends[index] = min(ends[index], middle)
-        starts[index + 1] = max(starts[index + 1], middle)
-    return [Span(start, end) for start, end in zip(starts, ends, strict=True)]
+    return widened(packed, _MARGIN, num_samples)
 
 
 def _pieces(mark: Span, probabilities: NDArray[np.float32], room: int) -> Iterator[Span]:
