@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import httpx2
+from anyio.abc import ObjectReceiveStream
 from typing_extensions import override
 
 import blazr
@@ -239,7 +240,7 @@ async def _watched(
         yield _WatchedStream(read, on_end), write
 
 
-class _WatchedStream:
+class _WatchedStream(ObjectReceiveStream["SessionMessage | Exception"]):
     """The stream of what a server says."""
 
     def __init__(
@@ -253,6 +254,7 @@ class _WatchedStream:
         """What the SDK's dispatcher looks for."""
         return getattr(self._stream, "last_context", None)
 
+    @override
     async def receive(self) -> SessionMessage | Exception:
         try:
             return await self._stream.receive()
@@ -260,25 +262,9 @@ class _WatchedStream:
             self._on_end()
             raise
 
+    @override
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self._stream.__anext__()
-        except (StopAsyncIteration, anyio.ClosedResourceError):
-            self._on_end()
-            raise
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *failure: Any) -> bool | None:
-        return await self._stream.__aexit__(*failure)
 
 
 @asynccontextmanager
