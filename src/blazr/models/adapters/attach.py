@@ -93,7 +93,7 @@ def _factors_of(
         if _is_needless(adapter, change):
             return []
         raise _cannot_change(adapter.path, change)
-    rows = _rows_of(adapter.path, tensor, placements, module, size=size)
+    rows = _rows_of(adapter, tensor, placements, module, size=size)
     return [
         each
         for placement, own in zip(placements, rows, strict=True)
@@ -125,7 +125,7 @@ def _factors_of_whole(
     if not parts or len(parts) < len(placements):
         raise _cannot_bring(adapter.path, change)
     size = tuple(change.numbers.shape)
-    rows = _rows_of(adapter.path, tensor, placements, module, size=size)
+    rows = _rows_of(adapter, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
     for part, placement, own in zip(parts, placements, rows, strict=True):
         numbers = _taken(change.numbers, own)
@@ -145,7 +145,7 @@ def _factors_of_whole(
 
 
 def _rows_of(
-    path: Path,
+    adapter: AdapterFile,
     tensor: str,
     placements: Sequence[Placement],
     module: CausalLM,
@@ -164,12 +164,7 @@ def _rows_of(
         shapes.append(placement.transform.stored_shape(tuple(weight.shape)))
     cut = placements[0].cut
     whole = shapes[0] if cut is None else cut.whole(shapes)
-    if size != whole:
-        raise CheckpointError(
-            f"{path}: the change of {tensor[:100]} is not of this model.",
-            found=f"{list(size)}",
-            expected=f"{list(whole)}, the size of the matrix",
-        )
+    adapter.check_size(tensor, size, whole)
     return [None] if cut is None else cut.rows(shapes)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from blazr.nn.quant.gguf import GGML_TYPES
 
 _BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
 # Modules of transformers around others, which checkpoints do not have: of Kimi Linear.
@@ -29,8 +30,8 @@ class LowRankChange:
         scale: As the adapter's rank and alpha say.
         rank: r.
         magnitude: (out,), the length of each row of the sum (DoRA); None leaves them.
-        is_embedding: Whether W is (vocabulary, size) and the change is ``(b @ a).T``.
-        is_transposed: Whether W is stored (in, out) and the change is ``(b @ a).T``.
+        is_flipped: Whether W is stored (in, out), as embeddings are, and the change is
+            ``(b @ a).T``.
     """
 
     names: tuple[str, ...]
@@ -39,13 +40,7 @@ class LowRankChange:
     scale: float
     rank: int
     magnitude: Tensor | None = None
-    is_embedding: bool = False
-    is_transposed: bool = False
-
-    @property
-    def is_flipped(self) -> bool:
-        """Whether W is stored the other way round."""
-        return self.is_embedding or self.is_transposed
+    is_flipped: bool = False
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -97,8 +92,8 @@ class AdapterFile:
     Args:
         path: Its directory or file.
         base: What it says of the model it was trained on; empty where it does not.
-        dialect: Whose tensor names these are: ``"hf"`` or ``"gguf"``.
-        architecture: What a GGUF file calls the base model's; empty for others.
+        architecture: What a GGUF file calls the base model's; empty for PEFT's, whose tensors have
+            the names of transformers.
         fingerprint: A hash of all that it holds.
         low_rank: Changes of low rank.
         whole: Tensors that it brings along.
@@ -106,7 +101,6 @@ class AdapterFile:
 
     path: Path
     base: str
-    dialect: Literal["hf", "gguf"] = "hf"
     architecture: str = ""
     fingerprint: str
     low_rank: tuple[LowRankChange, ...]
@@ -120,6 +114,24 @@ class AdapterFile:
             found=f"an adapter of {self.base or 'a model that it does not name'}",
             expected="an adapter of this model, with its tensors' names",
         )
+
+    def check_size(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        """Refuse a change of another size than the tensor's.
+
+        Args:
+            name: What the tensor is called.
+            found: The size of the change.
+            wanted: That of the tensor.
+
+        Raises:
+            CheckpointError: They differ.
+        """
+        if found != wanted:
+            raise CheckpointError(
+                f"{self.path}: the change of {name[:100]} is not of this model.",
+                found=f"{list(found)}",
+                expected=f"{list(wanted)}, the size of the tensor",
+            )
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -159,26 +171,38 @@ def pair_of(
     return a, b
 
 
-def check_finite(path: Path, name: str, numbers: Tensor) -> Tensor:
-    """Refuse numbers that would make every answer NaN.
+def read_numbers(path: Path, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Tensor]]:
+    """The numbers of a file's tensors by name, in memory of their own.
+
+    Numbers that are not finite would make every answer NaN.
+
+    Args:
+        path: The file.
+        tensors: What its header says.
 
     Raises:
         CheckpointError: Some are NaN or infinite, or they are no floating-point numbers.
     """
-    if not numbers.is_floating_point():
-        raise CheckpointError(
-            f"{path}: tensor {name[:100]!r} holds no floating-point numbers.",
-            found=str(numbers.dtype).removeprefix("torch."),
-            expected="float32, float16 or bfloat16",
-        )
-    if not torch.isfinite(numbers).all():
-        raise CheckpointError(
-            f"{path}: tensor {name[:100]!r} holds NaN or infinity.",
-            found="numbers that are not finite",
-            expected="the weights of an adapter that was trained",
-            hint="its training has diverged: take an earlier checkpoint of it",
-        )
-    return numbers
+    checkpoint = Checkpoint(path=path, files={path: path.stat().st_size}, tensors=tensors)
+    for name, info in tensors.items():
+        numbers = checkpoint.read(name)
+        if info.is_packed:
+            rows = GGML_TYPES[info.dtype].decode(numbers.flatten(0, -2))
+            numbers = rows.view(info.shape)
+        if not numbers.is_floating_point():
+            raise CheckpointError(
+                f"{path}: tensor {name[:100]!r} holds no floating-point numbers.",
+                found=str(numbers.dtype).removeprefix("torch."),
+                expected="float32, float16 or bfloat16",
+            )
+        if not torch.isfinite(numbers).all():
+            raise CheckpointError(
+                f"{path}: tensor {name[:100]!r} holds NaN or infinity.",
+                found="numbers that are not finite",
+                expected="the weights of an adapter that was trained",
+                hint="its training has diverged: take an earlier checkpoint of it",
+            )
+        yield name, numbers.clone()
 
 
 def check_scaled(path: Path, name: str, b: Tensor, scale: float) -> None:

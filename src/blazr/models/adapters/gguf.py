@@ -17,19 +17,17 @@ from blazr.core.gguf_header import Value
 from blazr.models.adapters.file import (
     AdapterFile,
     LowRankChange,
-    check_finite,
     check_scaled,
     hash_of,
     pair_of,
+    read_numbers,
 )
 from blazr.models.causal_lm import ModelConfig
-from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.families import FAMILIES
 from blazr.models.families.gguf.architectures import ARCHITECTURES, written_names
 from blazr.models.families.gguf.as_file import architecture_of
 from blazr.models.families.rules import RuleBook
-from blazr.nn.quant.gguf import GGML_TYPES
 
 _ARCHITECTURE = "general.architecture"
 _ALPHA = "adapter.lora.alpha"
@@ -51,26 +49,20 @@ def read_gguf(path: Path) -> AdapterFile:
     header = read_header(path)
     metadata = header.metadata
     alpha = _check_metadata(path, metadata)
-    checkpoint = Checkpoint(path=path, files={path: path.stat().st_size}, tensors=header.tensors)
     parts: dict[str, dict[str, Tensor]] = {}
-    for name, info in header.tensors.items():
+    for name, numbers in read_numbers(path, header.tensors):
         base, end = name[: -len(_ENDS[0])], name[-len(_ENDS[0]) :]
         if end not in _ENDS:
             raise CheckpointError(
                 f"{path}: tensor {name[:100]!r} is of a kind of adapter that is not supported.",
                 expected="names that end in " + " and ".join(_ENDS),
             )
-        numbers = checkpoint.read(name)
-        if info.is_packed:
-            rows = GGML_TYPES[info.dtype].decode(numbers.flatten(0, -2))
-            numbers = rows.view(info.shape)
-        parts.setdefault(base, {})[end] = check_finite(path, name, numbers.clone())
+        parts.setdefault(base, {})[end] = numbers
     if not parts:
         raise CheckpointError(f"{path} holds no tensors.", expected=" and ".join(_ENDS))
     return AdapterFile(
         path=path,
         base=str(metadata.get("general.base_model.0.name") or metadata[_ARCHITECTURE])[:300],
-        dialect="gguf",
         architecture=str(metadata[_ARCHITECTURE])[:100],
         fingerprint=hash_of(path.read_bytes()),
         low_rank=tuple(_change(path, name, pair, alpha) for name, pair in parts.items()),
@@ -120,7 +112,7 @@ def names_in_model(
         CheckpointError: The adapter is of another architecture, or of PEFT's and the network of a
             GGUF file whose tensors are too different.
     """
-    if adapter.dialect == "hf":
+    if not adapter.architecture:
         return _names_in_file(metadata, adapter) if metadata else rules
     own = metadata.get(_ARCHITECTURE) if metadata else architecture_of(family, config)
     row = ARCHITECTURES.get(adapter.architecture)
@@ -161,7 +153,8 @@ def _check_metadata(path: Path, metadata: Mapping[str, Value]) -> float:
             hint="train it as an ordinary LoRA",
         )
     alpha = metadata.get(_ALPHA, 0.0)
-    if not isinstance(metadata.get(_ARCHITECTURE), str) or not isinstance(alpha, float):
+    own = metadata.get(_ARCHITECTURE)
+    if not isinstance(own, str) or not own or not isinstance(alpha, float):
         raise ConfigError(
             f"{path} does not say what it is an adapter of, or how it is scaled.",
             expected=f"{_ARCHITECTURE}, a text, and {_ALPHA}, a number",
@@ -193,5 +186,5 @@ def _change(path: Path, name: str, pair: Mapping[str, Tensor], alpha: float) -> 
         b=b,
         scale=scale,
         rank=rank,
-        is_embedding=is_embedding,
+        is_flipped=is_embedding,
     )

@@ -62,7 +62,7 @@ def plan_merge(
             _check_same_head(adapter, replaced, checkpoint)
             continue
         info = _info_of(adapter, (name,), checkpoint)
-        _check_shape(adapter, info, tuple(replaced.numbers.shape))
+        adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
         found[info.name] = StoredChange(replaced.numbers.float(), None)
     for change in adapter.low_rank:
         info = _info_of(adapter, change.names, checkpoint)
@@ -85,15 +85,6 @@ def _info_of(adapter: AdapterFile, names: tuple[str, ...], checkpoint: Checkpoin
     return info
 
 
-def _check_shape(adapter: AdapterFile, info: TensorInfo, shape: tuple[int, ...]) -> None:
-    if shape != info.shape:
-        raise CheckpointError(
-            f"{adapter.path}: the change of {info.name[:100]} is not of this model.",
-            found=f"{list(shape)}",
-            expected=f"{list(info.shape)}, the size of the tensor",
-        )
-
-
 def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkpoint) -> None:
     """PEFT saves a head along with an embedding that has changes, also where both are one."""
     names = [each for each in checkpoint.tensors if each.endswith(_EMBEDDING)]
@@ -112,7 +103,7 @@ def _stored(
 ) -> StoredChange:
     """A change of low rank, of the tensor as it is stored, or of the one that took its place."""
     left, right = change.factors
-    _check_shape(adapter, info, (left.shape[0], right.shape[1]))
+    adapter.check_size(info.name, (left.shape[0], right.shape[1]), info.shape)
     added = StoredChange(left, right, change.lengths(adapter.path, info.name))
     if before is None:
         return added

@@ -19,12 +19,12 @@ from blazr.models.adapters.file import (
     AdapterFile,
     LowRankChange,
     WholeChange,
-    check_finite,
     check_scaled,
     hash_of,
     pair_of,
+    read_numbers,
 )
-from blazr.models.checkpoint.base import Checkpoint, read_json
+from blazr.models.checkpoint.base import read_json
 from blazr.models.checkpoint.safetensors import read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -93,11 +93,9 @@ def read_peft(directory: Path) -> AdapterFile:
     scales = _check_config(directory / CONFIG, config)
     path = directory / WEIGHTS
     header = read_header(path)
-    checkpoint = Checkpoint(path=path, files={path: path.stat().st_size}, tensors=header)
     parts: dict[str, dict[str, Tensor]] = {}
     whole: list[WholeChange] = []
-    for name in header:
-        numbers = check_finite(path, name, checkpoint.read(name).clone())
+    for name, numbers in read_numbers(path, header):
         match = _PART.fullmatch(name)
         if match is None:
             whole.append(_whole(path, name, numbers))
@@ -288,8 +286,7 @@ def _low_rank(
         scale=scale,
         rank=rank,
         magnitude=parts.get("lora_magnitude_vector"),
-        is_embedding=is_embedding,
-        is_transposed=config.get("fan_in_fan_out") is True and not is_embedding,
+        is_flipped=is_embedding or config.get("fan_in_fan_out") is True,
     )
 
 
