@@ -40,7 +40,7 @@ def test_every_format_has_a_writer_here() -> None:
 
 
 def write(name: str, directory: Path) -> Path:
-    path = directory / f"model{FORMATS[name].suffix}"
+    path = directory / f"model.{name}"
     WRITERS[name](stored_in(name), path)
     return path
 

@@ -92,7 +92,7 @@ def read_peft(directory: Path) -> AdapterFile:
     config = read_json(directory / CONFIG)
     scales = _check_config(directory / CONFIG, config)
     path = directory / WEIGHTS
-    header = read_header(path)
+    header = read_header(path).tensors
     parts: dict[str, dict[str, Tensor]] = {}
     whole: list[WholeChange] = []
     for name, numbers in read_numbers(path, header):

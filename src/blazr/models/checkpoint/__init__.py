@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from blazr.core.table import Table
-from blazr.models.checkpoint.base import Format
-from blazr.models.checkpoint.gguf import GGUF
-from blazr.models.checkpoint.safetensors import SAFETENSORS
+from collections.abc import Callable
+from pathlib import Path
 
-FORMATS: Table[Format] = Table("checkpoint format", {"safetensors": SAFETENSORS, "gguf": GGUF})
+from blazr.core.table import Table
+from blazr.models.checkpoint import gguf, safetensors
+from blazr.models.checkpoint.base import Header
+
+# What reads a file's header, by what the names of such files end with.
+FORMATS: Table[Callable[[Path], Header]] = Table(
+    "checkpoint format", {"safetensors": safetensors.read_header, "gguf": gguf.read_header}
+)

@@ -9,7 +9,7 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -303,19 +303,6 @@ def check_ranges(
             found=f"{size:,} bytes",
             expected=f"{position:,} bytes",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A kind of file.
-
-    Args:
-        suffix: How its file names end.
-        read_header: Reads the names, shapes and places of a file's tensors, and its metadata.
-    """
-
-    suffix: str
-    read_header: Callable[[Path], Header]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import GgufHeader, TensorEntry, Value, read_gguf_header
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
-    Format,
     Header,
     RelaidInfo,
     TensorInfo,
@@ -125,9 +124,6 @@ def read_header(path: Path) -> Header:
     tensors = {entry.name: _tensor_info(path, entry, header) for entry in header.tensors}
     check_ranges(path, tensors, header.size)
     return as_llama_cpp(Header(tensors, header.metadata))
-
-
-GGUF = Format(suffix=".gguf", read_header=read_header)
 
 
 def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:

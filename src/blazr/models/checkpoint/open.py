@@ -20,7 +20,7 @@ from blazr.models.checkpoint.quantized import join_quantized
 
 BUILT_IN = "nano"
 INDEX = "model.safetensors.index.json"
-_SUFFIXES = tuple(row.suffix for row in FORMATS.values())
+_SUFFIXES = tuple(f".{name}" for name in FORMATS)
 _REPO = r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}"
 _REPO_ID = re.compile(_REPO, re.ASCII)
 _HUB_FILE = re.compile(rf"(?P<repo>{_REPO}):(?P<file>[\w][\w ./-]{{0,250}}\.gguf)", re.ASCII)
@@ -273,8 +273,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     headers = []
     for file in found.files:
-        reader = next(row for row in FORMATS.values() if file.name.endswith(row.suffix))
-        header = reader.read_header(file)
+        header = FORMATS[file.name.rpartition(".")[2]](file)
         headers.append(header)
         for name, info in header.tensors.items():
             if name in tensors:

@@ -17,7 +17,6 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
-    Format,
     Header,
     TensorInfo,
     check_ranges,
@@ -30,8 +29,8 @@ MAX_DIMENSIONS = 16  # models have at most 5; the product of thousands takes min
 _LENGTH_BYTES = 8
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a file by name.
+def read_header(path: Path) -> Header:
+    """The tensors of a file.
 
     Raises:
         CheckpointError: The file cannot be read or is not sound.
@@ -65,10 +64,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     base = _LENGTH_BYTES + length
     tensors = {name: _tensor_info(path, name, entry, base) for name, entry in entries.items()}
     check_ranges(path, tensors, size, filled_from=base)
-    return tensors
-
-
-SAFETENSORS = Format(suffix=".safetensors", read_header=lambda path: Header(read_header(path)))
+    return Header(tensors)
 
 
 def _unique_names(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_reads_names_dtypes_shapes_and_places(file: Path) -> None:
     write(file, {"a": entry([2, 3], 0), "b": entry([4], 24, "F16")}, bytes(32))
-    found = read_header(file)
+    found = read_header(file).tensors
     base = file.stat().st_size - 32
     assert found["a"].shape == (2, 3)
     assert (found["a"].start, found["a"].end) == (base, base + 24)
@@ -54,7 +54,7 @@ def test_scalars_empty_tensors_and_metadata_are_fine(file: Path) -> None:
         "e": entry([0, 5], 4),
         "t": entry([1], 4),
     }
-    assert set(read_header(write(file, header, bytes(8)))) == {"s", "e", "t"}
+    assert set(read_header(write(file, header, bytes(8))).tensors) == {"s", "e", "t"}
 
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(
@@ -70,7 +70,7 @@ def test_what_the_library_writes_is_read(tmp_path_factory, wanted) -> None:
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in wanted.items()}
     path = tmp_path_factory.getbasetemp() / "written.safetensors"
     path.write_bytes(save(tensors))
-    found = read_header(path)
+    found = read_header(path).tensors
     assert {name: info.shape for name, info in found.items()} == {
         name: tuple(tensor.shape) for name, tensor in tensors.items()
     }
@@ -168,7 +168,7 @@ def test_spoiled_bytes_never_crash(tmp_path_factory, position: int, noise: bytes
     path = tmp_path_factory.getbasetemp() / "spoiled.safetensors"
     path.write_bytes(whole)
     with suppress(CheckpointError):
-        assert all(info.end <= len(whole) for info in read_header(path).values())
+        assert all(info.end <= len(whole) for info in read_header(path).tensors.values())
 
 
 @pytest.mark.timeout(30)
