@@ -178,6 +178,21 @@ class ConfigReader:
         """Note that somebody has dealt with keys."""
         self._asked.update(keys)
 
+    def expect(self, key: str, *allowed: object) -> None:
+        """Refuse a key that holds anything but null or one of these values.
+
+        Raises:
+            ConfigError: It does.
+        """
+        self.mark(key)
+        found = self.raw.get(key)
+        if found is not None and found not in allowed:
+            raise ConfigError(
+                f"{self.source}: {key!r} is not supported.",
+                found=repr(found)[:100],
+                expected=", ".join(repr(value) for value in allowed),
+            )
+
     def unread(self) -> dict[str, object]:
         """What is there that nobody has asked for, by key."""
         return {key: value for key, value in self.raw.items() if key not in self._asked}

@@ -19,7 +19,7 @@ from blazr.models.families.base import (
     split_layers,
     value_or,
 )
-from blazr.models.families.hf.derive import model_type
+from blazr.models.families.hf.derive import SILU, model_type
 from blazr.models.families.hf.mamba import BACKBONE_RULES
 from blazr.models.families.hf.state_space import TRAINING
 from blazr.models.families.oxidizr import DEFAULT_EPS
@@ -45,27 +45,20 @@ _IGNORED_KEYS = (
 def _derive(checkpoint: Checkpoint) -> Derivation:
     reader = ConfigReader(checkpoint.config)
     ledger = Ledger()
-    activation = reader.text("hidden_act")
-    if activation is not None and activation.value not in {"silu", "swish"}:
-        raise ConfigError(
-            f"{activation.source} is not supported.",
-            found=repr(activation.value)[:100],
-            expected="silu",
-        )
+    reader.expect("hidden_act", *SILU)
     layers = split_layers(checkpoint.tensors, f"{PREFIX}layers.")
     top = TensorGroup("", checkpoint.tensors)
     names = [PREFIX + "embedding.weight", PREFIX + "embeddings.weight", "lm_head.weight"]
-    hidden = top.size(*((name, 1) for name in names), (PREFIX + "norm_f.weight", 0))
-    vocab = top.size(*((name, 0) for name in names))
-    ledger.reconcile("hidden_size", hidden.value, hidden.source, reader.integer("hidden_size"))
-    ledger.reconcile("vocab_size", vocab.value, vocab.source, reader.integer("vocab_size"))
+    wide = [*((name, 1) for name in names), (PREFIX + "norm_f.weight", 0)]
+    hidden = ledger.size(top, reader, "hidden_size", *wide)
+    vocab = ledger.size(top, reader, "vocab_size", *((name, 0) for name in names))
     ledger.reconcile("num_layers", len(layers), PREFIX + "layers.*", reader.integer("num_layers"))
     eps = ledger.choose("rms_norm_eps", reader.number("layer_norm_epsilon", above=0), DEFAULT_EPS)
-    norm = NormConfig(hidden.value, eps)
-    context = Context(reader, ConfigReader({}), ledger, layers, hidden.value, eps)
+    norm = NormConfig(hidden, eps)
+    context = Context(reader, ConfigReader({}), ledger, layers, hidden, eps)
     config = ModelConfig(
-        vocab_size=vocab.value,
-        hidden_size=hidden.value,
+        vocab_size=vocab,
+        hidden_size=hidden,
         max_seq_len=read_max_seq_len(reader, ledger),
         layers=tuple(
             LayerConfig(mixer=_mixer(layer, context), mixer_norm=norm) for layer in layers

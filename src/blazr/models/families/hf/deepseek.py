@@ -69,7 +69,7 @@ def read_latent_attention(
 def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     """DeepSeek-V2's [arXiv:2405.04434]."""
     first = reading.size("first_k_dense_replace", 0, minimum=0)
-    reading.expect("topk_method", "greedy", "group_limited_greedy")
+    reading.reader.expect("topk_method", "greedy", "group_limited_greedy")
     limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 2)

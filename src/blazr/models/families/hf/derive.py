@@ -163,21 +163,6 @@ class Reading:
             )
         return ACTIVATIONS[found.value]
 
-    def expect(self, name: str, *allowed: object) -> None:
-        """Refuse a key that holds anything but null or one of these values.
-
-        Raises:
-            ConfigError: It does.
-        """
-        self.reader.mark(name)
-        found = self.reader.raw.get(name)
-        if found is not None and found not in allowed:
-            raise ConfigError(
-                f"{self.reader.source}: {name!r} is not supported.",
-                found=repr(found)[:100],
-                expected=", ".join(repr(value) for value in allowed),
-            )
-
     def derived(self, name: str, value: float) -> int:
         """A size that follows from others.
 
@@ -388,7 +373,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         )
     reader.mark(*traits.ignored_keys)
     for key, allowed in traits.expects.items():
-        reading.expect(key, *allowed)
+        reader.expect(key, *allowed)
     norm = NormConfig(
         reading.hidden_size,
         reading.number(traits.eps, 1e-6),

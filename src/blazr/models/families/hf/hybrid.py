@@ -83,7 +83,7 @@ BAMBA = hf_family(
 
 def _granite_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     del index
-    reading.expect("position_embedding_type", "rope", "nope")
+    reading.reader.expect("position_embedding_type", "rope", "nope")
     rotates = reading.reader.raw.get("position_embedding_type") == "rope"
     return read_rope(reading.reader, dim) if rotates else None
 
