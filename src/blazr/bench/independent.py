@@ -19,7 +19,7 @@ from blazr.bench.reference.open import open_reference
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.loading.describe import layer_type_of
+from blazr.models.families.oxidizr import layer_type_of
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.quant.weight import Weight
 

@@ -25,7 +25,7 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
-from blazr.models.loading.describe import layer_type_of
+from blazr.models.families.oxidizr import layer_type_of
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import Device, resolve_device

@@ -26,13 +26,13 @@ from blazr.models.families.base import (
 )
 from blazr.models.families.hf.state_space import mixer_rules
 from blazr.models.families.oxidizr_layers import (
+    LATENT_DOWN,
     derive_attention,
     derive_feed_forward,
     derive_mamba1,
     derive_mamba2,
     derive_mamba3,
     derive_mla,
-    mixer_kind,
 )
 from blazr.models.families.rules import (
     FEED,
@@ -46,7 +46,10 @@ from blazr.models.families.rules import (
     Stack,
 )
 from blazr.models.families.unread import is_neutral, is_off, warn_ignored
+from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.mla import MlaConfig
+from blazr.nn.layers.moe import MoeConfig
 
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
@@ -144,8 +147,6 @@ def derive_decoder(
     layers = split_layers(checkpoint.tensors, f"{prefix}layers.")
     reader = ConfigReader(checkpoint.config)
     ledger = Ledger()
-    if is_oxidizr:
-        _check_layer_types(reader, layers)
     top = TensorGroup("", checkpoint.tensors)
     embedding = prefix + "embed_tokens.weight"
     witnesses = {
@@ -186,6 +187,8 @@ def derive_decoder(
         final_norm=NormConfig(hidden, eps),
         tie_word_embeddings=tied,
     )
+    if is_oxidizr:
+        _check_layer_types(reader, [layer_type_of(layer) for layer in config.layers])
     unread = [key for key, value in reader.unread().items() if not is_off(value)]
     unknown = [key for key in unread if key not in _KNOWN and not is_neutral(key)]
     warn_ignored(reader.source, unknown, ledger)
@@ -209,22 +212,23 @@ def _training_notes(checkpoint: Checkpoint, sizes: dict[str, int]) -> ConfigRead
     return notes if agrees else ConfigReader({})
 
 
+# Mixers by what the names of their tensors begin with, the first that a layer has.
 _MIXERS: dict[str, Callable[[TensorGroup, Context], MixerConfig]] = {
-    "mamba1": derive_mamba1,
-    "mamba2": derive_mamba2,
-    "mamba3": derive_mamba3,
-    "mla": derive_mla,
-    "gqa": derive_attention,
+    "mamba3.": derive_mamba3,
+    "mamba2.": derive_mamba2,
+    "mamba.": derive_mamba1,
+    LATENT_DOWN: derive_mla,
+    "": derive_attention,
 }
 
 
 def _derive_layer(layer: TensorGroup, context: Context) -> LayerConfig:
-    kind = mixer_kind(layer)
+    at = next(each for each in _MIXERS if layer.has(each))
     norm = NormConfig(context.hidden_size, context.eps)
-    mixer = _MIXERS[kind](layer, context)
-    if kind in {"mamba2", "mamba3"} and layer.has(f"{kind}.norm.bias"):
+    mixer = _MIXERS[at](layer, context)
+    if at in {"mamba2.", "mamba3."} and layer.has(at + "norm.bias"):
         norm = NormConfig(context.hidden_size, MAMBA_NORM_EPS, "layer")
-    if kind.startswith("mamba"):
+    if at.startswith("mamba"):
         return LayerConfig(mixer=mixer, mixer_norm=norm)
     return LayerConfig(
         mixer=mixer,
@@ -234,20 +238,20 @@ def _derive_layer(layer: TensorGroup, context: Context) -> LayerConfig:
     )
 
 
-def _layer_type(layer: TensorGroup) -> str:
-    """The name that config files give such a layer, for example ``"MlaWithMoe"``."""
-    kind = mixer_kind(layer)
-    if kind.startswith("mamba"):
-        return kind.capitalize()
-    has_moe = layer.has("moe.")
-    if kind == "mla":
-        return "MlaWithMoe" if has_moe else "MlaWithMlp"
-    return "GqaWithMoe" if has_moe else "StandardTransformer"
+def layer_type_of(layer: LayerConfig) -> str:
+    """A layer's type as config files name it, for example ``"MlaWithMoe"``."""
+    has_moe = isinstance(layer.feed_forward, MoeConfig)
+    match layer.mixer:
+        case MlaConfig():
+            return "MlaWithMoe" if has_moe else "MlaWithMlp"
+        case AttentionConfig():
+            return "GqaWithMoe" if has_moe else "StandardTransformer"
+        case other:
+            return type(other).__name__.removesuffix("Config")
 
 
-def _check_layer_types(reader: ConfigReader, layers: list[TensorGroup]) -> None:
+def _check_layer_types(reader: ConfigReader, types: list[str]) -> None:
     """What config.json says about layers must be what the tensors are."""
-    types = [_layer_type(layer) for layer in layers]
     declared = reader.texts("layer_types")
     if declared is not None:
         names = [_canonical(name, declared.source, i) for i, name in enumerate(declared.value)]

@@ -18,6 +18,7 @@ from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
+LATENT_DOWN = "self_attn.w_dkv"  # what only layers with latent attention have
 DEFAULT_CONV_KERNEL = 4
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_TRAINED_LENGTH = 8192  # what Llama 3.1 was trained with
@@ -25,19 +26,6 @@ SCALINGS: tuple[Literal["llama3", "linear"], ...] = ("llama3", "linear")
 DEFAULT_EXPERTS_PER_TOKEN = 2
 # the usual sizes first; the small ones make sure that a guess is only made where none is close
 HEAD_DIMS = (64, 128, 96, 80, 32, 16, 256, 192, 112, 48, 40, 24, 8)
-
-
-def mixer_kind(layer: TensorGroup) -> str:
-    """``"mamba3"``, ``"mamba2"``, ``"mamba1"``, ``"mla"`` or ``"gqa"``, from names."""
-    for beginning, kind in (
-        ("mamba3.", "mamba3"),
-        ("mamba2.", "mamba2"),
-        ("mamba.", "mamba1"),
-        ("self_attn.w_dkv", "mla"),
-    ):
-        if layer.has(beginning):
-            return kind
-    return "gqa"
 
 
 def derive_attention(layer: TensorGroup, context: Context) -> AttentionConfig:
@@ -119,7 +107,7 @@ def _checked(heads: int, query: Size, key: Size, source: str) -> int:
 
 def _guess_heads(layer: TensorGroup, query: Size, key: Size, context: Context) -> int:
     for other in context.layers:
-        if mixer_kind(other) == "mla":
+        if other.has(LATENT_DOWN):
             rope = other.size(("self_attn.w_kr.weight", 0))
             heads = other.size(("self_attn.w_qr.weight", 0)).value // rope.value
             if _fits(heads, query, key):

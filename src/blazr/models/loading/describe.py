@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from blazr.models.checkpoint.base import ELEMENT_TYPES
+from blazr.models.families.oxidizr import layer_type_of
 from blazr.models.loading.plan import PlannedModel, stored_as, stored_dtype
 from blazr.models.sizing import size_of
-from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import LayerConfig
-from blazr.nn.layers.mla import MlaConfig
-from blazr.nn.layers.moe import MoeConfig
 
 
 def describe_plan(
@@ -66,15 +63,3 @@ def describe_plan(
         "derivation": [asdict(value) for value in derivation.values],
         "warnings": list(derivation.warnings),
     }
-
-
-def layer_type_of(layer: LayerConfig) -> str:
-    """A layer's type as config files name it, for example ``"MlaWithMoe"``."""
-    has_moe = isinstance(layer.feed_forward, MoeConfig)
-    match layer.mixer:
-        case MlaConfig():
-            return "MlaWithMoe" if has_moe else "MlaWithMlp"
-        case AttentionConfig():
-            return "GqaWithMoe" if has_moe else "StandardTransformer"
-        case other:
-            return type(other).__name__.removesuffix("Config")

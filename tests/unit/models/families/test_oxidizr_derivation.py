@@ -11,8 +11,7 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import Derivation
-from blazr.models.families.oxidizr import LAYER_TYPES, OXIDIZR
-from blazr.models.loading.describe import layer_type_of
+from blazr.models.families.oxidizr import LAYER_TYPES, OXIDIZR, layer_type_of
 from blazr.models.loading.plan import LoadPlan, plan_load
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
