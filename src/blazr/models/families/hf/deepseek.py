@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.models.families.base import value_or
-from blazr.models.families.hf.derive import BEHIND, Reading, Traits, hf_family
+from blazr.models.families.hf.derive import BEHIND, Reading, Traits
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
     ROUTED_EXPERTS,
@@ -93,33 +93,27 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     return None if is_dense else experts
 
 
-DEEPSEEK_V2 = hf_family(
-    "deepseek_v2",
-    Traits(
-        names=ROUTED_EXPERTS,
-        mixer=lambda reading, *_: read_latent_attention(reading),
-        mlp={"bias": "mlp_bias"},
-        feed_forward=_softmax_experts,
-        expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
-    ),
-)
-DEEPSEEK_V3 = hf_family(
-    "deepseek_v3",
-    Traits(
-        names=ROUTED_EXPERTS,
-        defaults={
-            "n_group": 8,
-            "topk_group": 4,
-            "norm_topk_prob": True,
-            "first_k_dense_replace": 3,
-        },
-        mixer=lambda reading, *_: read_latent_attention(reading),
-        feed_forward=sigmoid_experts,
-        expects={
-            "scoring_func": ("sigmoid",),
-            "moe_layer_freq": (1,),
-            "topk_method": ("noaux_tc",),
-        },
-        mtp=BEHIND,
-    ),
-)
+DEEPSEEK_V2 = Traits(
+    names=ROUTED_EXPERTS,
+    mixer=lambda reading, *_: read_latent_attention(reading),
+    mlp={"bias": "mlp_bias"},
+    feed_forward=_softmax_experts,
+    expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
+).family("deepseek_v2")
+DEEPSEEK_V3 = Traits(
+    names=ROUTED_EXPERTS,
+    defaults={
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 3,
+    },
+    mixer=lambda reading, *_: read_latent_attention(reading),
+    feed_forward=sigmoid_experts,
+    expects={
+        "scoring_func": ("sigmoid",),
+        "moe_layer_freq": (1,),
+        "topk_method": ("noaux_tc",),
+    },
+    mtp=BEHIND,
+).family("deepseek_v3")

@@ -11,7 +11,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import BESIDE, SILU, Reading, Traits, attends, hf_family
+from blazr.models.families.hf.derive import BESIDE, SILU, Reading, Traits, attends
 from blazr.models.families.hf.names import hf_rules, joined_experts
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
@@ -131,10 +131,10 @@ _NEXT = Traits(
     unused=lambda _: (MTP,),
     mtp=BESIDE,
 )
-QWEN3_NEXT = hf_family("qwen3_next", replace(_NEXT, rules_of=_next_rules_of))
+QWEN3_NEXT = replace(_NEXT, rules_of=_next_rules_of).family("qwen3_next")
 _DENSE = replace(_NEXT, defaults=_QWEN_DEFAULTS, feed_forward=None)
-QWEN3_5_TEXT = hf_family("qwen3_5_text", _DENSE)
-QWEN3_5_MOE_TEXT = hf_family("qwen3_5_moe_text", _NEXT)
+QWEN3_5_TEXT = _DENSE.family("qwen3_5_text")
+QWEN3_5_MOE_TEXT = _NEXT.family("qwen3_5_moe_text")
 
 
 _KIMI_NAMES = {
@@ -224,30 +224,27 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     )
 
 
-KIMI_LINEAR = hf_family(
-    "kimi_linear",
-    Traits(
-        rules_of=_kimi_rules_of,
-        defaults={
-            "rms_norm_eps": 1e-5,
-            "first_k_dense_replace": 1,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.446,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1024,
-        },
-        mixer=_kimi_mixer,
-        feed_forward=_kimi_feed,
-        prepare=_kimi_config,
-        expects={
-            "hidden_act": SILU,
-            "moe_router_activation_func": ("sigmoid",),
-            "moe_layer_freq": (1,),
-            "mla_use_nope": (True,),
-            "use_grouped_topk": (True,),
-        },
-        # not looked at where no layer is of the kind that they are about
-        ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT, "q_lora_rank"),
-    ),
-)
+KIMI_LINEAR = Traits(
+    rules_of=_kimi_rules_of,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.446,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1024,
+    },
+    mixer=_kimi_mixer,
+    feed_forward=_kimi_feed,
+    prepare=_kimi_config,
+    expects={
+        "hidden_act": SILU,
+        "moe_router_activation_func": ("sigmoid",),
+        "moe_layer_freq": (1,),
+        "mla_use_nope": (True,),
+        "use_grouped_topk": (True,),
+    },
+    # not looked at where no layer is of the kind that they are about
+    ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT, "q_lora_rank"),
+).family("kimi_linear")

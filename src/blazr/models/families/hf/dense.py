@@ -12,7 +12,6 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     every_slides,
-    hf_family,
     qwen_slides,
     slides_by_turns,
     type_by_turns,
@@ -76,55 +75,43 @@ def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
     return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
 
 
-LLAMA = hf_family(
-    "llama",
-    Traits(
-        attention=LLAMA_BIASES,
-        mlp={"bias": "mlp_bias"},
-        ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
-    ),
-)
+LLAMA = Traits(
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias"},
+    ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
+).family("llama")
 _MISTRAL = Traits(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     slides=every_slides,
 )
 _MINISTRAL_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
-MISTRAL = hf_family("mistral", _MISTRAL)
-MINISTRAL3 = hf_family("ministral3", replace(_MISTRAL, defaults=_MINISTRAL_DEFAULTS))
+MISTRAL = _MISTRAL.family("mistral")
+MINISTRAL3 = replace(_MISTRAL, defaults=_MINISTRAL_DEFAULTS).family("ministral3")
 _QWEN2 = Traits(
     defaults={"sliding_window": 4096, "max_window_layers": 28},
     attention={"qkv_bias": True},
     slides=qwen_slides,
 )
-QWEN2 = hf_family("qwen2", _QWEN2)
-MIMO = hf_family(
-    "mimo",
-    replace(
-        _QWEN2,
-        ignored_keys=("attention_bias",),  # as Qwen 2 has them, whatever it says
-        unused=lambda _: ("model.mtp_layers.",),
-        mtp="model.mtp_layers.0.",
-    ),
-)
-QWEN3 = hf_family(
-    "qwen3",
-    replace(
-        _QWEN2,
-        defaults={**_QWEN2.defaults, "head_dim": 128},
-        attention={**LLAMA_BIASES, "qk_norm": True},
-    ),
-)
-PHI3 = hf_family("phi3", Traits(slides=every_slides))
-GEMMA = hf_family(
-    "gemma",
-    Traits(
-        defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
-        attention=LLAMA_BIASES,
-        model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
-        unit_offset=True,
-        ignored_keys=_GEMMA_ACTIVATIONS,
-    ),
-)
+QWEN2 = _QWEN2.family("qwen2")
+MIMO = replace(
+    _QWEN2,
+    ignored_keys=("attention_bias",),  # as Qwen 2 has them, whatever it says
+    unused=lambda _: ("model.mtp_layers.",),
+    mtp="model.mtp_layers.0.",
+).family("mimo")
+QWEN3 = replace(
+    _QWEN2,
+    defaults={**_QWEN2.defaults, "head_dim": 128},
+    attention={**LLAMA_BIASES, "qk_norm": True},
+).family("qwen3")
+PHI3 = Traits(slides=every_slides).family("phi3")
+GEMMA = Traits(
+    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+    attention=LLAMA_BIASES,
+    model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
+    unit_offset=True,
+    ignored_keys=_GEMMA_ACTIVATIONS,
+).family("gemma")
 # Of the second and the third Gemma.
 _GEMMA_DEFAULTS = {
     "num_attention_heads": 8,
@@ -154,63 +141,51 @@ _GEMMA3 = Traits(
     # the third Gemma does not look at a cap of scores
     ignored_keys=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
 )
-GEMMA3 = hf_family("gemma3_text", _GEMMA3)
-GEMMA2 = hf_family(
-    "gemma2",
-    replace(
-        _GEMMA3,
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "final_logit_softcapping": 30.0,
-            "attn_logit_softcapping": 50.0,
-        },
-        attention=LLAMA_BIASES,
-        attention_numbers=lambda reading: {
-            **_gemma3_attention(reading),
-            "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
-        },
-        rope=None,
-        slides=slides_by_turns,
-        ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
-    ),
-)
+GEMMA3 = _GEMMA3.family("gemma3_text")
+GEMMA2 = replace(
+    _GEMMA3,
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    attention=LLAMA_BIASES,
+    attention_numbers=lambda reading: {
+        **_gemma3_attention(reading),
+        "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
+    },
+    rope=None,
+    slides=slides_by_turns,
+    ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
+).family("gemma2")
 _OLMO2 = Traits(
     rules=hf_rules(norms=OLMO_NORMS),
     defaults={"rms_norm_eps": 1e-5},
     attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
     norms="behind",
 )
-OLMO2 = hf_family("olmo2", _OLMO2)
-OLMO3 = hf_family(
-    "olmo3",
-    replace(
-        _OLMO2,
-        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
-        rope=_olmo3_rope,
-        slides=lambda reading, index: type_by_turns(reading, index, 4) == SLIDING,
-    ),
-)
-SMOLLM3 = hf_family(
-    "smollm3",
-    Traits(
-        defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0},
-        attention=LLAMA_BIASES,
-        mlp={"bias": "mlp_bias"},
-        rope=_smollm3_rope,
-        slides=_smollm3_slides,
-    ),
-)
-STARCODER2 = hf_family(
-    "starcoder2",
-    Traits(
-        defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
-        attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
-        mlp={"bias": "use_bias", "gated": False},
-        slides=every_slides,
-        norm_kind="layer",
-        eps="norm_epsilon",
-    ),
-)
+OLMO2 = _OLMO2.family("olmo2")
+OLMO3 = replace(
+    _OLMO2,
+    defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+    rope=_olmo3_rope,
+    slides=lambda reading, index: type_by_turns(reading, index, 4) == SLIDING,
+).family("olmo3")
+SMOLLM3 = Traits(
+    defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0},
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias"},
+    rope=_smollm3_rope,
+    slides=_smollm3_slides,
+).family("smollm3")
+STARCODER2 = Traits(
+    defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
+    attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
+    mlp={"bias": "use_bias", "gated": False},
+    slides=every_slides,
+    norm_kind="layer",
+    eps="norm_epsilon",
+).family("starcoder2")
 _GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True}
 _GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128}
 _GLM = Traits(
@@ -219,9 +194,9 @@ _GLM = Traits(
     rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
 )
 _GLM4 = replace(_GLM, rules=hf_rules(norms=GLM_NORMS), norms="both")
-GLM = hf_family("glm", _GLM)
-GLM4 = hf_family("glm4", _GLM4)
-GLM4V_TEXT = hf_family("glm4v_text", replace(_GLM4, defaults=_GLM4V_DEFAULTS))
+GLM = _GLM.family("glm")
+GLM4 = _GLM4.family("glm4")
+GLM4V_TEXT = replace(_GLM4, defaults=_GLM4V_DEFAULTS).family("glm4v_text")
 GRANITE_TRAITS = Traits(
     attention=LLAMA_BIASES,
     attention_numbers=lambda reading: {
@@ -233,4 +208,4 @@ GRANITE_TRAITS = Traits(
     },
     residual_multiplier="residual_multiplier",
 )
-GRANITE = hf_family("granite", GRANITE_TRAITS)
+GRANITE = GRANITE_TRAITS.family("granite")

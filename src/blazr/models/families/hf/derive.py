@@ -288,46 +288,38 @@ class Traits:
     ignored_keys: tuple[str, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
-    unused: Callable[[Checkpoint], tuple[str, ...]] | None = None
+    unused: Callable[[Checkpoint], tuple[str, ...]] = lambda _: ()
     mtp: str | None = None
     mtp_layer: Callable[[Reading, NormConfig], LayerConfig] | None = None
 
+    def family(self, name: str) -> Family:
+        """A family for checkpoints whose config.json has this ``model_type``.
 
-def hf_family(name: str, traits: Traits) -> Family:
-    """A family for checkpoints whose config.json has this ``model_type``.
+        Args:
+            name: That type.
+        """
+        names = {**HF_ALIASES, **self.names}
 
-    Args:
-        name: That type.
-        traits: How it differs from Llama.
-    """
-    names = {**HF_ALIASES, **traits.names}
+        def derive(checkpoint: Checkpoint) -> Derivation:
+            reader = ConfigReader(checkpoint.config, "config.json", names)
+            own = Source(reader=reader, tensors=checkpoint.tensors, rules=self.rules)
+            prepared = reader.over(self.prepare(reader.raw)) if self.prepare else reader
+            found = derive_from(replace(own, reader=prepared), self, Ledger())
+            rules = self.rules_of(checkpoint) if self.rules_of else self.rules
+            if found.config.mtp is not None:
+                rules = rules.with_mtp(_mtp_layer(own, self, len(found.config.layers)))
+            unused = (*self.unused(checkpoint), *_extra_layers(own))
+            return replace(found, rules=rules, unused=unused)
 
-    def derive(checkpoint: Checkpoint) -> Derivation:
-        reader = ConfigReader(checkpoint.config, "config.json", names)
-        own = Source(reader=reader, tensors=checkpoint.tensors, rules=traits.rules)
-        prepared = reader.over(traits.prepare(reader.raw)) if traits.prepare else reader
-        found = derive_from(replace(own, reader=prepared), traits, Ledger())
-        rules = traits.rules_of(checkpoint) if traits.rules_of else traits.rules
-        if found.config.mtp is not None:
-            rules = rules.with_mtp(_mtp_layer(own, traits, len(found.config.layers)))
-        return replace(
-            found,
-            rules=rules,
-            unused=(
-                *(traits.unused(checkpoint) if traits.unused else ()),
-                *_extra_layers(own),
-            ),
+        return Family(
+            name=name,
+            matches=lambda checkpoint: model_type(checkpoint) == name,
+            derive=derive,
+            derive_from=lambda source: derive_from(source, self),
+            rules=self.rules,
+            ignored=(".rotary_emb.inv_freq",),
+            keys=names,
         )
-
-    return Family(
-        name=name,
-        matches=lambda checkpoint: model_type(checkpoint) == name,
-        derive=derive,
-        derive_from=lambda source: derive_from(source, traits),
-        rules=traits.rules,
-        ignored=(".rotary_emb.inv_freq",),
-        keys=names,
-    )
 
 
 def model_type(checkpoint: Checkpoint) -> str | None:

@@ -13,7 +13,6 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     attends,
-    hf_family,
     read_attention,
     read_mlp,
 )
@@ -55,30 +54,27 @@ def _bamba_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig 
 
 
 _MAMBA2_DEFAULTS = {"mamba_conv_bias": True, "mamba_d_state": 256, "mamba_n_heads": 128}
-BAMBA = hf_family(
-    "bamba",
-    Traits(
-        rules=_rules(),
-        defaults={
-            **_MAMBA2_DEFAULTS,
-            "num_key_value_heads": 8,
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 1e-5,
-        },
-        attention=LLAMA_BIASES,
-        mlp={"bias": "mlp_bias"},
-        mixer=_bamba_mixer,
-        prepare=without_auto,
-        expects={"hidden_act": SILU},
-        # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
-        ignored_keys=(
-            *(*TRAINING, *Mamba2Keys().names),
-            "attention_bias",
-            "attn_rotary_emb",
-            "mamba_dt_rank",
-        ),
+BAMBA = Traits(
+    rules=_rules(),
+    defaults={
+        **_MAMBA2_DEFAULTS,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+    },
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias"},
+    mixer=_bamba_mixer,
+    prepare=without_auto,
+    expects={"hidden_act": SILU},
+    # mamba_dt_rank, of Mamba-1, is in the config.json of the first release
+    ignored_keys=(
+        *(*TRAINING, *Mamba2Keys().names),
+        "attention_bias",
+        "attn_rotary_emb",
+        "mamba_dt_rank",
     ),
-)
+).family("bamba")
 
 
 def _granite_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
@@ -114,28 +110,25 @@ def _granite_rules(*, sparse: bool) -> RuleBook:
 
 
 _ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")
-GRANITE_HYBRID = hf_family(
-    "granitemoehybrid",
-    replace(
-        GRANITE_TRAITS,
-        rules=_granite_rules(sparse=True),
-        rules_of=lambda checkpoint: _granite_rules(
-            sparse=any(".block_sparse_moe." in name for name in checkpoint.tensors)
-        ),
-        names=LOCAL_EXPERTS,
-        defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
-        mixer=lambda reading, norm, index: (
-            None
-            if attends(reading, index, by_turns=False)
-            else read_mamba2(reading, Mamba2Keys(), norm)
-        ),
-        feed_forward=_granite_feed,
-        rope=_granite_rope,
-        prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
-        expects={"hidden_act": SILU, "normalization_function": ("rmsnorm",)},
-        ignored_keys=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
+GRANITE_HYBRID = replace(
+    GRANITE_TRAITS,
+    rules=_granite_rules(sparse=True),
+    rules_of=lambda checkpoint: _granite_rules(
+        sparse=any(".block_sparse_moe." in name for name in checkpoint.tensors)
     ),
-)
+    names=LOCAL_EXPERTS,
+    defaults={**_MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
+    mixer=lambda reading, norm, index: (
+        None
+        if attends(reading, index, by_turns=False)
+        else read_mamba2(reading, Mamba2Keys(), norm)
+    ),
+    feed_forward=_granite_feed,
+    rope=_granite_rope,
+    prepare=lambda own: with_types(own, "layer_types", "layers_block_type"),
+    expects={"hidden_act": SILU, "normalization_function": ("rmsnorm",)},
+    ignored_keys=(*TRAINING, *Mamba2Keys().names, *_ATTENTION, "init_method"),
+).family("granitemoehybrid")
 
 
 def _numbers(reading: Reading, key: str, count: int) -> tuple[float, ...]:
@@ -225,7 +218,7 @@ _FALCON = Traits(
     expects={"hidden_act": SILU},
     ignored_keys=(*TRAINING, "mamba_d_ssm", "mamba_use_mlp", "mlp_expansion_factor"),
 )
-FALCON_H1 = hf_family("falcon_h1", _FALCON)
+FALCON_H1 = _FALCON.family("falcon_h1")
 
 
 def _every(reading: Reading, name: str, period: int, offset: int) -> Callable[[int], bool]:
@@ -249,31 +242,28 @@ def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
     return experts if has_experts and experts.num_experts > 1 else None
 
 
-JAMBA = hf_family(
-    "jamba",
-    Traits(
-        rules=_rules(
-            [
-                Rule(_LAYER + "feed_forward.router.weight", FEED + "router.weight"),
-                Rule(
-                    _LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
-                    FEED + "experts.{p}_proj",
-                    Stack("e"),
-                    p=GATE_UP_DOWN,
-                ),
-            ]
-        ),
-        defaults={
-            "num_key_value_heads": 8,
-            "num_experts": 16,
-            "num_experts_per_tok": 2,
-            "mamba_conv_bias": True,
-        },
-        mixer=_jamba_mixer,
-        feed_forward=_jamba_feed,
-        rope=lambda *_: None,  # positions are left to the recurrence
-        prepare=without_auto,
-        expects={"hidden_act": SILU, "mamba_inner_layernorms": (True,)},
-        ignored_keys=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
+JAMBA = Traits(
+    rules=_rules(
+        [
+            Rule(_LAYER + "feed_forward.router.weight", FEED + "router.weight"),
+            Rule(
+                _LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
+                FEED + "experts.{p}_proj",
+                Stack("e"),
+                p=GATE_UP_DOWN,
+            ),
+        ]
     ),
-)
+    defaults={
+        "num_key_value_heads": 8,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "mamba_conv_bias": True,
+    },
+    mixer=_jamba_mixer,
+    feed_forward=_jamba_feed,
+    rope=lambda *_: None,  # positions are left to the recurrence
+    prepare=without_auto,
+    expects={"hidden_act": SILU, "mamba_inner_layernorms": (True,)},
+    ignored_keys=(*TRAINING, "sliding_window", "n_ctx", "calc_logits_for_entire_prompt"),
+).family("jamba")

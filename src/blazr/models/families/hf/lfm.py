@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import Reading, Traits, attends, hf_family, read_mlp
+from blazr.models.families.hf.derive import Reading, Traits, attends, read_mlp
 from blazr.models.families.hf.names import hf_rules
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
@@ -116,18 +116,15 @@ _LFM2 = Traits(
     expects={"block_use_swiglu": (True,)},
     ignored_keys=_UNUSED_KEYS,
 )
-LFM2 = hf_family("lfm2", _LFM2)
-LFM2_MOE = hf_family(
-    "lfm2_moe",
-    replace(
-        _LFM2,
-        defaults={
-            **_DEFAULTS,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "use_expert_bias": True,
-            "norm_topk_prob": True,
-        },
-        feed_forward=_experts,
-    ),
-)
+LFM2 = _LFM2.family("lfm2")
+LFM2_MOE = replace(
+    _LFM2,
+    defaults={
+        **_DEFAULTS,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+    },
+    feed_forward=_experts,
+).family("lfm2_moe")

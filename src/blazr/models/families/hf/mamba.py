@@ -15,7 +15,6 @@ from blazr.models.families.hf.derive import (
     SILU,
     Reading,
     Traits,
-    hf_family,
     read_attention,
     read_mlp,
 )
@@ -196,39 +195,33 @@ def _mtp_feeds(feeds: Iterable[Rule]) -> Iterator[Rule]:
         yield replace(rule, source=source, target=target.replace(OURS, layer))
 
 
-MAMBA2 = hf_family(
-    "mamba2",
-    Traits(
-        rules=BACKBONE_RULES,
-        defaults={"layer_norm_epsilon": 1e-5, "n_groups": 8, "use_conv_bias": True},
-        layer=lambda reading, norm, _: LayerConfig(
-            mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm
-        ),
-        eps="layer_norm_epsilon",
-        prepare=without_auto,
-        expects={"hidden_act": SILU, "rms_norm": (True,)},
-        ignored_keys=(*TRAINING, "norm_before_gate"),
+MAMBA2 = Traits(
+    rules=BACKBONE_RULES,
+    defaults={"layer_norm_epsilon": 1e-5, "n_groups": 8, "use_conv_bias": True},
+    layer=lambda reading, norm, _: LayerConfig(
+        mixer=read_mamba2(reading, _MAMBA2_KEYS, norm), mixer_norm=norm
     ),
-)
-FALCON_MAMBA = hf_family(
-    "falcon_mamba",
-    Traits(
-        rules=BACKBONE_RULES,
-        defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
-        layer=lambda reading, norm, _: LayerConfig(
-            mixer=replace(
-                read_mamba1(reading),
-                inner_norms="plain",
-                norm_eps=reading.number("mixer_rms_eps", 1e-6),
-            ),
-            mixer_norm=norm,
+    eps="layer_norm_epsilon",
+    prepare=without_auto,
+    expects={"hidden_act": SILU, "rms_norm": (True,)},
+    ignored_keys=(*TRAINING, "norm_before_gate"),
+).family("mamba2")
+FALCON_MAMBA = Traits(
+    rules=BACKBONE_RULES,
+    defaults={"layer_norm_epsilon": 1e-5, "use_conv_bias": True},
+    layer=lambda reading, norm, _: LayerConfig(
+        mixer=replace(
+            read_mamba1(reading),
+            inner_norms="plain",
+            norm_eps=reading.number("mixer_rms_eps", 1e-6),
         ),
-        eps="layer_norm_epsilon",
-        prepare=without_auto,
-        expects={"hidden_act": SILU},
-        ignored_keys=TRAINING,
+        mixer_norm=norm,
     ),
-)
+    eps="layer_norm_epsilon",
+    prepare=without_auto,
+    expects={"hidden_act": SILU},
+    ignored_keys=TRAINING,
+).family("falcon_mamba")
 _NEMOTRON = Traits(
     rules=BACKBONE_RULES,
     rules_of=_nemotron_rules,
@@ -275,4 +268,4 @@ _NEMOTRON = Traits(
     mtp=BESIDE,
     mtp_layer=_nemotron_mtp,
 )
-NEMOTRON_H = hf_family("nemotron_h", _NEMOTRON)
+NEMOTRON_H = _NEMOTRON.family("nemotron_h")

@@ -12,7 +12,6 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     every_slides,
-    hf_family,
     qwen_slides,
     slides_by_turns,
 )
@@ -119,99 +118,78 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
     return hf_rules(joined_experts(Transpose(), dim=2) if is_published else joined_experts())
 
 
-MIXTRAL = hf_family(
-    "mixtral",
-    Traits(
-        names=LOCAL_EXPERTS,
-        defaults={
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "rope_theta": 1_000_000.0,
-            "rms_norm_eps": 1e-5,
-        },
-        feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
-        slides=every_slides,
-    ),
-)
-QWEN2_MOE = hf_family(
-    "qwen2_moe",
-    Traits(
-        defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
-        attention={"qkv_bias": "qkv_bias"},
-        feed_forward=qwen2_moe,
-        slides=qwen_slides,
-    ),
-)
+MIXTRAL = Traits(
+    names=LOCAL_EXPERTS,
+    defaults={
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-5,
+    },
+    feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
+    slides=every_slides,
+).family("mixtral")
+QWEN2_MOE = Traits(
+    defaults={"qkv_bias": True, "sliding_window": 4096, "max_window_layers": 28},
+    attention={"qkv_bias": "qkv_bias"},
+    feed_forward=qwen2_moe,
+    slides=qwen_slides,
+).family("qwen2_moe")
 _QWEN3_MOE = Traits(
     defaults={"sliding_window": 4096},
     attention={**LLAMA_BIASES, "qk_norm": True},
     feed_forward=_qwen_moe,
     slides=lambda reading, _: reading.flag("use_sliding_window"),
 )
-QWEN3_MOE = hf_family("qwen3_moe", _QWEN3_MOE)
-QWEN3_VL_MOE_TEXT = hf_family(
-    "qwen3_vl_moe_text",
-    replace(
-        _QWEN3_MOE,
-        rules_of=_qwen3_vl_rules,
-        # whatever its config says
-        prepare=lambda own: {**own, "norm_topk_prob": True},
+QWEN3_MOE = _QWEN3_MOE.family("qwen3_moe")
+QWEN3_VL_MOE_TEXT = replace(
+    _QWEN3_MOE,
+    rules_of=_qwen3_vl_rules,
+    # whatever its config says
+    prepare=lambda own: {**own, "norm_topk_prob": True},
+).family("qwen3_vl_moe_text")
+OLMOE = Traits(
+    defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+    attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
+    feed_forward=lambda reading, _: replace(
+        read_experts(reading, "intermediate_size"),
+        norm_topk_prob=reading.flag("norm_topk_prob"),
     ),
-)
-OLMOE = hf_family(
-    "olmoe",
-    Traits(
-        defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
-        attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
-        feed_forward=lambda reading, _: replace(
-            read_experts(reading, "intermediate_size"),
-            norm_topk_prob=reading.flag("norm_topk_prob"),
-        ),
-        attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
+    attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
+).family("olmoe")
+GRANITE_MOE = replace(
+    GRANITE_TRAITS,
+    names=LOCAL_EXPERTS,
+    feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
+).family("granitemoe")
+GLM4_MOE = Traits(
+    names=ROUTED_EXPERTS,
+    defaults={
+        "partial_rotary_factor": 0.5,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-5,
+    },
+    attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
+    feed_forward=sigmoid_experts,
+    mtp=BEHIND,
+).family("glm4_moe")
+GPT_OSS = Traits(
+    names=LOCAL_EXPERTS,
+    defaults={
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "sliding_window": 128,
+    },
+    attention={**LLAMA_BIASES, "sinks": True},
+    feed_forward=lambda reading, _: replace(
+        read_experts(reading, "intermediate_size"),
+        router_bias=True,
+        expert_bias=True,
+        swiglu_alpha=reading.number("swiglu_alpha", 1.702),
+        swiglu_limit=reading.number("swiglu_limit", 7.0),
     ),
-)
-GRANITE_MOE = hf_family(
-    "granitemoe",
-    replace(
-        GRANITE_TRAITS,
-        names=LOCAL_EXPERTS,
-        feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
-    ),
-)
-GLM4_MOE = hf_family(
-    "glm4_moe",
-    Traits(
-        names=ROUTED_EXPERTS,
-        defaults={
-            "partial_rotary_factor": 0.5,
-            "norm_topk_prob": True,
-            "first_k_dense_replace": 1,
-            "rms_norm_eps": 1e-5,
-        },
-        attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
-        feed_forward=sigmoid_experts,
-        mtp=BEHIND,
-    ),
-)
-GPT_OSS = hf_family(
-    "gpt_oss",
-    Traits(
-        names=LOCAL_EXPERTS,
-        defaults={
-            "attention_bias": True,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150_000.0,
-            "sliding_window": 128,
-        },
-        attention={**LLAMA_BIASES, "sinks": True},
-        feed_forward=lambda reading, _: replace(
-            read_experts(reading, "intermediate_size"),
-            router_bias=True,
-            expert_bias=True,
-            swiglu_alpha=reading.number("swiglu_alpha", 1.702),
-            swiglu_limit=reading.number("swiglu_limit", 7.0),
-        ),
-        slides=slides_by_turns,
-    ),
-)
+    slides=slides_by_turns,
+).family("gpt_oss")

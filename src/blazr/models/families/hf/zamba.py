@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
-from blazr.models.families.hf.derive import LINEAR, Reading, Traits, hf_family, read_mlp
+from blazr.models.families.hf.derive import LINEAR, Reading, Traits, read_mlp
 from blazr.models.families.hf.names import gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
@@ -201,24 +201,21 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     )
 
 
-ZAMBA2 = hf_family(
-    "zamba2",
-    Traits(
-        rules=hf_rules(_RULES, _NORMS),
-        rules_of=_rules_of,
-        defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
-        layer=_layer,
-        prepare=_config,
-        unused=_unread,
-        ignored_keys=(
-            *TRAINING,
-            "attention_head_dim",
-            "attention_hidden_size",
-            "hybrid_layer_ids",
-            "kv_channels",
-            "num_query_groups",
-            "use_conv_bias",
-            "use_long_context",
-        ),
+ZAMBA2 = Traits(
+    rules=hf_rules(_RULES, _NORMS),
+    rules_of=_rules_of,
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
+    layer=_layer,
+    prepare=_config,
+    unused=_unread,
+    ignored_keys=(
+        *TRAINING,
+        "attention_head_dim",
+        "attention_hidden_size",
+        "hybrid_layer_ids",
+        "kv_channels",
+        "num_query_groups",
+        "use_conv_bias",
+        "use_long_context",
     ),
-)
+).family("zamba2")
