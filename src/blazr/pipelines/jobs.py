@@ -78,8 +78,8 @@ class Job(Generic[T]):
         else:
             self._put(None)
 
-    async def take(self, *, timeout_s: float) -> list[T]:
-        """Wait for items; none where nothing came for ``timeout_s``.
+    async def take(self, *, timeout_s: float | None) -> list[T]:
+        """Wait for items; none where nothing came for ``timeout_s``, which None leaves open.
 
         Raises:
             StopAsyncIteration: There are no more.
@@ -102,13 +102,10 @@ class Job(Generic[T]):
         Raises:
             Exception: What the work raised, or `fail` was given.
         """
-        while True:
-            item = await self._items.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        with suppress(StopAsyncIteration):
+            while True:
+                (item,) = await self.take(timeout_s=None)
+                yield item
 
     def abort(self) -> None:
         """End the work at its next `check`. Idempotent."""

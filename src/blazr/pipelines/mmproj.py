@@ -102,10 +102,13 @@ class Tower:
         found = self._checkpoint.metadata.get(f"clip.vision.{key}", default)
         if isinstance(found, int | float) and isfinite(found) and 0 < found <= most:
             return found
-        raise CheckpointError(
+        raise self._unusable(key, found, f"a number above 0, to {most}")
+
+    def _unusable(self, key: str, found: object, expected: str) -> CheckpointError:
+        return CheckpointError(
             f"clip.vision.{key} of {self._checkpoint.path.name} is not usable.",
             found=repr(found)[:50],
-            expected=f"a number above 0, to {most}",
+            expected=expected,
             hint=_HINT,
         )
 
@@ -118,12 +121,7 @@ class Tower:
         found = self._checkpoint.metadata.get(f"clip.vision.{key}", ())
         values = [float(each) for each in found] if isinstance(found, Sequence | memoryview) else []
         if len(values) != 3 or not all(map(isfinite, values)):
-            raise CheckpointError(
-                f"clip.vision.{key} of {self._checkpoint.path.name} is not usable.",
-                found=str(values[:4]),
-                expected="three numbers",
-                hint=_HINT,
-            )
+            raise self._unusable(key, values[:4], "three numbers")
         return values
 
     @property

@@ -354,10 +354,9 @@ class Vision:
             )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         del token_ids[len(token_ids) // len(copies) :]
-        pooled, *added = self._features(eye, batch, "image")
-        layers = [_joined(pooled[: len(pooled) // len(copies)]) * eye.scale, *map(_joined, added)]
+        vectors = self._features(eye, batch, "image", copies=len(copies))
         size = _grid(eye, batch.get("image_grid_thw"))
-        return self._seen(eye, token_ids, torch.stack(layers), digest, size=size)
+        return self._seen(eye, token_ids, vectors, digest, size=size)
 
     @torch.inference_mode()
     def _watch(self, eye: Eye, frames: Sequence[Any], digest: bytes) -> SeenImage:
@@ -380,35 +379,44 @@ class Vision:
             return_tensors="pt",
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()
-        pooled, *added = self._features(eye, batch, "video")
-        layers = [_joined(pooled) * eye.scale, *map(_joined, added)]
         per_second = getattr(eye.tower.config.vision_config, "tokens_per_second", None)
         marker = eye.processor.tokenizer.convert_tokens_to_ids(eye.processor.video_token)
         return self._seen(
             replace(eye, token_id=marker if marker in token_ids else eye.token_id, marker=marker),
             token_ids,
-            torch.stack(layers),
+            self._features(eye, batch, "video"),
             digest,
             size=_grid(eye, batch.get("video_grid_thw")),
             interval=float(batch["second_per_grid_ts"][0]) * per_second if per_second else 1.0,
         )
 
-    def _features(self, eye: Eye, batch: Mapping[str, Any], medium: str) -> list[Sequence[Tensor]]:
-        """What the tower makes of pixels, in parts: for embeddings, then for layers."""
+    def _features(
+        self, eye: Eye, batch: Mapping[str, Any], medium: str, *, copies: int = 1
+    ) -> Tensor:
+        """What the tower makes of pixels, (1 + L, N, C): for embeddings, then for layers.
+
+        Args:
+            eye: What sees.
+            batch: What its processor made.
+            medium: What that shows.
+            copies: How often it is there, of which the first one counts.
+        """
         features = getattr(eye.tower.model, f"get_{medium}_features")
         wanted = signature(features).parameters
         inputs = self._placed(
             {name: value for name, value in batch.items() if name in wanted and value is not None}
         )
         found = features(**inputs, return_dict=True)
-        return [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        pooled = found.pooler_output
+        added = getattr(found, "deepstack_features", None) or ()
+        first = _joined(pooled[: len(pooled) // copies]) * eye.scale
+        return torch.stack([first, *map(_joined, added)])
 
-    def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _placed(self, inputs: dict[str, Any]) -> Any:
         """Inputs of the network where it is, in its dtype."""
-        return {
-            name: each.to(self._device, self._dtype if each.is_floating_point() else each.dtype)
-            for name, each in inputs.items()
-        }
+        from transformers import BatchFeature
+
+        return BatchFeature(inputs).to(self._device, self._dtype)
 
     def _seen(
         self,
