@@ -12,7 +12,7 @@ from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import BESIDE, SILU, Reading, Traits, attends
-from blazr.models.families.hf.names import hf_rules, joined_experts
+from blazr.models.families.hf.names import LAYER, hf_rules, joined_experts
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import (
@@ -29,11 +29,9 @@ from blazr.models.families.rules import (
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 
-_LAYER = "model.layers.{i}."
-
 
 def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
-    at = _LAYER + "linear_attn."
+    at = LAYER + "linear_attn."
     projections = ("qkv", "z", "b", "a")
     return hf_rules(
         [
@@ -52,7 +50,7 @@ def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
     sizes = _delta_sizes(Reading(ConfigReader(checkpoint.config), checkpoint.tensors))
     share = sizes.heads // sizes.key_heads * sizes.value_dim
     kinds = ((sizes.key_dim, sizes.key_dim, share), (share,))  # queries, keys and values; gates
-    at = _LAYER + "linear_attn.in_proj_"
+    at = LAYER + "linear_attn.in_proj_"
     ours = MIXER + "in_proj_"
     return _qwen_rules(
         [
@@ -195,8 +193,8 @@ def _kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
 
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
-    at = _LAYER + "self_attn."
-    sparse = _LAYER + "block_sparse_moe."
+    at = LAYER + "self_attn."
+    sparse = LAYER + "block_sparse_moe."
     same = tuple(f"{name}_proj.weight" for name in ("b", "f_a", "f_b", "g_a", "g_b"))
     projection = "{p}_proj.weight"
     return hf_rules(

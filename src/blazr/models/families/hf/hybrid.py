@@ -16,7 +16,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import MLP_NAMES, gate_and_up, hf_rules
+from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import (
@@ -33,15 +33,13 @@ from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, No
 from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig
 
-_LAYER = "model.layers.{i}."
-
 
 def _rules(more: Sequence[Rule] = ()) -> RuleBook:
     """The names that Jamba began with."""
     names = [
         Rule("model.final_layernorm.weight", "norm.weight"),
-        *mixer_rules(_LAYER + "mamba."),
-        Rule(_LAYER + "feed_forward.{p}", FEED + "{p}", p=MLP_NAMES),
+        *mixer_rules(LAYER + "mamba."),
+        Rule(LAYER + "feed_forward.{p}", FEED + "{p}", p=MLP_NAMES),
     ]
     return hf_rules([*names, *more], {"input": "mixer_norm", "pre_ff": "feed_forward_norm"})
 
@@ -98,11 +96,11 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
 
 
 def _granite_rules(*, sparse: bool) -> RuleBook:
-    at = _LAYER + "shared_mlp."
+    at = LAYER + "shared_mlp."
     ours = FEED + ("shared_expert." if sparse else "")
     return hf_rules(
         [
-            *mixer_rules(_LAYER + "mamba."),
+            *mixer_rules(LAYER + "mamba."),
             Rule(at + "input_linear.weight", gate_and_up(ours, "_proj.weight")),
             Rule(at + "output_linear.weight", ours + "down_proj.weight"),
         ],
@@ -194,9 +192,9 @@ def _falcon_config(own: Mapping[str, object]) -> dict[str, object]:
 _FALCON = Traits(
     rules=_rules(
         [
-            *mixer_rules(_LAYER + "mamba.", MIXER + "parts.mamba."),
+            *mixer_rules(LAYER + "mamba.", MIXER + "parts.mamba."),
             Rule(
-                _LAYER + "self_attn.{p}",
+                LAYER + "self_attn.{p}",
                 MIXER + "parts.attention.{p}",
                 p=tuple(f"{name}_proj.{part}" for name in "qkvo" for part in PARTS),
             ),
@@ -245,9 +243,9 @@ def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
 JAMBA = Traits(
     rules=_rules(
         [
-            Rule(_LAYER + "feed_forward.router.weight", FEED + "router.weight"),
+            Rule(LAYER + "feed_forward.router.weight", FEED + "router.weight"),
             Rule(
-                _LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
+                LAYER + "feed_forward.experts.{e}.{p}_proj.weight",
                 FEED + "experts.{p}_proj",
                 Stack("e"),
                 p=GATE_UP_DOWN,

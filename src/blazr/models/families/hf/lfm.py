@@ -5,36 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blazr.models.families.hf.derive import Reading, Traits, attends, read_mlp
-from blazr.models.families.hf.names import hf_rules
+from blazr.models.families.hf.names import LAYER, hf_rules
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 CONV = "conv"
-_LAYER = "model.layers.{i}."
 _WORDS = {"w1": "gate", "w3": "up", "w2": "down"}
 
 
-_CONV, _ATTENTION = _LAYER + "conv.", _LAYER + "self_attn."
+_CONV, _ATTENTION = LAYER + "conv.", LAYER + "self_attn."
 _RULES = [
     Rule("model.embedding_norm.weight", "norm.weight"),
-    Rule(_LAYER + "operator_norm.weight", OURS + "mixer_norm.weight"),
-    Rule(_LAYER + "ffn_norm.weight", OURS + "feed_forward_norm.weight"),
+    Rule(LAYER + "operator_norm.weight", OURS + "mixer_norm.weight"),
+    Rule(LAYER + "ffn_norm.weight", OURS + "feed_forward_norm.weight"),
     Rule(_CONV + "conv.weight", MIXER + "conv1d.weight", Squeeze(1)),
     Rule(_CONV + "conv.bias", MIXER + "conv1d.bias"),
     *(Rule(f"{_CONV}{n}_proj.{{p}}", f"{MIXER}{n}_proj.{{p}}", p=PARTS) for n in ("in", "out")),
     Rule(_ATTENTION + "out_proj.weight", MIXER + "o_proj.weight"),
     Rule(_ATTENTION + "{p}_layernorm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
-    Rule(_LAYER + "feed_forward.gate.weight", FEED + "router.weight"),
-    Rule(_LAYER + "feed_forward.expert_bias", FEED + "correction_bias"),
+    Rule(LAYER + "feed_forward.gate.weight", FEED + "router.weight"),
+    Rule(LAYER + "feed_forward.expert_bias", FEED + "correction_bias"),
     *(
-        Rule(f"{_LAYER}feed_forward.{theirs}.weight", f"{FEED}{ours}_proj.weight")
+        Rule(f"{LAYER}feed_forward.{theirs}.weight", f"{FEED}{ours}_proj.weight")
         for theirs, ours in _WORDS.items()
     ),
     *(
         Rule(
-            f"{_LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
+            f"{LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
             f"{FEED}experts.{ours}_proj",
             Stack("e"),
         )

@@ -28,9 +28,9 @@ from blazr.models.families.rules import (
 # Models that also see images have their language model in a part of its own.
 PREFIXES = ("model.", "language_model.model.", "model.language_model.", "model.text_model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-_LAYER = "model.layers.{i}."
-_ATTENTION, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
-_SPARSE = _LAYER + "block_sparse_moe."  # Mixtral's and Granite's
+LAYER = "model.layers.{i}."
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+_SPARSE = LAYER + "block_sparse_moe."  # Mixtral's and Granite's
 _EXPERTS = FEED + "experts."
 
 LLAMA_NORMS = {"input": "mixer_norm", "post_attention": "feed_forward_norm"}
@@ -137,7 +137,7 @@ def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) 
         norms: What its layers call their norms, ours by theirs.
     """
     around = [
-        Rule(f"{_LAYER}{theirs}_layernorm.{{p}}", f"{OURS}{ours}.{{p}}", p=PARTS)
+        Rule(f"{LAYER}{theirs}_layernorm.{{p}}", f"{OURS}{ours}.{{p}}", p=PARTS)
         for theirs, ours in norms.items()
     ]
     heads = [Rule(head, "lm_head.weight") for head in _HEADS]

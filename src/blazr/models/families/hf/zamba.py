@@ -10,7 +10,7 @@ from dataclasses import replace
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.derive import LINEAR, Reading, Traits, read_mlp
-from blazr.models.families.hf.names import gate_and_up, hf_rules
+from blazr.models.families.hf.names import LAYER, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
     LEAST_STEP,
@@ -30,7 +30,6 @@ LONG_CONTEXT = 16_384
 GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
 _NORMS = {"input": "mixer_norm"}
 _SHARED = ".shared_transformer."
-_LAYER = "model.layers.{i}."
 _BLOCK = MIXER + "block."
 _ADAPTED = {
     "linear_q": ("attention.q_proj",),
@@ -52,13 +51,13 @@ _KEYS = Mamba2Keys(
 )
 
 
-_TRANSFORMER, _DECODER = _LAYER + "shared_transformer.", _LAYER + "mamba_decoder."
+_TRANSFORMER, _DECODER = LAYER + "shared_transformer.", LAYER + "mamba_decoder."
 _RULES = [
     Rule("model.final_layernorm.weight", "norm.weight"),
-    *mixer_rules(_LAYER + "mamba."),
+    *mixer_rules(LAYER + "mamba."),
     *mixer_rules(_DECODER + "mamba.", MIXER + "mixer."),
     Rule(_DECODER + "input_layernorm.weight", MIXER + "mixer_norm.weight"),
-    Rule(_LAYER + "linear.weight", MIXER + "linear.weight"),
+    Rule(LAYER + "linear.weight", MIXER + "linear.weight"),
     Rule(_TRANSFORMER + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
     Rule(_TRANSFORMER + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
     Rule(
