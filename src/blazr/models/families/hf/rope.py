@@ -72,8 +72,7 @@ def read_rope(
     """
     if parameters is None:
         parameters = rope_parameters(reader)
-    theta = parameters.number("rope_theta", above=0)
-    theta = theta or reader.number("rope_theta", above=0)
+    theta = parameters.number("rope_theta", above=0) or reader.number("rope_theta", above=0)
     share = parameters.number("partial_rotary_factor", above=0)
     share = share or reader.number("partial_rotary_factor", above=0)
     dim = int(head_dim * value_or(share, 1))
@@ -197,15 +196,11 @@ def with_llama3_factors(
 
 
 def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig) -> RopeScaling:
-    attention = parameters.number("attention_factor", above=0)
-    over = parameters.number("mscale")
-    all_dim = parameters.number("mscale_all_dim")
-    if attention is not None:
-        scale = attention.value
-    elif over is not None and all_dim is not None and over.value and all_dim.value:
-        scale = mscale(factor, over.value) / mscale(factor, all_dim.value)
-    else:
-        scale = mscale(factor)
+    over = value_or(parameters.number("mscale"), 0.0)
+    all_dim = value_or(parameters.number("mscale_all_dim"), 0.0)
+    usual = mscale(factor)
+    if over and all_dim:
+        usual = mscale(factor, over) / mscale(factor, all_dim)
     if rope.theta == 1 or rope.dim % 2:
         raise ConfigError(f"{parameters.source}: yarn needs an even size and a theta above 1.")
     return RopeScaling(
@@ -215,24 +210,20 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
         beta_fast=number_or(parameters, "beta_fast", 32.0),
         beta_slow=number_or(parameters, "beta_slow", 1.0),
         truncate=value_or(parameters.boolean("truncate"), default=True),
-        attention_factor=scale,
+        attention_factor=number_or(parameters, "attention_factor", usual),
     )
 
 
 def _longrope(
     parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig
 ) -> RopeScaling:
-    attention = parameters.number("attention_factor", above=0)
-    if attention is not None:
-        scale = attention.value
-    else:
-        wider = factor > 1 and trained > 1
-        scale = math.sqrt(1 + math.log(factor) / math.log(trained)) if wider else 1.0
+    wider = factor > 1 and trained > 1
+    usual = math.sqrt(1 + math.log(factor) / math.log(trained)) if wider else 1.0
     return RopeScaling(
         kind="longrope",
         factor=factor,
         original_max_seq_len=trained,
-        attention_factor=scale,
+        attention_factor=number_or(parameters, "attention_factor", usual),
         factors=_factors(parameters, "short_factor", rope),
         long_factors=_factors(parameters, "long_factor", rope),
     )
