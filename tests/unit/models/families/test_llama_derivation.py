@@ -1,5 +1,7 @@
 """Llama and its relatives: what config.json says beyond the shapes, and what is refused."""
 
+import math
+
 import pytest
 
 from blazr.core.errors import CheckpointError, ConfigError
@@ -82,6 +84,8 @@ def test_sliding_windows(model_type: str, changes, windows: list[int | None]) ->
     assert [mixer.sliding_window for mixer in attention(found)] == windows
 
 
+# at this factor a weight of -10 makes scores of nothing
+YARN = {"type": "yarn", "factor": math.e, "original_max_position_embeddings": 16}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -137,6 +141,7 @@ def test_no_scaling(value: object) -> None:
         ({"rope_scaling": "linear"}, "'rope_scaling'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor'"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "high_freq"),
+        ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": -10.0}}, "yarn"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(changes, complaint: str) -> None:

@@ -198,11 +198,14 @@ def with_llama3_factors(
 def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfig) -> RopeScaling:
     over = value_or(parameters.number("mscale"), 0.0)
     all_dim = value_or(parameters.number("mscale_all_dim"), 0.0)
-    usual = mscale(factor)
-    if over and all_dim:
-        usual = mscale(factor, over) / mscale(factor, all_dim)
-    if rope.theta == 1 or rope.dim % 2:
-        raise ConfigError(f"{parameters.source}: yarn needs an even size and a theta above 1.")
+    divisor = mscale(factor, all_dim)
+    if rope.theta == 1 or rope.dim % 2 or not divisor:
+        raise ConfigError(
+            f"{parameters.source}: what yarn needs does not fit.",
+            found=f"theta {rope.theta:g}, {rope.dim} channels, mscale_all_dim {all_dim:g}",
+            expected="another theta than 1, an even size, an mscale_all_dim that leaves scores",
+        )
+    usual = mscale(factor, over) / divisor if over and all_dim else mscale(factor)
     return RopeScaling(
         kind="yarn",
         factor=factor,
