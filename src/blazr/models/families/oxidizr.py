@@ -44,6 +44,7 @@ from blazr.models.families.rules import (
     RuleBook,
     Squeeze,
     Stack,
+    renamed,
 )
 from blazr.models.families.unread import is_neutral, is_off, warn_ignored
 from blazr.nn.layers.attention import AttentionConfig
@@ -72,13 +73,13 @@ LAYER_TYPES = ("Mamba1", "Mamba2", "Mamba3", "MlaWithMoe", "MlaWithMlp", "Standa
 _MAMBA1 = ("in_proj.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight", "dt_proj.bias")
 _MAMBA3 = ("lambda_proj", "theta_proj", "mimo_x_up", "mimo_x_down")
 _LATENT = {
-    "w_dkv": "kv_down",
-    "w_dq": "q_down",
-    "w_uq": "q_up",
-    "w_uk": "k_up",
-    "w_uv": "v_up",
-    "w_qr": "q_rope",
-    "w_kr": "k_rope",
+    "w_dkv": "kv_down_proj",
+    "w_dq": "q_down_proj",
+    "w_uq": "q_up_proj",
+    "w_uk": "k_up_proj",
+    "w_uv": "v_up_proj",
+    "w_qr": "q_rope_proj",
+    "w_kr": "k_rope_proj",
 }
 
 
@@ -106,10 +107,7 @@ def decoder_rules(prefix: str) -> RuleBook:
         Rule(layer + "mamba.conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
         Rule(layer + "mamba.A_log", MIXER + "a_log"),
         Rule(layer + "mamba.D", MIXER + "d"),
-    ]
-    rules += [
-        Rule(f"{layer}self_attn.{theirs}.weight", f"{MIXER}{ours}_proj.weight")
-        for theirs, ours in _LATENT.items()
+        *renamed(layer + "self_attn.", MIXER, _LATENT),
     ]
     projections = tuple(f"{p}_proj.{part}" for p in "qkv" for part in PARTS)
     attention = (*projections, "o_proj.weight", "q_norm.weight", "k_norm.weight")

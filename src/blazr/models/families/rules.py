@@ -17,7 +17,7 @@ A tensor whose rows belong to several parameters names them all, in the order of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -429,6 +429,18 @@ class Rule:
         """The same for one layer alone."""
         source, *targets = (n.replace("{i}", number) for n in (self.source, *self.targets))
         return replace(self, source=source, target=tuple(targets))
+
+
+def renamed(theirs: str, ours: str, names: Mapping[str, str]) -> Iterator[Rule]:
+    """Rules for modules that are called otherwise: one for weight and bias of each.
+
+    Args:
+        theirs: What the names of the tensors begin with.
+        ours: What those of the parameters do.
+        names: What follows, ours by theirs.
+    """
+    for name, own in names.items():
+        yield Rule(f"{theirs}{name}.{{p}}", f"{ours}{own}.{{p}}", p=PARTS)
 
 
 # Of Qwen, of DeepSeek, of DeepSeek in GGUF, of Nemotron, and of MiMo, which has the hidden state

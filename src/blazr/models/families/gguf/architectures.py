@@ -29,6 +29,7 @@ from blazr.models.families.rules import (
     TiledColumns,
     TiledHeads,
     Transpose,
+    renamed,
 )
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig
@@ -378,7 +379,7 @@ def gguf_names(
             Rule("token_embd.weight", "embed_tokens.weight"),
             Rule("output_norm.{p}", "norm.{p}", p=PARTS),
             Rule("output.weight", "lm_head.weight"),
-            *_renamed(_LAYER, OURS, names),
+            *renamed(_LAYER, OURS, names),
             *_attention(_LAYER, MIXER, pairs, fused=row.fused_qkv),
             Rule(_LAYER + "attn_{p}_b.weight", MIXER + "{p}_up", p=("k", "v")),
             Rule(
@@ -422,11 +423,6 @@ def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
     return (layer.mixer,)
 
 
-def _renamed(at: str, ours: str, names: Mapping[str, str]) -> Iterable[Rule]:
-    for theirs, name in names.items():
-        yield Rule(f"{at}{theirs}.{{p}}", f"{ours}{name}.{{p}}", p=PARTS)
-
-
 def _attention(
     at: str, ours: str, pairs: Pairs | None = None, *, fused: bool = False
 ) -> Iterable[Rule]:
@@ -453,15 +449,15 @@ def _in_layer(index: int, layer: LayerConfig, *, tiled: bool, joins_gates: bool)
         match each:
             case ShortConvConfig():
                 names = {f"shortconv.{name}_proj": f"{name}_proj" for name in ("in", "out")}
-                yield from _renamed(at, mixer, {**names, "shortconv.conv": "conv1d"})
+                yield from renamed(at, mixer, {**names, "shortconv.conv": "conv1d"})
             case DeepseekMlaConfig():
-                yield from _renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
+                yield from renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
             case AttentionConfig() if len(mixers) > 1:
                 yield from _attention(at, mixer + "parts.attention.")
             case Mamba2Config():
                 mamba = mixer + ("parts.mamba." if len(mixers) > 1 else "")
                 names = {f"ssm_{name}": f"{name}_proj" for name in ("in", "out")}
-                yield from _renamed(at, mamba, {**names, "ssm_conv1d": "conv1d"})
+                yield from renamed(at, mamba, {**names, "ssm_conv1d": "conv1d"})
                 yield from _decay(at, mamba)
                 yield Rule(at + "ssm_d", mamba + "d", Reshape())
             case KimiDeltaConfig():
@@ -469,7 +465,7 @@ def _in_layer(index: int, layer: LayerConfig, *, tiled: bool, joins_gates: bool)
                     yield Rule(f"{at}ssm_conv1d_{n}.weight", f"{mixer}{n}_conv1d.weight", Reshape())
                 names = {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
                 names |= {"attn_output": "out_proj", "ssm_beta": "b_proj"}
-                yield from _renamed(at, mixer, names)
+                yield from renamed(at, mixer, names)
                 yield from _decay(at, mixer)
             case GatedDeltaConfig():
                 yield from _delta(at, mixer, each, tiled=tiled, joins_gates=joins_gates)

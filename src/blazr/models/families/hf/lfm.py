@@ -7,12 +7,12 @@ from dataclasses import replace
 from blazr.models.families.hf.derive import Reading, Traits, attends, read_mlp
 from blazr.models.families.hf.names import LAYER, hf_rules
 from blazr.models.families.hf.sparse import read_experts
-from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack
+from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack, renamed
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 CONV = "conv"
-_WORDS = {"w1": "gate", "w3": "up", "w2": "down"}
+_WORDS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 _CONV, _ATTENTION = LAYER + "conv.", LAYER + "self_attn."
@@ -27,14 +27,11 @@ _RULES = [
     Rule(_ATTENTION + "{p}_layernorm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
     Rule(LAYER + "feed_forward.gate.weight", FEED + "router.weight"),
     Rule(LAYER + "feed_forward.expert_bias", FEED + "correction_bias"),
-    *(
-        Rule(f"{LAYER}feed_forward.{theirs}.weight", f"{FEED}{ours}_proj.weight")
-        for theirs, ours in _WORDS.items()
-    ),
+    *renamed(LAYER + "feed_forward.", FEED, _WORDS),
     *(
         Rule(
             f"{LAYER}feed_forward.experts.{{e}}.{theirs}.weight",
-            f"{FEED}experts.{ours}_proj",
+            f"{FEED}experts.{ours}",
             Stack("e"),
         )
         for theirs, ours in _WORDS.items()

@@ -30,7 +30,7 @@ from blazr.models.families.hf.state_space import (
     with_types,
     without_auto,
 )
-from blazr.models.families.rules import FEED, MIXER, MTP, OURS, PARTS, Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, MIXER, MTP, OURS, Rule, RuleBook, Stack, renamed
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig
 from blazr.nn.layers.parallel import ParallelMixerConfig
 
@@ -156,17 +156,14 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
     )
     experts = FEED + "experts.{p}_proj"
     shared = "{p}_proj.weight"
-    latent = {"fc1": "down", "fc2": "up"}
+    latent = {"fc1_latent_proj": "latent_down_proj", "fc2_latent_proj": "latent_up_proj"}
     feeds = [
         Rule(at + "{p}", FEED + "{p}", p=projections),
         Rule(at + "gate.weight", FEED + "router.weight"),
         Rule(at + "gate.e_score_correction_bias", FEED + "correction_bias"),
         Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
         Rule(at + "shared_experts.{p}", FEED + "shared_expert.{p}", p=projections),
-        *(
-            Rule(f"{at}{theirs}_latent_proj.{{p}}", f"{FEED}latent_{ours}_proj.{{p}}", p=PARTS)
-            for theirs, ours in latent.items()
-        ),
+        *renamed(at, FEED, latent),
     ]
     return RuleBook(
         [

@@ -23,6 +23,7 @@ from blazr.models.families.rules import (
     Stack,
     Transform,
     Transpose,
+    renamed,
 )
 
 # Models that also see images have their language model in a part of its own.
@@ -136,10 +137,7 @@ def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) 
         more: Names that no other model has.
         norms: What its layers call their norms, ours by theirs.
     """
-    around = [
-        Rule(f"{LAYER}{theirs}_layernorm.{{p}}", f"{OURS}{ours}.{{p}}", p=PARTS)
-        for theirs, ours in norms.items()
-    ]
+    around = [*renamed(LAYER, OURS, {f"{theirs}_layernorm": norms[theirs] for theirs in norms})]
     heads = [Rule(head, "lm_head.weight") for head in _HEADS]
     rules = [
         replace(rule, source=prefix + rule.source.removeprefix(PREFIXES[0]))
