@@ -6,11 +6,11 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from blazr.core.errors import CapacityError
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
@@ -54,6 +54,37 @@ class Entry:
 
 
 class TensorWriter:
+    """The tensors of a file whose header is written.
+
+    Args:
+        file: The file.
+        entries: What will be written, in order.
+        alignment: Every tensor fills a multiple of so many bytes.
+    """
+
+    def __init__(self, file: BinaryIO, entries: Mapping[str, Entry], alignment: int) -> None:
+        self._file = file
+        self._alignment = alignment
+        self.waiting = [(name, entry.nbytes) for name, entry in entries.items()]
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Append a tensor, which must be the next, whole or a run of its rows."""
+        import torch  # headers are made without it
+
+        expected, left = self.waiting[0]
+        assert name == expected, (name, expected)
+        assert tensor.nbytes <= left, (name, tensor.shape, tensor.dtype, left)
+        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        self.waiting[0] = (name, left - tensor.nbytes)
+        if left == tensor.nbytes:
+            self.waiting.pop(0)
+            self._file.write(bytes(-self._file.tell() % self._alignment))
+
+
+@contextmanager
+def _tensor_writer(
+    path: Path, header: bytes, entries: Mapping[str, Entry], *, alignment: int = 1
+) -> Iterator[TensorWriter]:
     """A file whose header is written first, and whose tensors then follow in that order.
 
     It is complete when every tensor has been written; until it is closed without an error it goes
@@ -65,54 +96,20 @@ class TensorWriter:
         entries: What will be written, in order.
         alignment: Every tensor fills a multiple of so many bytes.
     """
-
-    def __init__(
-        self, path: Path, header: bytes, entries: Mapping[str, Entry], *, alignment: int = 1
-    ) -> None:
-        self._path = path
-        self._partial = path.with_name(path.name + ".partial")
-        self._waiting = [(name, entry.nbytes) for name, entry in entries.items()]
-        self._alignment = alignment
-        self._header = header
-        self._file = self._partial.open("wb")
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Append a tensor, which must be the next, whole or a run of its rows."""
-        import torch  # headers are made without it
-
-        expected, left = self._waiting[0]
-        assert name == expected, (name, expected)
-        assert tensor.nbytes <= left, (name, tensor.shape, tensor.dtype, left)
-        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        self._waiting[0] = (name, left - tensor.nbytes)
-        if left == tensor.nbytes:
-            self._waiting.pop(0)
-            self._file.write(bytes(-self._file.tell() % self._alignment))
-
-    def __enter__(self) -> TensorWriter:
-        """Itself."""
-        try:
-            self._file.write(self._header)
-        except OSError:
-            self._take_away()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give the file its name, or take it away after an error."""
-        try:
-            if kind is None:
-                assert not self._waiting, self._waiting[:3]
-                self._file.flush()
-                os.fsync(self._file.fileno())  # else the name may outlive a crash, and not the rest
-                self._partial.replace(self._path)
-        finally:
-            self._take_away()
-
-    def _take_away(self) -> None:
+    partial = path.with_name(path.name + ".partial")
+    file = partial.open("wb")
+    try:
+        file.write(header)
+        writer = TensorWriter(file, entries, alignment)
+        yield writer
+        assert not writer.waiting, writer.waiting[:3]
+        file.flush()
+        os.fsync(file.fileno())  # else the name may outlive a crash, and not the rest
+        partial.replace(path)
+    finally:
         with suppress(OSError):  # a full disk takes no more of what waits to be written
-            self._file.close()
-        self._partial.unlink(missing_ok=True)
+            file.close()
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -132,7 +129,9 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def safetensors_writer(path: Path, entries: Mapping[str, Entry]) -> TensorWriter:
+def safetensors_writer(
+    path: Path, entries: Mapping[str, Entry]
+) -> AbstractContextManager[TensorWriter]:
     """A safetensors file of these tensors."""
     header = dict[str, object]()
     position = 0
@@ -146,15 +145,15 @@ def safetensors_writer(path: Path, entries: Mapping[str, Entry]) -> TensorWriter
         position = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return TensorWriter(path, len(text).to_bytes(8, "little") + text, entries)
+    return _tensor_writer(path, len(text).to_bytes(8, "little") + text, entries)
 
 
 def gguf_writer(
     path: Path, metadata: Mapping[str, Value], entries: Mapping[str, Entry]
-) -> TensorWriter:
+) -> AbstractContextManager[TensorWriter]:
     """A GGUF file of these tensors; the arguments are those of `gguf_header`."""
     header = gguf_header(metadata, entries)
-    return TensorWriter(path, header, entries, alignment=DEFAULT_ALIGNMENT)
+    return _tensor_writer(path, header, entries, alignment=DEFAULT_ALIGNMENT)
 
 
 def gguf_header(metadata: Mapping[str, Value], entries: Mapping[str, Entry]) -> bytes:

@@ -276,20 +276,18 @@ def _write(
             for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
                 writer.write(name, tensor.to(job.dtype))
         else:
-            rows, columns = job.info.shape
             bits = _BITS[job.quantizer.kind.name]
-            packed = torch.empty((rows, -(-columns * bits // WORD)), dtype=torch.int32)
-            scales = torch.empty((rows, columns // job.group), dtype=torch.float16)
+            made = {n: torch.empty(e.shape, dtype=torch_dtype(e.dtype)) for n, e in job.entries()}
+            packed, scales, shape = made.values()
+            shape.copy_(torch.tensor(job.info.shape))
             for part, numbers in _tiles(job, checkpoint):
                 codes, each = take_blocks(job.quantizer.kind, job.quantizer(numbers))
                 packed[part] = pack(codes, bits)
                 scales[part] = each[:, :: job.group // job.quantizer.kind.length]
                 checkpoint.drop(job.info)
-                report(done + part.stop * nbytes // rows, total)
-            base = name.removesuffix("weight")
-            writer.write(f"{base}weight_packed", packed)
-            writer.write(f"{base}weight_scale", scales)
-            writer.write(f"{base}weight_shape", torch.tensor([rows, columns]))
+                report(done + part.stop * nbytes // len(packed), total)
+            for own, tensor in made.items():
+                writer.write(own, tensor)
         checkpoint.drop(job.info)
         done += nbytes
     report(done, total)
