@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -58,21 +57,8 @@ _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Rank and scale of each module's change."""
-
-    rank: int
-    alpha: float
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
-    is_rank_stabilised: bool
-
-    def of(self, module: str) -> tuple[int, float]:
-        """The rank of a module's change, and what it is multiplied with."""
-        rank = int(_matching(self.ranks, module, self.rank))
-        alpha = _matching(self.alphas, module, self.alpha)
-        return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+# From a module's name to the rank of its change, and what that is multiplied with.
+_Scales = Callable[[str], tuple[int, float]]
 
 
 def read_peft(directory: Path) -> AdapterFile:
@@ -171,13 +157,17 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _Scales:
         raise ConfigError(
             f"{path}: the rank is out of range.", found=f"r = {rank:g}", expected="1 or more"
         )
-    return _Scales(
-        int(rank),
-        _number(path, config, "lora_alpha", 8),
-        _pattern(path, config, "rank_pattern", 1),
-        _pattern(path, config, "alpha_pattern", None),
-        config.get("use_rslora") is True,
-    )
+    alpha = _number(path, config, "lora_alpha", 8)
+    ranks = _pattern(path, config, "rank_pattern", 1)
+    alphas = _pattern(path, config, "alpha_pattern", None)
+    is_rank_stabilised = config.get("use_rslora") is True
+
+    def scales(module: str) -> tuple[int, float]:
+        own = int(_matching(ranks, module, rank))
+        divisor = math.sqrt(own) if is_rank_stabilised else own
+        return own, _matching(alphas, module, alpha) / divisor
+
+    return scales
 
 
 def _number(path: Path, config: Mapping[str, object], key: str, default: float) -> float:
@@ -260,7 +250,7 @@ def _low_rank(
     kind = "lora_embedding_" if is_embedding else "lora_"
     a, b = pair_of(path, module, parts, (f"{kind}A", f"{kind}B"))
     own = module.replace(_INNER, "")
-    rank, scale = scales.of(own)
+    rank, scale = scales(own)
     targets = config.get("target_parameters")
     named = targets if isinstance(targets, list) else []
     leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
