@@ -267,14 +267,13 @@ def _write(
     done = 0
     report = progress or (lambda _done, _total: None)
     for job in jobs:
-        name = job.info.name
         nbytes = job.info.nbytes
         report(done, total)
         if job.quantizer is None:
             is_whole = not isinstance(job.info, QuantizedInfo) and job.change is None
             tiles = (tile for _, tile in _tiles(job, checkpoint))
             for tensor in (checkpoint.view(job.info),) if is_whole else tiles:
-                writer.write(name, tensor.to(job.dtype))
+                writer.write(job.info.name, tensor.to(job.dtype))
         else:
             bits = _BITS[job.quantizer.kind.name]
             made = {n: torch.empty(e.shape, dtype=torch_dtype(e.dtype)) for n, e in job.entries()}
