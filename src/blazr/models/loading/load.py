@@ -243,11 +243,8 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         kept=kept,
         progress=progress,
     )
-    if weights.not_finite:
-        names = ", ".join(name[:100] for name in weights.not_finite[:_LISTED_NAMES])
-        log.warning("%d tensors hold NaN or infinity: %s", len(weights.not_finite), names)
     log.debug("read the weights in %.2f s", monotonic() - started_s)
-    place(module, weights.tensors)
+    place(module, weights)
     _leave_on_cpu(module, stays)
     module.activation_dtype = chosen
     module.requires_grad_(requires_grad=False).eval()
@@ -304,19 +301,6 @@ def _apply_ssm_a(module: CausalLM, choice: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The result of a plan.
-
-    Args:
-        tensors: By parameter name.
-        not_finite: Tensors that hold NaN or infinity.
-    """
-
-    tensors: dict[str, Tensor | Weight]
-    not_finite: tuple[str, ...]
-
-
 def read_weights(
     plan: LoadPlan,
     checkpoint: Checkpoint,
@@ -327,8 +311,8 @@ def read_weights(
     stays: Callable[[str], bool] = lambda _: False,
     kept: KeptWeights | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Weights:
-    """Read every parameter.
+) -> dict[str, Tensor | Weight]:
+    """Every parameter by name; there is a warning of those that hold NaN or infinity.
 
     Args:
         plan: A plan that was checked.
@@ -347,9 +331,9 @@ def read_weights(
     ends: list[tuple[str, Tensor]] = []
     total = sum(info.nbytes for step in plan.steps for info in step.sources)
     done = 0
+    report = progress or (lambda _done, _total: None)
     for step in plan.steps:
-        if progress is not None:
-            progress(done, total)
+        report(done, total)
         done += sum(info.nbytes for info in step.sources)
         storing = storage.get(step.parameter)
         where = _CPU if stays(step.parameter) else device
@@ -371,12 +355,14 @@ def read_weights(
                 ends.append((info.name, torch.stack(part.aminmax())))
     # asked at the end, because a GPU would be waited for
     not_finite = [name for name, both in ends if not all(map(math.isfinite, both.tolist()))]
+    if not_finite:
+        names = ", ".join(name[:100] for name in not_finite[:_LISTED_NAMES])
+        log.warning("%d tensors hold NaN or infinity: %s", len(not_finite), names)
     checkpoint.check_unchanged()
-    if progress is not None:
-        progress(total, total)
+    report(total, total)
     if kept:
         kept.keep(tensors)
-    return Weights(tensors, tuple(not_finite))
+    return tensors
 
 
 _EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.")
