@@ -56,10 +56,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "moe_intermediate_size": ("moe.intermediate_size", "intermediate_size"),
     "mamba_layers": ("hybrid_layers.ssm_layers",),
 }
+ALL_NAMES = {name: (name, *others) for name, others in ALIASES.items()}
 # The same for configs of the transformers library: its own names come first, and the words for a
 # sampler's settings mean that.
 HF_ALIASES: Mapping[str, tuple[str, ...]] = {
-    **{name: (name, *others) for name, others in ALIASES.items()},
+    **ALL_NAMES,
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
     "max_seq_len": ("max_position_embeddings", "max_seq_len"),
@@ -97,7 +98,7 @@ class ConfigReader:
     Args:
         raw: The parsed file; empty where there is none.
         source: Its name, for messages.
-        names: Every name of a value, the first to look for first; None for a value's own name
+        names: Every name of a value, the first to look for first; by default a value's own name
             and then those of ``ALIASES``.
     """
 
@@ -105,7 +106,7 @@ class ConfigReader:
         self,
         raw: Mapping[str, object],
         source: str = "config.json",
-        names: Mapping[str, tuple[str, ...]] | None = None,
+        names: Mapping[str, tuple[str, ...]] = ALL_NAMES,
     ) -> None:
         self.raw = raw
         self.source = source
@@ -209,9 +210,7 @@ class ConfigReader:
     def _read(
         self, name: str, wanted: str, convert: Callable[[object], T | None]
     ) -> Setting[T] | None:
-        keys = (name, *ALIASES.get(name, ()))
-        if self.names is not None:
-            keys = self.names.get(name, (name,))
+        keys = self.names.get(name, (name,))
         for position, key in enumerate(keys):
             outer, _, inner = key.partition(".")
             self._asked.add(outer)

@@ -14,7 +14,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, read_json
 from blazr.models.families.base import (
-    ALIASES,
+    ALL_NAMES,
     ConfigReader,
     Context,
     Derivation,
@@ -54,8 +54,8 @@ from blazr.nn.layers.moe import MoeConfig
 
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
-# Beside those of ALIASES: keys that are read elsewhere, or of layers that a model may not have.
-_KNOWN = {name.partition(".")[0] for keys in ALIASES.items() for name in (keys[0], *keys[1])} | {
+# Beside those of ALL_NAMES: keys that are read elsewhere, or of layers that a model may not have.
+_KNOWN = {name.partition(".")[0] for names in ALL_NAMES.values() for name in names} | {
     "name",
     "vocab_size",
     "rms_norm_eps",

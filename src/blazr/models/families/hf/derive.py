@@ -345,7 +345,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     # a default does not hold for a value that the config has under another of its names
     known = {
         key
-        for keys in (source.reader.names or {}).values()
+        for keys in source.reader.names.values()
         if any(own.get(key) is not None for key in keys)
         for key in keys
     }
