@@ -270,33 +270,33 @@ class Hosted(ABC):
     Args:
         name: What clients call it.
         state: What all models share.
+        info: What there is to know about the model.
+        capabilities: What it can do.
+        num_bytes: Memory that it takes.
         on_idle: Called when the last request that used it has ended.
     """
 
-    def __init__(self, name: str, state: ServerState, *, on_idle: Callable[[Hosted], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        state: ServerState,
+        *,
+        info: ModelInfo | PipelineInfo,
+        capabilities: tuple[str, ...],
+        num_bytes: int,
+        on_idle: Callable[[Hosted], None],
+    ) -> None:
         self.name = name
         self.state = state
+        self.info = info
+        self.capabilities = capabilities
+        self.num_bytes = num_bytes
         self.config = state.config
         self.num_users = 0
         self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
         self._on_idle = on_idle
         self._replies: dict[Running, Set[str]] = {}
         self._failure: HttpError | None = None
-
-    @property
-    @abstractmethod
-    def info(self) -> ModelInfo | PipelineInfo:
-        """What there is to know about the model."""
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> tuple[str, ...]:
-        """What it can do."""
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
 
     @abstractmethod
     def check(self) -> float:
@@ -310,12 +310,8 @@ class Hosted(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Stop it; nobody uses it any more."""
-
-    @abstractmethod
-    def close_now(self) -> None:
-        """Stop it, after the event loop has ended."""
+    def close(self) -> None:
+        """Stop it, which takes a while; nobody uses it any more."""
 
     def hold(self) -> None:
         """Count a user; it stays in memory until as many calls of `release`."""
@@ -373,29 +369,21 @@ class Service(Hosted):
         *,
         on_idle: Callable[[Hosted], None],
     ) -> None:
-        super().__init__(name, state, on_idle=on_idle)
+        core = llm.core
+        senses = ((VISION, core.reads_images), (AUDIO, core.hears))
+        stats = core.engine.stats()
+        super().__init__(
+            name,
+            state,
+            info=core.info,
+            capabilities=(*LANGUAGE_MODEL, *(sense for sense, is_there in senses if is_there)),
+            num_bytes=core.info.size_bytes + int(stats.get("cache_bytes", 0)),
+            on_idle=on_idle,
+        )
         self.llm = llm
         self.first_token = state.metrics.observer("blazr_time_to_first_token_seconds", model=name)
         self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
-        state.metrics.watch(name, llm.core.engine.stats)
-
-    @property
-    @override
-    def info(self) -> ModelInfo:
-        return self.llm.core.info
-
-    @property
-    @override
-    def capabilities(self) -> tuple[str, ...]:
-        core = self.llm.core
-        senses = ((VISION, core.reads_images), (AUDIO, core.hears))
-        return (*LANGUAGE_MODEL, *(name for name, is_there in senses if is_there))
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        caches = self.llm.core.engine.stats().get("cache_bytes", 0)
-        return self.info.size_bytes + int(caches)
+        state.metrics.watch(name, core.engine.stats)
 
     @override
     def check(self) -> float:
@@ -405,11 +393,7 @@ class Service(Hosted):
         return found.heartbeat_age_s
 
     @override
-    async def close(self) -> None:
-        await self.llm.close()
-
-    @override
-    def close_now(self) -> None:
+    def close(self) -> None:
         self.llm.core.close()
 
 
@@ -431,24 +415,17 @@ class PipelineService(Hosted):
         *,
         on_idle: Callable[[Hosted], None],
     ) -> None:
-        super().__init__(name, state, on_idle=on_idle)
+        info = pipeline.info
+        super().__init__(
+            name,
+            state,
+            info=info,
+            capabilities=info.capabilities,
+            num_bytes=info.size_bytes,
+            on_idle=on_idle,
+        )
         self.pipeline = pipeline
         state.metrics.watch(name, lambda: pipeline.jobs.figures)
-
-    @property
-    @override
-    def info(self) -> PipelineInfo:
-        return self.pipeline.info
-
-    @property
-    @override
-    def capabilities(self) -> tuple[str, ...]:
-        return self.pipeline.info.capabilities
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self.pipeline.info.size_bytes
 
     @override
     def check(self) -> float:
@@ -457,11 +434,7 @@ class PipelineService(Hosted):
         return 0.0
 
     @override
-    async def close(self) -> None:
-        await asyncio.to_thread(self.pipeline.close)
-
-    @override
-    def close_now(self) -> None:
+    def close(self) -> None:
         self.pipeline.close()
 
 
@@ -819,7 +792,7 @@ class Models:
             slot.kept_adapters = service.llm.core.adapters.paths  # a command may have changed them
         self._live.discard(service)
         self.state.metrics.unwatch(service.name)
-        await service.close()
+        await asyncio.to_thread(service.close)
         _log.info("%s is unloaded", service.name)
         del service
         await asyncio.to_thread(garbage.unload)  # engines are full of cycles
@@ -833,7 +806,7 @@ class Models:
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
         for service in self._live:
-            service.close_now()
+            service.close()
         self.state.close()
         if self.toolbox is not None:
             self.toolbox.close()
@@ -902,7 +875,7 @@ class Models:
             self._check_size(slot)
         except HttpError:
             self.state.metrics.unwatch(service.name)
-            await service.close()
+            await asyncio.to_thread(service.close)
             raise
         self._settle(slot, service)
         await self._make_room(slot)
