@@ -243,15 +243,10 @@ class EventBus:
         finally:
             self._subscribers.discard(queue)
 
-    def publish(self, event: ModelEvent) -> None:
-        """Tell every subscriber of an event."""
+    def publish(self, event: ModelEvent | None) -> None:
+        """Tell every subscriber of an event; None is the last."""
         for queue in self._subscribers:
             queue.put_nowait(event)
-
-    def close(self) -> None:
-        """Tell every subscriber that there will be no more."""
-        for queue in self._subscribers:
-            queue.put_nowait(None)
 
 
 class Running(Protocol):
@@ -468,6 +463,7 @@ class ModelSlot:
     Args:
         source: Where it comes from.
         num_bytes: Memory it takes, or is expected to take.
+        capabilities: What it can do; None where that is not known yet.
         service: The model, while it is in memory.
         loading: The task that loads it, meanwhile.
         info: Its size and limits, once it was loaded.
@@ -481,11 +477,11 @@ class ModelSlot:
         is_asleep: Whether nobody gets it until it is woken.
         reloads: Whether it then comes back into memory by itself.
         has_failed: Whether it could not be loaded when that was last tried.
-        known_capabilities: What it can do, once it was loaded.
     """
 
     source: ModelSource
     num_bytes: int
+    capabilities: tuple[str, ...] | None
     service: Hosted | None = None
     loading: asyncio.Task[None] | None = None
     info: ModelInfo | PipelineInfo | None = None
@@ -499,7 +495,6 @@ class ModelSlot:
     is_asleep: bool = False
     reloads: bool = False
     has_failed: bool = False
-    known_capabilities: tuple[str, ...] | None = None
 
     @property
     def status(self) -> ModelState:
@@ -514,11 +509,6 @@ class ModelSlot:
     def text(self) -> Service | None:
         """The language model, while it is in memory."""
         return self.service if isinstance(self.service, Service) else None
-
-    @property
-    def capabilities(self) -> tuple[str, ...] | None:
-        """What it can do; None where that is not known yet."""
-        return self.known_capabilities or self.source.capabilities
 
     @property
     def held_bytes(self) -> int:
@@ -605,7 +595,7 @@ class Models:
 
     def __init__(self, sources: Sequence[ModelSource], config: ServerConfig) -> None:
         self.state = ServerState(config)
-        self.slots = [ModelSlot(source, source.num_bytes) for source in sources]
+        self.slots = [ModelSlot(x, x.num_bytes, x.capabilities) for x in sources]
         self._by_name = {"default": self.slots[0]}
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):
@@ -894,7 +884,7 @@ class Models:
 
     def _settle(self, slot: ModelSlot, service: Hosted) -> None:
         slot.service = service
-        slot.known_capabilities = service.capabilities
+        slot.capabilities = service.capabilities
         slot.last_used = next(self._clock)
         slot.offloaded = None
         self._live.add(service)

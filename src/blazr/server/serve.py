@@ -129,7 +129,7 @@ class Served(Protocol):
 
     @property
     def events(self) -> EventBus:
-        """Closed when the server stops."""
+        """Told a last event, None, when the server stops."""
 
     @property
     def failure(self) -> EngineError | None:
@@ -414,7 +414,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and wait a little for those who are being answered."""
-        self._models.events.close()  # or those who watch would wait for ever
+        self._models.events.publish(None)  # or those who watch would wait for ever
         if self._state.batches is not None:
             await self._state.batches.stop()
         await super().shutdown(sockets)
