@@ -28,9 +28,9 @@ from blazr.server.middleware import IS_COUNTED
 from blazr.server.native.status import PROMETHEUS
 from blazr.server.replica_ids import number_in
 from blazr.server.replicas.metrics import FRONT, merge
-from blazr.server.replicas.pool import Command, Pool
+from blazr.server.replicas.pool import Pool
 from blazr.server.replicas.prefixes import block_names
-from blazr.server.replicas.replica import Replica
+from blazr.server.replicas.replica import Replica, ReplicaRequest
 from blazr.server.routes import ROUTES
 from blazr.server.sse import ENDLESS_DATA, FILLER, LINES, NAMED, SendTimeout
 
@@ -153,7 +153,7 @@ class Front:
         """Whether a replica takes new requests."""
         self._pool.check()
         self._pool.state.check_not_draining()
-        answers = await self._ask_all("GET", b"/ready", self._pool.headers)
+        answers = await self._ask_all(ReplicaRequest("GET", b"/ready", self._pool.headers))
         best = min(answers.values(), key=lambda each: each.status_code, default=None)
         if best is None:
             raise _lost()
@@ -161,24 +161,18 @@ class Front:
 
     async def _metrics(self) -> Response:
         """What all have counted."""
-        answers = await self._ask_all("GET", b"/metrics", self._pool.headers)
+        answers = await self._ask_all(ReplicaRequest("GET", b"/metrics", self._pool.headers))
         pages = {str(number): each.text for number, each in answers.items() if each.is_success}
         pages[FRONT] = self._pool.state.metrics.render().decode()
         return PlainTextResponse(merge(pages, self._pool.replicas), media_type=PROMETHEUS)
 
     async def _ask_all(
-        self,
-        method: str,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: bytes = b"",
-        *,
-        timeout_s: float | None = _ASK_S,
+        self, request: ReplicaRequest, *, timeout_s: float | None = _ASK_S
     ) -> dict[int, httpx2.Response]:
         """What the replicas answer, by their numbers, but for those that do not."""
         asked = [each for each in self._pool.replicas if each.is_ready]
         answers = await asyncio.gather(
-            *(each.ask(method, target, headers, body, timeout_s=timeout_s) for each in asked),
+            *(each.ask(request, timeout_s=timeout_s) for each in asked),
             return_exceptions=True,
         )
         return {
@@ -189,12 +183,12 @@ class Front:
 
     async def _tell_all(self, scope: Scope, body: bytes) -> Response:
         """Send a command to every replica; if one refuses, its answer is the answer."""
-        command = Command(_target(scope), _sent_headers(scope), body)
+        # a HEAD, too, is answered with what all say together
+        command = _request_of(scope, body)._replace(method=self._route.method)
         is_command = self._route.method == "POST"
         async with self._pool.changing if is_command else nullcontext():
-            answers = await self._ask_all(
-                self._route.method, *command, timeout_s=None if is_command else _ASK_S
-            )
+            timeout_s = None if is_command else _ASK_S
+            answers = await self._ask_all(command, timeout_s=timeout_s)
             if not answers:
                 raise _lost()
             refusals = [each for each in answers.values() if not each.is_success]
@@ -204,7 +198,7 @@ class Front:
                 self._note(scope, command)
         return _merged(list(answers.values()))
 
-    def _note(self, scope: Scope, command: Command) -> None:
+    def _note(self, scope: Scope, command: ReplicaRequest) -> None:
         """Remember a command for replicas that start later, and that prefixes may be forgotten."""
         for each in self._pool.replicas:
             each.sent.clear()
@@ -222,7 +216,7 @@ class Front:
         """Have one replica answer; another one, if it turns out to be gone before it was asked."""
         is_large = len(body) > LARGE_BODY_BYTES
         names, number = await run_where(is_large, partial(self._look, scope, body))
-        target, headers = _target(scope), _sent_headers(scope)
+        request = _request_of(scope, body)
         tried: list[Replica] = []
         while True:
             replica = self._pool.choose(names, number=number, but=tried)
@@ -231,7 +225,7 @@ class Front:
             tried.append(replica)
             with _sending(replica, names, is_counted=not self._is_endless) as has_read:
                 try:
-                    response = await replica.send(scope["method"], target, headers, body)
+                    response = await replica.send(request)
                 except httpx2.ConnectError:
                     replica.is_ready = False
                     continue
@@ -402,16 +396,14 @@ def _lost() -> HttpError:
     )
 
 
-def _target(scope: Scope) -> bytes:
-    """Path and query, without what a proxy has put before the path."""
+def _request_of(scope: Scope, body: bytes) -> ReplicaRequest:
+    """A client's request as a replica gets it, without what a proxy has put before the path."""
     path = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
     query = scope["query_string"]
-    return path + (b"?" + query if query else b"")
-
-
-def _sent_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
-    return [*headers, (b"x-request-id", scope["request_id"].encode())]
+    headers.append((b"x-request-id", scope["request_id"].encode()))
+    target = path + (b"?" + query if query else b"")
+    return ReplicaRequest(scope["method"], target, headers, body)
 
 
 def _state_of(replica: Replica) -> str:

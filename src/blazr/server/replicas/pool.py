@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +18,7 @@ from blazr.core.errors import EngineError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.models import EventBus, ServerState
-from blazr.server.replicas.replica import Replica
+from blazr.server.replicas.replica import Replica, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 
@@ -56,14 +55,6 @@ def cheapest(replicas: Sequence[Replica], names: Sequence[bytes]) -> Replica:
     return min(replicas, key=cost)
 
 
-class Command(NamedTuple):
-    """An operator's command, as it was sent."""
-
-    target: bytes
-    headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
-
-
 class Pool:
     """The replicas of a server.
 
@@ -95,7 +86,7 @@ class Pool:
         self.on_ready: Callable[[], None] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
         self.failure: EngineError | None = None
-        self.commands: dict[str, Command] = {}
+        self.commands: dict[str, ReplicaRequest] = {}
         self.changing = asyncio.Lock()
         self._choose = choose
         key = next(iter(config.api_keys + config.admin_api_keys), None)
@@ -226,10 +217,14 @@ class Pool:
     async def _is_well(self, replica: Replica) -> bool | None:
         """Whether its engines work; None where it does not answer."""
         try:
-            response = await replica.ask("GET", b"/health", self.headers, timeout_s=_LOOK_TIMEOUT_S)
+            response = await self._look_at(replica, b"/health")
         except (httpx2.TransportError, OSError):
             return None
         return response.status_code == 200
+
+    async def _look_at(self, replica: Replica, target: bytes) -> httpx2.Response:
+        request = ReplicaRequest("GET", target, self.headers)
+        return await replica.ask(request, timeout_s=_LOOK_TIMEOUT_S)
 
     async def _admit(self, replica: Replica) -> None:
         """Tell a replica what operators have told the others, and send it requests from now on."""
@@ -245,14 +240,14 @@ class Pool:
 
     async def _tell(self, replica: Replica) -> None:
         for command in self.commands.values():
-            response = await replica.ask("POST", *command)
+            response = await replica.ask(command)
             if not response.is_success:
                 target = command.target.decode()
                 _log.error("replica %d has refused %s", replica.number, target)
 
     async def _count_pages(self, replica: Replica) -> int:
         """How many pages the caches of a replica have, or how long a record is without."""
-        response = await replica.ask("GET", b"/metrics", self.headers, timeout_s=_LOOK_TIMEOUT_S)
+        response = await self._look_at(replica, b"/metrics")
         if not response.is_success:
             return replica.sent.most_blocks
         num_pages = sum(

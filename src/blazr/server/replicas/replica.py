@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx2
 
@@ -15,6 +16,22 @@ from blazr.server.replicas.prefixes import SentPrefixes
 
 _CONNECT_S = 5.0
 _URL = httpx2.URL("http://replica")
+
+
+class ReplicaRequest(NamedTuple):
+    """A request to a replica.
+
+    Args:
+        method: As in HTTP.
+        target: Path and query.
+        headers: Without the body's length.
+        body: Sent along with a POST.
+    """
+
+    method: str
+    target: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes = b""
 
 
 class Replica:
@@ -84,21 +101,12 @@ class Replica:
             self._process = None
 
     async def send(
-        self,
-        method: str,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        body: bytes = b"",
-        *,
-        timeout_s: float | None = None,
+        self, request: ReplicaRequest, *, timeout_s: float | None = None
     ) -> httpx2.Response:
         """Send a request, and return when the answer's headers are there. The caller closes it.
 
         Args:
-            method: As in HTTP.
-            target: Path and query.
-            headers: Without the body's length.
-            body: Sent along.
+            request: What is sent.
             timeout_s: Most seconds between two signs of life.
 
         Raises:
@@ -106,30 +114,25 @@ class Replica:
             httpx2.TransportError: The process ended, or said nothing for too long.
         """
         limits = {"connect": _CONNECT_S, "read": timeout_s, "write": timeout_s, "pool": None}
-        request = httpx2.Request(
-            method,
-            _URL.copy_with(raw_path=target),
-            headers=list(headers),
-            content=body if method == "POST" else None,
-            extensions={"timeout": limits},
+        return await self._transport.handle_async_request(
+            httpx2.Request(
+                request.method,
+                _URL.copy_with(raw_path=request.target),
+                headers=list(request.headers),
+                content=request.body if request.method == "POST" else None,
+                extensions={"timeout": limits},
+            )
         )
-        return await self._transport.handle_async_request(request)
 
     async def ask(
-        self,
-        method: str,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        body: bytes = b"",
-        *,
-        timeout_s: float | None = None,
+        self, request: ReplicaRequest, *, timeout_s: float | None = None
     ) -> httpx2.Response:
         """Send a request, and return the whole answer.
 
         Raises:
             httpx2.TransportError: As `send`.
         """
-        response = await self.send(method, target, headers, body, timeout_s=timeout_s)
+        response = await self.send(request, timeout_s=timeout_s)
         try:
             await response.aread()
         finally:
