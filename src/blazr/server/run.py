@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -17,14 +17,13 @@ from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import STOPS, HttpError, openai_error
 from blazr.server.models import PrefixReport
-from blazr.server.sse import WorkStream
+from blazr.server.work import Work, WorkStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, ToolStep
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 
 _FAILURES = {"error": 500, "abort": 503, "timeout": 408}  # the last is its own limit, mostly
-_NAMES = ("request_id", "rid")  # fields of a body that name it, for those who end it
 PREFIX_HEADER = "X-Blazr-Prefix-Cache"
 DROPPED_HEADER = "X-Blazr-Dropped-Messages"
 
@@ -53,11 +52,8 @@ class Renderer(ABC, Generic[W, E]):
         """The reply to send when not streaming."""
 
 
-class Run:
-    """One request being answered: its reply, what has come of it so far, its measures.
-
-    Its owner calls `close`, whatever happened.
-    """
+class Run(Work[Event]):
+    """One request being answered: its reply, what has come of it so far, its measures."""
 
     def __init__(
         self,
@@ -68,19 +64,14 @@ class Run:
         started_s: float,
         reports_abort: bool,
     ) -> None:
-        names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
-        self.call = call
+        super().__init__(call, call.service, reply, started_s=started_s)
         self.service = call.service
         self._reply = reply
         self._n = n
         self._reports_abort = reports_abort
-        self._started_s = started_s
         self._first: PromptDone | None = None
         self._last_s: dict[int, float] = {}
         self._gathered = Fold()
-        self._has_failed = False
-        self._is_closed = False
-        self.service.track(reply, {name for name in names if name})
 
     @classmethod
     async def start(
@@ -127,10 +118,10 @@ class Run:
         """Whether everything has been generated."""
         return self._reply.is_done
 
-    async def take(self, *, timeout_s: float) -> list[Event]:
-        """Wait for events; none when nothing happened for ``timeout_s``."""
+    async def take(self) -> list[Event]:
+        """Wait for events; none where nothing came for the time after which a stream says so."""
         try:
-            events = await self._reply.take(timeout_s=timeout_s)
+            events = await self._reply.take(timeout_s=self.service.config.keep_alive_s)
         except STOPS:
             raise
         except BaseException:
@@ -169,16 +160,16 @@ class Run:
             headers[DROPPED_HEADER] = str(self._first.num_dropped_messages)
         return headers
 
-    def failure_of(self, event: Event) -> HttpError | None:
+    def failure_of(self, item: Event) -> HttpError | None:
         """The error that an event amounts to, if it is one."""
-        if not isinstance(event, Finished) or event.reason not in _FAILURES:
+        if not isinstance(item, Finished) or item.reason not in _FAILURES:
             return None
-        if event.reason == "abort" and self._reports_abort:
+        if item.reason == "abort" and self._reports_abort:
             return None
-        message = event.error or "the reply was ended."
-        if event.is_refusal:
+        message = item.error or "the reply was ended."
+        if item.is_refusal:
             return HttpError(400, message, code="invalid_value")
-        return HttpError(_FAILURES[event.reason], message, code=f"generation_{event.reason}")
+        return HttpError(_FAILURES[item.reason], message, code=f"generation_{item.reason}")
 
     def completions(self) -> list[Completion]:
         """What has been generated."""
@@ -198,7 +189,7 @@ class Run:
             HttpError: 500, 503 or 408, when one of the replies failed.
         """
         while not self.is_done:
-            events = await self.take(timeout_s=self.service.config.keep_alive_s)
+            events = await self.take()
             failures = [failure for failure in map(self.failure_of, events) if failure]
             if failures:
                 raise failures[0]
@@ -223,9 +214,7 @@ class Run:
         """Abort what still runs and record the outcome. Idempotent."""
         if self._is_closed:
             return
-        self._is_closed = True
-        self._reply.abort()
-        self.service.forget(self._reply)
+        super().close()
         if self._first is not None:
             prompt = self._first
             report = PrefixReport(
@@ -237,74 +226,15 @@ class Run:
                 state=prompt.resumed_at or None,
             )
             self.service.state.remember(self.call.tenant, report)
-        outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
-        service = self.service
         usage = self.usage()
-        service.count("blazr_requests", outcome=outcome)
-        service.count("blazr_prompt_tokens", usage.prompt_tokens)
-        service.count("blazr_cached_prompt_tokens", usage.cached_tokens)
-        service.count("blazr_generated_tokens", usage.completion_tokens)
-        service.whole_request(monotonic() - self._started_s)
+        self.service.count("blazr_prompt_tokens", usage.prompt_tokens)
+        self.service.count("blazr_cached_prompt_tokens", usage.cached_tokens)
+        self.service.count("blazr_generated_tokens", usage.completion_tokens)
         self.call.facts.update(
-            model=service.name,
-            outcome=outcome,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
         )
-
-
-class RunStream(WorkStream[E]):
-    """Streams what a run generates.
-
-    It owns the run: whatever happens to the connection, the run is closed. The headers go out with
-    the first frame, so that they can tell of the prompt; an engine that stops before is a 503.
-
-    Args:
-        run: What is generated.
-        renderer: How the dialect says it.
-    """
-
-    def __init__(self, run: Run, renderer: Renderer[Any, E]) -> None:
-        super().__init__(run.service.config, run.call.framing)
-        self._run = run
-        self._renderer = renderer
-
-    def close(self) -> None:
-        """Close the run."""
-        self._run.close()
-
-    def late_headers(self) -> Mapping[str, str]:
-        """What headers tell of the prompt."""
-        return self._run.headers
-
-    async def send_work(self) -> None:
-        """Send what is generated."""
-        while not self._run.is_done:
-            events = await self._run.take(timeout_s=self._config.keep_alive_s)
-            data, failure = self._render(events)
-            if failure is not None and not self._has_begun:
-                raise failure  # nothing was sent, so the status can tell
-            if not data and self._is_silent:
-                data = self._framing.keep_alive  # nothing to tell, but the connection lives
-            await self.send_bytes(data)
-            if failure is not None:
-                raise failure
-        await self.send_bytes(self._frames(self._renderer.last(self._run.usage())))
-
-    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
-        """How the dialect says why it failed."""
-        return self._renderer.failure(error)
-
-    def _render(self, events: Iterable[Event]) -> tuple[bytes, HttpError | None]:
-        """The frames of some events, up to one that is a failure."""
-        data = b""
-        for event in events:
-            failure = self._run.failure_of(event)
-            if failure is not None:
-                return data, failure
-            data += self._frames(self._renderer.event(event))
-        return data, None
 
 
 async def reply(
@@ -333,6 +263,8 @@ async def reply(
     """
     run = await Run.start(call, requests, reports_abort=reports_abort, before=before, agent=agent)
     if stream:
-        return RunStream(run, renderer)
+        return WorkStream(
+            run, renderer.event, lambda: renderer.last(run.usage()), failure=renderer.failure
+        )
     completions, usage = await run.result(renderer.gather)
     return renderer.whole(completions, usage)

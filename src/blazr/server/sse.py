@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from blazr.server.config import ServerConfig
-from blazr.server.errors import STOPS, HttpError, openai_error
 
 _log = logging.getLogger(__name__)
 
@@ -132,38 +131,6 @@ class Stream(Response, Generic[E]):
                     return await queue.get()
             except TimeoutError:
                 await self.send_bytes(self._framing.keep_alive)
-
-
-class WorkStream(Stream[E]):
-    """A stream of what is made meanwhile; where that fails, its last event says so."""
-
-    async def send_events(self) -> None:
-        """Send what is made, or why that failed."""
-        try:
-            await self.send_work()
-        except STOPS:
-            raise
-        except BaseException as error:
-            if not self._has_begun:
-                raise
-            # the status is sent already, so an event says it
-            failure = HttpError.of(error)
-            if failure.code == "internal_error":
-                _log.exception("a stream failed")
-            await self.send_bytes(self._frames(self.failure(failure)))
-
-    @property
-    def _is_silent(self) -> bool:
-        """Whether nothing was sent for so long that a client may take it for dead."""
-        return monotonic() - self._timeout.sent_s >= self._config.keep_alive_s
-
-    @abstractmethod
-    async def send_work(self) -> None:
-        """Send what is made."""
-
-    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
-        """What to send when it fails."""
-        return (openai_error(error),)
 
 
 class SendTimeout:

@@ -13,8 +13,8 @@ from blazr.llm.vectors import ONLY_READ, unit_vectors
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.server.endpoint import Call
 from blazr.server.models import PipelineService
-from blazr.server.pipeline_run import PipelineRun
 from blazr.server.run import Run
+from blazr.server.work import PipelineRun
 
 if TYPE_CHECKING:
     import numpy as np

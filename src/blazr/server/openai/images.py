@@ -31,9 +31,9 @@ from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError, clean
 from blazr.server.models import KeptImage
 from blazr.server.params import unix_time
-from blazr.server.pipeline_run import PipelineRun, RunStream
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.server.sse import Stream
+from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
     from blazr.pipelines.diffusion.generator import ImageGenerator
@@ -204,7 +204,7 @@ async def _answer(
         call, lambda outlet: generator.generate(request, outlet)
     )
     if call.body.stream:
-        return RunStream(call, run, partial(_events_of, request))
+        return WorkStream(run, partial(_events_of, request))
     made = [each for each in await run.result() if isinstance(each, ImageMade)]
     call.facts["images"] = len(made)
     is_url = call.body.response_format == "url"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, cast
 
 import msgspec
 from starlette.responses import Response
@@ -16,9 +16,9 @@ from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.pipeline_run import PipelineRun, RunStream
 from blazr.server.schema import Example, OneOf
 from blazr.server.sse import Framing, Stream
+from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
     from blazr.pipelines.audio.speaker import Speaker
@@ -101,9 +101,9 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
     encoder = SoundEncoder(form, speaker.rate)
     run: PipelineRun[SoundMade] = PipelineRun(call, lambda outlet: speaker.speak(request, outlet))
     if body.stream_format == "sse":
-        return _in_events(call, run, encoder)
+        return _in_events(run, encoder, len(body.input))
     if body.stream_format == "audio" or form == "pcm":
-        return cast("Stream[SpeechEvent]", _in_bytes(call, run, encoder, MEDIA_TYPES[form]))
+        return cast("Stream[SpeechEvent]", _in_bytes(run, encoder, MEDIA_TYPES[form]))
     import numpy as np
 
     parts = [item.samples for item in await run.result()]
@@ -111,38 +111,34 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
 
 
 def _in_events(
-    call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder
+    run: PipelineRun[SoundMade], encoder: SoundEncoder, length: int
 ) -> Stream[SpeechEvent]:
     """Send the sound in events."""
-    length = len(call.body.input)
     done = SpeechDone(usage=SpeechUsage(input_tokens=length, total_tokens=length))
-    return RunStream(
-        call,
+    return WorkStream(
         run,
         lambda item: _deltas(encoder.push(item.samples)),
         lambda: [*_deltas(_rest(encoder)), done],
     )
 
 
-class _ByteStream(RunStream[SoundMade, SoundPart]):
-    """Sends the sound as it is made."""
-
-    def failure(self, error: HttpError) -> Iterable[msgspec.Struct]:
-        """Break the connection: in a sound file nothing can be said."""
-        raise error
-
-
 def _in_bytes(
-    call: Call[SpeechBody], run: PipelineRun[SoundMade], encoder: SoundEncoder, media_type: str
+    run: PipelineRun[SoundMade], encoder: SoundEncoder, media_type: str
 ) -> Stream[SoundPart]:
+    """Send the sound as it is made."""
     encode = cast("Callable[[msgspec.Struct], bytes]", attrgetter("data"))
-    return _ByteStream(
-        call,
+    return WorkStream(
         run,
         lambda item: [SoundPart(encoder.push(item.samples))],
         lambda: [SoundPart(_rest(encoder))],
+        failure=_break_off,
         framing=Framing(encode, keep_alive=b"", media_type=media_type),
     )
+
+
+def _break_off(error: HttpError) -> NoReturn:
+    """Break the connection: in a sound file nothing can be said."""
+    raise error
 
 
 def _deltas(data: bytes) -> list[SpeechDelta]:

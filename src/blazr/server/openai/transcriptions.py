@@ -20,9 +20,9 @@ from blazr.pipelines.audio.transcript import (
     TranscriptionRequest,
 )
 from blazr.server.endpoint import Call
-from blazr.server.pipeline_run import PipelineRun, RunStream
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.server.sse import Stream
+from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
     from blazr.pipelines.audio.transcriber import Transcriber
@@ -240,4 +240,4 @@ def _streamed(call: Call[object], request: TranscriptionRequest) -> Stream[Trans
     def last() -> Iterable[TranscriptDone]:
         return [TranscriptDone(text=found.text, usage=_usage(found))]
 
-    return RunStream(call, _start(call, request), events_of, last)
+    return WorkStream(_start(call, request), events_of, last)
