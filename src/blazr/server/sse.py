@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -84,18 +84,13 @@ class Stream(Response, Generic[E]):
         if scope["method"] != "HEAD":
             scope[FILLER] = self._framing.keep_alive
         self._send = send
-        self._timeout = SendTimeout(self._config.send_timeout_s)
-        try:
-            await self.send_events()
-            self.close()  # first, so that nothing runs any more when the client knows the end
-            await self.send_bytes(self._framing.end, is_last=True)
-        except asyncio.CancelledError:
-            if not self._timeout.has_cancelled():
-                raise
-            _log.warning("dropped a client that does not read")
-        finally:
-            self.close()
-            self._timeout.close()
+        with SendTimeout(self._config.send_timeout_s) as self._timeout:
+            try:
+                await self.send_events()
+                self.close()  # first, so that nothing runs any more when the client knows the end
+                await self.send_bytes(self._framing.end, is_last=True)
+            finally:
+                self.close()
 
     @abstractmethod
     async def send_events(self) -> None:
@@ -134,7 +129,7 @@ class Stream(Response, Generic[E]):
 
 
 class SendTimeout:
-    """Cancels the task that made it when one send takes too long.
+    """Cancels the task that made it when one send takes too long, and ends the block with that.
 
     One timer serves the whole stream: one for each of its thousands of frames costs as much as
     sending them.
@@ -153,6 +148,16 @@ class SendTimeout:
         self._has_cancelled = False
         self._check_in(limit_s)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> bool:
+        self._timer.cancel()
+        if kind is not asyncio.CancelledError or not self._has_cancelled or self._task.uncancel():
+            return False  # somebody else has cancelled the task, too
+        _log.warning("dropped a client that does not read")
+        return True
+
     def begin(self) -> None:
         """A send begins."""
         self._began_s = monotonic()
@@ -162,14 +167,6 @@ class SendTimeout:
         if did_send:
             self.sent_s = self._began_s or 0.0
         self._began_s = None
-
-    def has_cancelled(self) -> bool:
-        """Whether this timeout, and nothing else, cancelled the task; that is then undone."""
-        return self._has_cancelled and not self._task.uncancel()
-
-    def close(self) -> None:
-        """Stop the timer."""
-        self._timer.cancel()
 
     def _check_in(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._check)

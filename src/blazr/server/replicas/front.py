@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -36,8 +35,6 @@ from blazr.server.sse import ENDLESS_DATA, FILLER, LINES, NAMED, SendTimeout
 
 if TYPE_CHECKING:
     from blazr.server.models import Models
-
-_log = logging.getLogger(__name__)
 
 _WITH_IDS = ("/v1/responses/{id}", "/v1/images/files/{id}")  # what one replica alone knows
 
@@ -282,21 +279,11 @@ class _Passing:
             scope[IS_COUNTED] = True
             if self._framing is not None and scope["method"] != "HEAD":
                 scope[FILLER] = self._framing.keep_alive
-            await self._pass_on(scope, send)
+            with SendTimeout(self._config.send_timeout_s) as timeout:
+                await self._send_all(scope, send, timeout)
         finally:
             await self._response.aclose()
         return True
-
-    async def _pass_on(self, scope: Scope, send: Send) -> None:
-        timeout = SendTimeout(self._config.send_timeout_s)
-        try:
-            await self._send_all(scope, send, timeout)
-        except asyncio.CancelledError:
-            if not timeout.has_cancelled():
-                raise
-            _log.warning("dropped a client that does not read")
-        finally:
-            timeout.close()
 
     async def _send_all(self, scope: Scope, send: Send, timeout: SendTimeout) -> None:
         """Send the whole answer, or that the rest of it is lost."""
