@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
+from functools import cached_property
 from typing import ClassVar
 
 import httpcore2
@@ -11,7 +13,7 @@ import httpx2
 import msgspec
 
 from blazr.core.errors import RequestError
-from blazr.server.public_network import PublicNetwork, Resolve, resolve
+from blazr.server.public_network import PublicTransport, Resolve, resolve
 from blazr.text.images import EXPECTED, MAX_IMAGE_BYTES, FetchedUrl
 
 MAX_SECONDS = 20.0  # of one image, from the look-up of its host to its last byte
@@ -21,11 +23,7 @@ MAX_AT_ONCE = 16  # of all requests
 _SCHEMES = frozenset({"http", "https"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ANY_KIND = frozenset({"application/octet-stream", "binary/octet-stream"})  # as stores of files say
-_HEADERS: dict[bytes | str, bytes | str] = {
-    "Accept": "image/*",
-    "Accept-Encoding": "identity",
-    "User-Agent": "blazr",
-}
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "blazr"}
 
 
 class NamesMedia(msgspec.Struct):
@@ -47,8 +45,13 @@ class MediaFetcher:
         resolve: Resolve = resolve,
         network: httpcore2.AsyncNetworkBackend | None = None,
     ) -> None:
-        self._network = PublicNetwork(resolve, network or httpcore2.AnyIOBackend())
-        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._resolve = resolve
+        self._network = network
+
+    @cached_property
+    def _transport(self) -> PublicTransport:
+        """Made with the first image, as certificates take a while to read."""
+        return PublicTransport(self._resolve, self._network, most=MAX_AT_ONCE, most_idle=0)
 
     async def fetch(self, url: str, *, most: int = MAX_IMAGE_BYTES) -> bytes:
         """The bytes behind a URL, which need not be an image that can be decoded.
@@ -63,11 +66,11 @@ class MediaFetcher:
         try:
             async with asyncio.timeout(MAX_SECONDS):
                 return await self._fetch(url, most)
-        except (TimeoutError, httpcore2.TimeoutException):
+        except (TimeoutError, httpx2.TimeoutException):
             found = f"nothing whole within {MAX_SECONDS:g} seconds"
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, _RefusalError) as error:
+        except (httpx2.NetworkError, httpx2.ProtocolError, _RefusalError) as error:
             found = str(error)[:100] or type(error).__name__
-        except (httpx2.InvalidURL, httpcore2.UnsupportedProtocol, UnicodeError, ValueError):
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError, ValueError):
             found = "a URL that cannot be read"
         raise RequestError(
             "an image cannot be fetched.",
@@ -94,30 +97,14 @@ class MediaFetcher:
 
     async def _get(self, target: httpx2.URL, most: int) -> bytes | str:
         """What is at a URL, or where else it is."""
-        if self._pool is None:
-            self._pool = httpcore2.AsyncConnectionPool(
-                ssl_context=httpx2.create_ssl_context(trust_env=False),
-                max_connections=MAX_AT_ONCE,
-                max_keepalive_connections=0,
-                network_backend=self._network,
-            )
-        where = httpcore2.URL(
-            scheme=target.raw_scheme,
-            host=target.raw_host,
-            port=target.port,
-            target=target.raw_path,
-        )
-        headers = {"Host": target.netloc.decode("ascii"), **_HEADERS}
-        async with self._pool.stream("GET", where, headers=headers) as response:
-            said = {
-                name.decode("latin-1").lower(): value.decode("latin-1")
-                for name, value in response.headers
-            }
-            if response.status in _REDIRECTS and "location" in said:
-                return said["location"][:MAX_URL]
-            _check(response.status, said, most)
+        request = httpx2.Request("GET", target, headers=_HEADERS)
+        response = await self._transport.handle_async_request(request)
+        async with aclosing(response):
+            if response.status_code in _REDIRECTS and "location" in response.headers:
+                return response.headers["location"][:MAX_URL]
+            _check(response.status_code, response.headers, most)
             data = bytearray()
-            async for part in response.aiter_stream():
+            async for part in response.aiter_raw():
                 data += part
                 if len(data) > most:
                     raise _RefusalError(f"more than {most:,} bytes")

@@ -109,16 +109,23 @@ class PublicTransport(httpx2.AsyncHTTPTransport):
     Args:
         resolve: From a host and a port to IP addresses.
         network: What connects to an address.
+        most: Most connections at once.
+        most_idle: Of these, those that are kept when nothing is sent.
     """
 
     def __init__(
         self,
         resolve: Resolve = resolve,
         network: httpcore2.AsyncNetworkBackend | None = None,
+        *,
+        most: int = 10,
+        most_idle: int = 1,
     ) -> None:
-        super().__init__(trust_env=False)
+        context = httpx2.create_ssl_context(trust_env=False)
+        super().__init__(verify=context, trust_env=False)
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=httpx2.create_ssl_context(trust_env=False),
-            max_keepalive_connections=1,
+            ssl_context=context,
+            max_connections=most,
+            max_keepalive_connections=most_idle,
             network_backend=PublicNetwork(resolve, network or httpcore2.AnyIOBackend()),
         )
