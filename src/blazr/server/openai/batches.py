@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 from starlette.responses import FileResponse
@@ -38,14 +38,28 @@ class FileQuery(msgspec.Struct, kw_only=True):
     order: Literal["asc", "desc"] = "desc"
 
 
-class FileList(msgspec.Struct, kw_only=True):
-    """Files of a key."""
-
+class _Page(msgspec.Struct, Generic[R], kw_only=True):
     object: Literal["list"] = "list"
-    data: list[FileObject]
+    data: list[R]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[R], after: str | None, limit: int, *, is_oldest_first: bool = False
+    ) -> Self:
+        """A page of some rows, whose ids are in the order of time."""
+        rows = sorted(rows, key=lambda row: row.id, reverse=not is_oldest_first)
+        if after is not None:
+            rows = [x for x in rows if (x.id > after if is_oldest_first else x.id < after)]
+        shown = rows[:limit]
+        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return cls(data=shown, first_id=first, last_id=last, has_more=len(rows) > limit)
+
+
+class FileList(_Page[FileObject]):
+    """Files of a key."""
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
@@ -83,14 +97,8 @@ class BatchQuery(msgspec.Struct, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
 
 
-class BatchList(msgspec.Struct, kw_only=True):
+class BatchList(_Page[Batch]):
     """Batches of a key, the latest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 async def upload(call: Call[FileBody]) -> FileObject:
@@ -111,9 +119,7 @@ async def list_files(call: Call[FileQuery]) -> FileList:
         for each in _jobs(call).store.files_of(call.tenant)
         if query.purpose in {None, each.purpose}
     ]
-    shown, has_more = _page(files, query.after, query.limit, is_oldest_first=query.order == "asc")
-    first, last = _ends(shown)
-    return FileList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    return FileList.of(files, query.after, query.limit, is_oldest_first=query.order == "asc")
 
 
 async def show_file(call: Call[None]) -> FileObject:
@@ -145,11 +151,8 @@ async def create(call: Call[BatchBody]) -> Batch:
 
 async def list_batches(call: Call[BatchQuery]) -> BatchList:
     """The batches there are, those that have ended too."""
-    query = call.body
     batches = _jobs(call).batches_of(call.tenant)
-    shown, has_more = _page(batches, query.after, query.limit, is_oldest_first=False)
-    first, last = _ends(shown)
-    return BatchList(data=shown, first_id=first, last_id=last, has_more=has_more)
+    return BatchList.of(batches, call.body.after, call.body.limit)
 
 
 async def show_batch(call: Call[None]) -> Batch:
@@ -169,17 +172,3 @@ def _jobs(call: Call[Any]) -> BatchJobs:
             "this server keeps no files; start it with --files-dir FOLDER.", code="no_files"
         )
     return jobs
-
-
-def _page(
-    rows: Iterable[R], after: str | None, limit: int, *, is_oldest_first: bool
-) -> tuple[list[R], bool]:
-    """The rows of a page, and whether there are more; ids are in the order of time."""
-    ordered = sorted(rows, key=lambda row: row.id, reverse=not is_oldest_first)
-    if after is not None:
-        ordered = [x for x in ordered if (x.id > after if is_oldest_first else x.id < after)]
-    return ordered[:limit], len(ordered) > limit
-
-
-def _ends(rows: list[R]) -> tuple[str | None, str | None]:
-    return (rows[0].id, rows[-1].id) if rows else (None, None)
