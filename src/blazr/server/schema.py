@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-__all__ = ["Example", "OneOf", "Schema", "any_given", "of_type", "one_given", "schema_hint"]
+__all__ = ["CHAT", "Example", "OneOf", "Schema", "any_given", "of_type", "one_given", "schema_hint"]
 
 Schema = dict[str, Any]
 Example = dict[str, Any]  # a body to try
+CHAT: Example = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
 
 
 def schema_hint(**schema: object) -> msgspec.Meta:

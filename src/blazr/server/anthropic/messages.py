@@ -23,7 +23,7 @@ from blazr.server.params import (
     tool_choice,
 )
 from blazr.server.run import reply
-from blazr.server.schema import Example, schema_hint
+from blazr.server.schema import CHAT, Example, schema_hint
 from blazr.text.images import decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message, function_call, function_tool
 from blazr.text.reasoning import thinking_variables
@@ -102,7 +102,7 @@ class CountMessagesBody(msgspec.Struct, kw_only=True):
     ) = None
     tools: list[MessageTool] | None = None
     thinking: ThinkingConfig | None = None
-    example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
+    example: ClassVar[Example] = CHAT
 
 
 class MessageToolChoice(msgspec.Struct):
@@ -139,10 +139,7 @@ class MessagesBody(CountMessagesBody, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None  # where older clients have it
     context_management: ContextManagement | None = None
-    example: ClassVar[Example] = {
-        "messages": [{"role": "user", "content": "Tell me of a cat."}],
-        "max_tokens": 32,
-    }
+    example: ClassVar[Example] = {**CHAT, "max_tokens": 32}
 
 
 class TokenCount(msgspec.Struct):

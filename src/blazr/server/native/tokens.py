@@ -12,7 +12,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
 from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
-from blazr.server.schema import Example, Schema, any_given, schema_hint
+from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
 
 
@@ -26,7 +26,7 @@ class ChatTextBody(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     schema_extra: ClassVar[Schema] = any_given("messages")
-    example: ClassVar[Example] = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
+    example: ClassVar[Example] = CHAT
 
 
 class TokenizeBody(ChatTextBody, kw_only=True):

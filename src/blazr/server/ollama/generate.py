@@ -39,7 +39,7 @@ from blazr.server.params import (
 )
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import reply
-from blazr.server.schema import Example
+from blazr.server.schema import CHAT, Example
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
@@ -85,10 +85,7 @@ class OllamaChatBody(_OllamaBody, kw_only=True):
     messages: list[ChatMessage] | None = None
     truncate: bool = True
     tools: list[dict[str, Any]] | None = None
-    example: ClassVar[Example] = {
-        "options": {"num_predict": 32},
-        "messages": [{"role": "user", "content": "Tell me of a cat."}],
-    }
+    example: ClassVar[Example] = {"options": {"num_predict": 32}, **CHAT}
 
 
 class CalledTool(msgspec.Struct):

@@ -38,7 +38,7 @@ from blazr.server.params import (
     to_messages,
 )
 from blazr.server.run import reply
-from blazr.server.schema import Example, OneOf, Schema, schema_hint
+from blazr.server.schema import CHAT, Example, OneOf, Schema, schema_hint
 from blazr.text.events import (
     Event,
     PromptDone,
@@ -90,10 +90,7 @@ class ChatBody(SamplingBody, kw_only=True):
             {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
         ]
     }
-    example: ClassVar[Example] = {
-        "max_tokens": 32,
-        "messages": [{"role": "user", "content": "Tell me of a cat."}],
-    }
+    example: ClassVar[Example] = {"max_tokens": 32, **CHAT}
 
 
 class ChatLogprobs(msgspec.Struct):
