@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -159,83 +160,67 @@ class Score:
         return self
 
 
-@dataclass(slots=True)
-class _ReplyEvents:
-    """The events of one reply, by kind."""
-
-    prompt: PromptDone | None = None
-    deltas: list[TextDelta] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[ToolCallDelta] = field(default_factory=list)
-    steps: list[ToolStep] = field(default_factory=list)
-    finished: Finished | None = None
-
-    def to_completion(self, index: int) -> Completion:
-        """The reply so far; one that is still running ends with ``"abort"``."""
-        prompt = self.prompt or PromptDone(index, 0, 0)
-        token_ids = tuple(each for delta in self.deltas for each in delta.token_ids)
-        finished = self.finished or Finished(index, "abort", len(token_ids))
-        calls: dict[int, list[ToolCallDelta]] = {}
-        for call in self.calls:
-            calls.setdefault(call.call_index, []).append(call)
-        return Completion(
-            index=index,
-            text="".join(delta.text for delta in self.deltas),
-            token_ids=token_ids,
-            finish_reason=finished.reason,
-            logprobs=tuple(each for delta in self.deltas for each in delta.logprobs) or None,
-            prompt_logprobs=prompt.logprobs,
-            usage=Usage(
-                prompt.num_prompt_tokens + finished.num_more_prompt_tokens,
-                finished.num_tokens,
-                prompt.num_cached_tokens + finished.num_more_cached_tokens,
-                finished.num_reasoning_tokens,
-                finished.num_drafts,
-                finished.num_kept_drafts,
-            ),
-            stop=finished.stop,
-            error=finished.error,
-            embedding=prompt.embedding,
-            reasoning="".join(self.reasoning),
-            tool_calls=tuple(
-                ToolCall(
-                    id=next((each.id for each in parts if each.id is not None), ""),
-                    name=next((each.name for each in parts if each.name is not None), ""),
-                    arguments="".join(each.arguments for each in parts),
-                    is_custom=parts[0].is_custom,
-                )
-                for parts in calls.values()
-            ),
-            tool_steps=tuple(each for each in self.steps if each.output is not None),
-            num_dropped_messages=prompt.num_dropped_messages,
-        )
-
-
 class Fold:
     """Gathers events into completions."""
 
     def __init__(self) -> None:
-        self._choices: dict[int, _ReplyEvents] = {}
+        # by index, and then by kind
+        self._events: dict[int, dict[type, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
     def push(self, event: Event) -> None:
         """Take one event."""
-        choice = self._choices.setdefault(event.index, _ReplyEvents())
-        if isinstance(event, PromptDone):
-            choice.prompt = event
-        elif isinstance(event, TextDelta):
-            choice.deltas.append(event)
-        elif isinstance(event, ReasoningDelta):
-            choice.reasoning.append(event.text)
-        elif isinstance(event, ToolCallDelta):
-            choice.calls.append(event)
-        elif isinstance(event, ToolStep):
-            choice.steps.append(event)
-        else:
-            choice.finished = event
+        self._events[event.index][type(event)].append(event)
 
     def completions(self) -> list[Completion]:
         """The replies so far, by index; those still running end with ``"abort"``."""
-        return [self._choices[index].to_completion(index) for index in sorted(self._choices)]
+        return [_completion(index, self._events[index]) for index in sorted(self._events)]
+
+
+def _completion(index: int, events: Mapping[type, list[Any]]) -> Completion:
+    """One reply, of its events so far by kind."""
+    deltas: list[TextDelta] = events[TextDelta]
+    token_ids = tuple(each for delta in deltas for each in delta.token_ids)
+    prompt: PromptDone = [PromptDone(index, 0, 0), *events[PromptDone]][-1]
+    finished: Finished = [Finished(index, "abort", len(token_ids)), *events[Finished]][-1]
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for call in events[ToolCallDelta]:
+        calls.setdefault(call.call_index, []).append(call)
+    return Completion(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=token_ids,
+        finish_reason=finished.reason,
+        logprobs=tuple(each for delta in deltas for each in delta.logprobs) or None,
+        prompt_logprobs=prompt.logprobs,
+        usage=usage_of(prompt, finished),
+        stop=finished.stop,
+        error=finished.error,
+        embedding=prompt.embedding,
+        reasoning="".join(delta.text for delta in events[ReasoningDelta]),
+        tool_calls=tuple(
+            ToolCall(
+                id=next((each.id for each in parts if each.id is not None), ""),
+                name=next((each.name for each in parts if each.name is not None), ""),
+                arguments="".join(each.arguments for each in parts),
+                is_custom=parts[0].is_custom,
+            )
+            for parts in calls.values()
+        ),
+        tool_steps=tuple(each for each in events[ToolStep] if each.output is not None),
+        num_dropped_messages=prompt.num_dropped_messages,
+    )
+
+
+def usage_of(prompt: PromptDone, finished: Finished) -> Usage:
+    """Tokens spent on one reply, of its first event and its last."""
+    return Usage(
+        prompt.num_prompt_tokens + finished.num_more_prompt_tokens,
+        finished.num_tokens,
+        prompt.num_cached_tokens + finished.num_more_cached_tokens,
+        finished.num_reasoning_tokens,
+        finished.num_drafts,
+        finished.num_kept_drafts,
+    )
 
 
 class Tally:
@@ -253,21 +238,12 @@ class Tally:
         """Take one event. Thinking is told apart at a reply's end."""
         known = self._usages.get(event.index, Usage())
         if isinstance(event, PromptDone) and event.index % self._n == 0:
-            prompt = event.num_prompt_tokens
-            cached = event.num_cached_tokens
-            known = Usage(prompt, 0, cached)
+            known = Usage(event.num_prompt_tokens, 0, event.num_cached_tokens)
         elif isinstance(event, TextDelta):
             known = replace(known, completion_tokens=known.completion_tokens + len(event.token_ids))
         elif isinstance(event, Finished):
-            known = replace(
-                known,
-                prompt_tokens=known.prompt_tokens + event.num_more_prompt_tokens,
-                cached_tokens=known.cached_tokens + event.num_more_cached_tokens,
-                completion_tokens=event.num_tokens,
-                reasoning_tokens=event.num_reasoning_tokens,
-                draft_tokens=event.num_drafts,
-                kept_draft_tokens=event.num_kept_drafts,
-            )
+            prompt = PromptDone(event.index, known.prompt_tokens, known.cached_tokens)
+            known = usage_of(prompt, event)
         self._usages[event.index] = known
 
     @property

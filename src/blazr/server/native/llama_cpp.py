@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.bundle import ModelInfo
-from blazr.llm.results import Completion, Usage
+from blazr.llm.results import Completion, Usage, usage_of
 from blazr.server.endpoint import Call
 from blazr.server.params import (
     LAST_N,
@@ -234,14 +234,7 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
                 completion_probabilities=self._probabilities(event.logprobs),
             )
         elif isinstance(event, Finished):
-            prompt = self._prompts[event.index][0]
-            usage = Usage(
-                prompt.num_prompt_tokens,
-                event.num_tokens,
-                prompt.num_cached_tokens,
-                draft_tokens=event.num_drafts,
-                kept_draft_tokens=event.num_kept_drafts,
-            )
+            usage = usage_of(self._prompts[event.index][0], event)
             piece = self._piece(event.index, event.reason, event.stop, usage)
             piece.has_new_line = event.index in self._with_lines
             yield piece
