@@ -16,6 +16,7 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.agent import AgentFields, MostRounds, own_tools, taken_names
 from blazr.server.endpoint import Call, Reply
 from blazr.server.openai.shared import (
+    AnyUsage,
     ChoicesRenderer,
     Envelope,
     SamplingBody,
@@ -223,7 +224,7 @@ class ChatChunk(Envelope, kw_only=True):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    usage: UsageReply | UnsetType | None = UNSET
+    usage: AnyUsage = UNSET
 
 
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
@@ -350,13 +351,7 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
             reason = _finish_reason(each.finish_reason, len(each.tool_calls))
             logprobs = self._logprobs(each.logprobs or ())
             choices.append(ChatChoice(each.index, message, logprobs, reason))
-        return ChatCompletion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            usage=usage_reply(usage),
-        )
+        return self.fill(ChatCompletion, choices, usage_reply(usage))
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> ChatLogprobs | None:
         return ChatLogprobs(token_logprobs(tokens)) if self._wants_logprobs else None

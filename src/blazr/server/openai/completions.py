@@ -16,9 +16,9 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.openai.shared import (
+    AnyUsage,
     ChoicesRenderer,
     SamplingBody,
-    UsageReply,
     WholeEnvelope,
     distinct_tops,
     reply_and_move,
@@ -84,7 +84,7 @@ class TextCompletion(WholeEnvelope, kw_only=True):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: UsageReply | UnsetType | None = UNSET
+    usage: AnyUsage = UNSET
 
 
 async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextCompletion]:
@@ -189,7 +189,7 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
                     prompt_logprobs=self._prompt_logprobs(each.prompt_logprobs),
                 )
             )
-        return self.chunk(choices, usage_reply(usage))
+        return self.fill(TextCompletion, choices, usage_reply(usage))
 
     def _best(self, completions: Sequence[Completion]) -> Iterable[Completion]:
         """The ``n`` likeliest of each ``best_of``, by log-probability per token."""

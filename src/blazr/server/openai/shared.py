@@ -37,6 +37,7 @@ from blazr.server.run import Renderer, reply
 from blazr.server.schema import schema_hint
 from blazr.text.events import Event, TokenText
 
+T = TypeVar("T")
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
 C = TypeVar("C", bound=msgspec.Struct)
@@ -213,6 +214,9 @@ class UsageReply(msgspec.Struct):
     completion_tokens_details: CompletionDetails
 
 
+AnyUsage = UsageReply | UnsetType | None
+
+
 def usage_reply(usage: Usage) -> UsageReply:
     """Usage, in OpenAI's names."""
     return UsageReply(
@@ -339,9 +343,9 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
         self, call: Call[SamplingBody], chunk: Callable[..., E], *, n: int, prefix: str
     ) -> None:
         asked = call.body.stream_options or StreamOptions()
-        self.id = f"{prefix}-{call.id}"
-        self.created = unix_time()
-        self.model = call.service.name
+        self._id = f"{prefix}-{call.id}"
+        self._created = unix_time()
+        self._model = call.service.name
         self._chunk = chunk
         self._includes_usage = bool(asked.include_usage)
         self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None
@@ -350,25 +354,25 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
     def choices(self, event: Event) -> Iterable[C]:
         """The choices for an event, each for a chunk of its own."""
 
-    def chunk(self, choices: list[C], usage: UsageReply | UnsetType | None) -> E:
-        """A chunk of a stream."""
-        return self._chunk(
-            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+    def fill(self, kind: Callable[..., T], choices: Sequence[object], usage: AnyUsage) -> T:
+        """A whole reply, or a chunk of a stream."""
+        return kind(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
 
     def event(self, event: Event) -> Iterable[E]:
         """The chunks for an event."""
-        usage: UsageReply | UnsetType | None = None if self._includes_usage else UNSET
+        usage: AnyUsage = None if self._includes_usage else UNSET
         if self._tally is not None:
             self._tally.push(event)
             usage = usage_reply(self._tally.usage)
         for choice in self.choices(event):
-            yield self.chunk([choice], usage)
+            yield self.fill(self._chunk, [choice], usage)
 
     def last(self, usage: Usage) -> Iterable[E]:
         """The chunk with the usage, if wanted."""
         if self._includes_usage:
-            yield self.chunk([], usage_reply(usage))
+            yield self.fill(self._chunk, [], usage_reply(usage))
 
 
 def distinct_tops(token: TokenText) -> Sequence[TokenText]:
