@@ -19,6 +19,8 @@ is for our own invariants.
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 
 class BlazrError(Exception):
     """Base of all errors that blazr raises on purpose.
@@ -144,3 +146,24 @@ class CapacityError(BlazrError):
 
 class EngineError(BlazrError):
     """The engine failed or has stopped."""
+
+
+def check_count(items: Sized, most: int, noun: str, *, param: str | None) -> None:
+    """Refuse more items than a request may have.
+
+    Args:
+        items: What it has.
+        most: How many there may be.
+        noun: What they are called, in the plural.
+        param: The field that they are in.
+
+    Raises:
+        RequestError: There are too many.
+    """
+    if len(items) > most:
+        raise RequestError(
+            f"there are too many {noun}.",
+            param=param,
+            found=str(len(items)),
+            expected=f"at most {most}",
+        )

@@ -12,7 +12,13 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from blazr.core.errors import CheckpointError, ContextLengthError, EngineError, RequestError
+from blazr.core.errors import (
+    CheckpointError,
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    check_count,
+)
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
 from blazr.llm.adapters import Adapters
@@ -351,13 +357,7 @@ class TextEngine:
                 param="truncate_prompt_tokens",
                 hint='truncation="auto" leaves out the oldest turns',
             )
-        if len(images) > MAX_IMAGES:
-            raise RequestError(
-                "there are too many images.",
-                param="messages",
-                found=str(len(images)),
-                expected=f"at most {MAX_IMAGES}",
-            )
+        check_count(images, MAX_IMAGES, "images", param="messages")
         return self._sense.see(images)
 
     def _with_images(

@@ -12,7 +12,7 @@ import httpcore2
 import httpx2
 import msgspec
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, check_count
 from blazr.server.public_network import PublicTransport, Resolve, resolve
 from blazr.text.images import EXPECTED, MAX_IMAGE_BYTES, FetchedUrl
 
@@ -171,13 +171,7 @@ async def fetch_media(
     """
     named = list(named_media(body))
     urls = dict.fromkeys(url for _, _, url in named)
-    if len(urls) > most_images:
-        raise RequestError(
-            "there are too many images.",
-            param="messages",
-            found=str(len(urls)),
-            expected=f"at most {most_images}",
-        )
+    check_count(urls, most_images, "images", param="messages")
     found: dict[str, FetchedUrl] = {}
 
     async def fetch(url: str) -> None:

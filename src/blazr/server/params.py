@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict, cast
 
 import msgspec
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, check_count
 from blazr.engine.sampling_params import (
     MAX_BAD_WORDS,
     MAX_STOP_CHARACTERS,
@@ -478,10 +478,7 @@ def tool_choice(
     Raises:
         RequestError: There are too many tools, or one has no name.
     """
-    if len(tools or ()) > MAX_TOOLS:
-        raise RequestError(
-            "there are too many tools.", param="tools", expected=f"at most {MAX_TOOLS}"
-        )
+    check_count(tools or (), MAX_TOOLS, "tools", param="tools")
     for tool in tools or ():
         found = tool_name(tool)
         if not found:
@@ -624,13 +621,7 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
     Raises:
         RequestError: There are too many, or one has a part that is neither text nor an image.
     """
-    if len(messages) > MAX_MESSAGES:
-        raise RequestError(
-            "there are too many messages.",
-            param="messages",
-            found=str(len(messages)),
-            expected=f"at most {MAX_MESSAGES}",
-        )
+    check_count(messages, MAX_MESSAGES, "messages", param="messages")
     found: list[Message] = []
     for message in messages:
         extra = {
