@@ -19,7 +19,7 @@ import typer
 from blazr.bench import RANDOM_SHAPES
 from blazr.cli import options
 from blazr.core import env
-from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError
+from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError, as_config_error
 
 if TYPE_CHECKING:
     from blazr.bench.load import Record, Target
@@ -147,12 +147,9 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     }
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
     if history is not None:
-        try:
-            with history.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(report) + "\n")
-        except OSError as error:
-            found = str(error)[:200]
-            raise ConfigError("the history file cannot be written.", found=found) from None
+        wrong = as_config_error("the history file cannot be written.")
+        with wrong, history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))
     if as_json:
@@ -392,7 +389,5 @@ def _plot(levels: Sequence[_Figures], path: Path, *, title: str) -> None:
         axes.set(xlabel="requests at once", ylabel=label, ylim=(0, None))
         axes.set_xticks(places, [str(place) for place in places])
         axes.grid(alpha=0.3)
-    try:
+    with as_config_error("the plot cannot be written."):
         figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise ConfigError("the plot cannot be written.", found=str(error)[:200]) from None

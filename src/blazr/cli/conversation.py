@@ -19,7 +19,7 @@ from blazr.cli.partners import Partner, Question
 from blazr.cli.terminal import Screen, quiet_keyboard
 from blazr.cli.tools import ToolUser, shown
 from blazr.core import log
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 
 if TYPE_CHECKING:
     from blazr.llm.results import Completion
@@ -326,11 +326,9 @@ class Conversation:
 
         messages = [openai_message(each) for each in self.history]
         kept = {"model": self.partner.name, "system": self.system, "settings": self.given}
-        try:
-            text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)
+        text = json.dumps({**kept, "messages": messages}, indent=2, ensure_ascii=False)
+        with as_config_error("The conversation cannot be saved."):
             _path(argument, "/save").write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("The conversation cannot be saved.", found=str(error)) from None
         _tell(f"(saved {len(messages)} messages to {argument})")
 
     def load(self, argument: str) -> None:

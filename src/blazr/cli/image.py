@@ -9,7 +9,7 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.pipelines import Taker, open_pipeline
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.diffusion.generation import (
     MAX_GUIDANCE,
     MAX_STEPS,
@@ -86,7 +86,5 @@ def image(  # noqa: PLR0913  (one argument per flag)
                     progress(event.step, event.num_steps)
 
             pipeline.generate(request, Taker(take))
-    try:
+    with as_config_error("the image file cannot be written."):
         output.write_bytes(data)
-    except OSError as error:
-        raise ConfigError("the image file cannot be written.", found=str(error)[:200]) from None

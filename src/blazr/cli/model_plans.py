@@ -15,7 +15,7 @@ from typer.core import TyperOption
 
 from blazr.cli import options
 from blazr.cli.options import ServeFlags
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.kinds import IMAGE, LANGUAGE_MODEL, kind_of
 
 if TYPE_CHECKING:
@@ -148,10 +148,8 @@ def read_settings(file: Path) -> dict[str, object]:
     Raises:
         ConfigError: It cannot be read, or is no TOML.
     """
-    try:
+    with as_config_error("the settings file cannot be read.", (OSError, ValueError)):
         found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("the settings file cannot be read.", found=str(error)[:200]) from None
     return {key.replace("-", "_"): value for key, value in found.items()}
 
 

@@ -14,7 +14,7 @@ import typer
 from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import garbage, log
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -223,10 +223,8 @@ def read_api_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
     """
     keys = [*given]
     if file is not None:
-        try:
+        with as_config_error("the API key file cannot be read.", (OSError, ValueError)):
             lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise ConfigError("the API key file cannot be read.", found=str(error)[:200]) from None
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
             raise ConfigError("the API key file holds no key.", found=str(file)[:200])

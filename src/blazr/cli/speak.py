@@ -9,7 +9,7 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.pipelines import Taker, open_pipeline
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.kinds import PIPELINES, SPEECH
@@ -62,7 +62,5 @@ def speak(  # noqa: PLR0913  (one argument per flag)
         request = SpeechRequest(text=text, voice=voice, speed=speed, seed=seed)
         pipeline.speak(request, Taker(made.append))
     samples = np.concatenate([each.samples for each in made])
-    try:
+    with as_config_error("the sound file cannot be written."):
         output.write_bytes(SoundEncoder(form, pipeline.rate).whole(samples))
-    except OSError as error:
-        raise ConfigError("the sound file cannot be written.", found=str(error)[:200]) from None

@@ -11,7 +11,7 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.pipelines import Taker, open_pipeline
-from blazr.core.errors import ConfigError
+from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.audio.subtitles import as_srt, as_vtt
 from blazr.pipelines.audio.transcript import (
     TextHeard,
@@ -52,10 +52,8 @@ def transcribe(  # noqa: PLR0913  (one argument per flag)
     """Write down what is said in a sound file; text is printed as it is heard."""
     from blazr.pipelines.audio.transcriber import Transcriber
 
-    try:
+    with as_config_error("the sound file cannot be read."):
         data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError("the sound file cannot be read.", found=str(error)[:200]) from None
     request = TranscriptionRequest(
         data=data,
         task="translate" if translate else "transcribe",

@@ -19,7 +19,8 @@ is for our own invariants.
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 
 
 class BlazrError(Exception):
@@ -146,6 +147,25 @@ class CapacityError(BlazrError):
 
 class EngineError(BlazrError):
     """The engine failed or has stopped."""
+
+
+@contextmanager
+def as_config_error(
+    message: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError
+) -> Iterator[None]:
+    """Tell of a file that cannot be read or written.
+
+    Args:
+        message: What cannot be done.
+        kinds: What may be raised.
+
+    Raises:
+        ConfigError: One of them was.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(message, found=str(error)[:200]) from None
 
 
 def check_count(items: Sized, most: int, noun: str, *, param: str | None) -> None:

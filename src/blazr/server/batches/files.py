@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
-from blazr.core.errors import ConfigError, EngineError
+from blazr.core.errors import ConfigError, EngineError, as_config_error
 from blazr.core.files import PARTIAL, write_whole
 from blazr.server.errors import HttpError, clean
 from blazr.server.params import unix_time
@@ -66,12 +66,8 @@ class FileStore:
         self._folder = folder
         self._most_bytes = most_bytes
         self._changing = Lock()
-        try:
+        with as_config_error("the folder for files cannot be written."):
             self._lock = (folder / "lock").open("a")
-        except OSError as error:
-            raise ConfigError(
-                "the folder for files cannot be written.", found=str(error)[:200]
-            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

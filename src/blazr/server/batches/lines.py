@@ -18,7 +18,7 @@ from uuid import uuid4
 import httpx2
 import msgspec
 
-from blazr.core.errors import ConfigError, EngineError
+from blazr.core.errors import ConfigError, EngineError, as_config_error
 
 _ANSWER_BEGINS = b'{"id":"batch_req_'
 _TRIES = 8
@@ -108,15 +108,12 @@ def read_requests(path: Path, paths: Collection[str]) -> Iterator[BatchRequest]:
 
 
 def _read(path: Path, paths: Collection[str]) -> Iterator[tuple[int, BatchRequest]]:
-    try:
-        with path.open("rb") as file:
-            yield from (
-                (number, _parse(line, number, paths))
-                for number, line in enumerate(file, 1)
-                if line.strip()
-            )
-    except OSError as error:
-        raise ConfigError("the batch cannot be read.", found=str(error)[:200]) from None
+    with as_config_error("the batch cannot be read."), path.open("rb") as file:
+        yield from (
+            (number, _parse(line, number, paths))
+            for number, line in enumerate(file, 1)
+            if line.strip()
+        )
 
 
 def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:
@@ -177,10 +174,8 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with as_config_error("the answers cannot be written."):
             self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise ConfigError("the answers cannot be written.", found=str(error)[:200]) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.answered, self.num_bytes = self._read()
