@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 from blazr.cli import options
 from blazr.cli.generate import speed_line
 from blazr.cli.partners import Partner, Question
-from blazr.cli.terminal import Screen, quiet_keyboard
+from blazr.cli.terminal import Screen, keyboard
 from blazr.cli.tools import ToolUser, shown
 from blazr.core import log
 from blazr.core.errors import ConfigError, as_config_error
@@ -135,7 +135,7 @@ class Conversation:
         self.timings = {}
         self.was_interrupted = True  # until the last event is there
         shown_by = {TextDelta: self.screen.answer, ReasoningDelta: self.screen.thinking}
-        with suppress(KeyboardInterrupt), quiet_keyboard():
+        with suppress(KeyboardInterrupt), keyboard(echoes=False):
             for event in self._events(system + asked):
                 gathered.push(event)
                 if isinstance(event, ToolStep):

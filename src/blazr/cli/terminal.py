@@ -168,23 +168,11 @@ class Screen:
 
 
 @contextmanager
-def quiet_keyboard() -> Iterator[None]:
-    """What is typed meanwhile is not echoed; it waits for the next line. Ctrl+C works."""
-    with _keyboard(echoes=False):
-        yield
+def keyboard(*, echoes: bool) -> Iterator[None]:
+    """Show what is typed meanwhile, or keep it for the next line; Ctrl+C works either way.
 
-
-@contextmanager
-def attentive_keyboard() -> Iterator[None]:
-    """What is typed from now on is echoed, and what was typed before is no answer."""
-    with _keyboard(echoes=True):
-        if sys.stdin.isatty():
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        yield
-
-
-@contextmanager
-def _keyboard(*, echoes: bool) -> Iterator[None]:
+    Where it is shown, what was typed before is no answer.
+    """
     if not sys.stdin.isatty():
         yield
         return
@@ -194,6 +182,8 @@ def _keyboard(*, echoes: bool) -> Iterator[None]:
     wanted[3] = wanted[3] | termios.ECHO if echoes else wanted[3] & ~termios.ECHO
     termios.tcsetattr(place, termios.TCSANOW, wanted)
     try:
+        if echoes:
+            termios.tcflush(place, termios.TCIFLUSH)
         yield
     finally:
         termios.tcsetattr(place, termios.TCSANOW, before)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blazr.cli.partners import Partner, Question
-from blazr.cli.terminal import attentive_keyboard
+from blazr.cli.terminal import keyboard
 from blazr.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class ToolUser:
 def ask_in_terminal(what: str) -> bool:
     """Ask whether a call may be made; everything but yes is no."""
     print(f"{what}\nrun it? [y/N] ", end="", file=sys.stderr, flush=True)
-    with attentive_keyboard():
+    with keyboard(echoes=True):
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
