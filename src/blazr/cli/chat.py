@@ -3,52 +3,79 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from blazr.cli import options
 from blazr.cli.conversation import COMMANDS, LEAVE, Conversation
-from blazr.cli.partners import open_partner
+from blazr.cli.partners import LocalPartner, Partner, RemotePartner
 from blazr.cli.terminal import LineReader, ReadLine, Screen, read_message
 from blazr.cli.tools import ToolFlags
 from blazr.core.errors import BlazrError
 
-System = Annotated[str | None, typer.Option(help="System prompt.")]
-Think = Annotated[
-    bool, typer.Option("--think/--no-think", help="Let a model that can think do so first.")
-]
-HideThinking = Annotated[
-    bool, typer.Option("--hide-thinking", help="Do not show what the model thinks.")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFlags(ToolFlags):
+    """How to chat with a model, and which tools it may call."""
+
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None
+    think: Annotated[
+        bool, typer.Option("--think/--no-think", help="Let a model that can think do so first.")
+    ] = True
+    hide_thinking: Annotated[
+        bool, typer.Option("--hide-thinking", help="Do not show what the model thinks.")
+    ] = False
+
+    def open(
+        self,
+        model: str | None,
+        url: str | None,
+        load: options.LoadFlags,
+        given: dict[str, object],
+        *,
+        threads: int | None,
+    ) -> Conversation:
+        """Begin a conversation with a model that is loaded here, or with one of a server.
+
+        Args:
+            model: Which; None is the built-in one, or the server's first.
+            url: Of the server.
+            load: How a model is loaded.
+            given: How it is to answer, by the names of `SamplingParams`.
+            threads: How many compute; None is all.
+        """
+        options.sampling_params(given)  # refuses what is out of range before minutes are spent
+        user = self.user()
+        screen = Screen()
+        screen.shows_thinking = not self.hide_thinking
+        partner: Partner
+        if url is not None:
+            partner = RemotePartner(url, model)
+        else:
+            partner = LocalPartner(model or options.BUILT_IN, load, threads=threads)
+        return Conversation(
+            partner, given, system=self.system, screen=screen, tools=user, thinks=self.think
+        )
 
 
 @options.with_flags
-def chat(  # noqa: PLR0913  (one argument per flag)
+def chat(
     model_argument: options.ModelArgument = None,
     *,
     model: options.Model = None,
     url: options.Url = None,
-    system: System = None,
-    think: Think = True,
-    hide_thinking: HideThinking = False,
-    tools: ToolFlags,
+    flags: ChatFlags,
     sampling: options.SamplingFlags,
     load: options.ChatLoadFlags,
     threads: options.Threads = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model, or with --url to a running server; it remembers what was said."""
-    given = sampling.given()
-    options.sampling_params(given)  # refuses what is out of range before minutes are spent
-    name = options.pick_model(model, model_argument) if model or model_argument else None
-    user = tools.user()
-    partner = open_partner(name, url, load, threads=threads)
-    screen = Screen()
-    screen.shows_thinking = not hide_thinking
-    conversation = Conversation(
-        partner, given, system=system, screen=screen, tools=user, thinks=think, verbose=verbose
-    )
+    named = options.pick_model(model, model_argument) if model or model_argument else None
+    conversation = flags.open(named, url, load, sampling.given(), threads=threads)
+    conversation.verbose = verbose
     converse(conversation)
 
 

@@ -69,19 +69,6 @@ class Partner(Protocol):
         """Let go of it."""
 
 
-def open_partner(
-    model: str | None,
-    url: str | None,
-    load: options.LoadFlags,
-    *,
-    threads: int | None = None,
-) -> Partner:
-    """The server at ``url``, or a model loaded here."""
-    if url is not None:
-        return RemotePartner(url, model)
-    return LocalPartner(model or options.BUILT_IN, load, threads=threads)
-
-
 class LocalPartner(Partner):
     """A model in this process.
 
@@ -92,11 +79,7 @@ class LocalPartner(Partner):
     """
 
     def __init__(
-        self,
-        model: str | LLM,
-        load: options.LoadFlags,
-        *,
-        threads: int | None = None,
+        self, model: str | LLM, load: options.LoadFlags, *, threads: int | None = None
     ) -> None:
         self._load = load
         self._threads = threads

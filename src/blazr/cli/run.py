@@ -11,12 +11,10 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
-from blazr.cli.chat import HideThinking, System, Think, converse
+from blazr.cli.chat import ChatFlags, converse
 from blazr.cli.conversation import Conversation
 from blazr.cli.generate import as_object, is_prompt, raise_if_cut_off, speed_line
-from blazr.cli.partners import open_partner
 from blazr.cli.terminal import Screen
-from blazr.cli.tools import ToolFlags
 
 
 @options.with_flags
@@ -33,10 +31,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     *,
     model: options.Model = None,
     url: options.Url = None,
-    system: System = None,
-    think: Think = True,
-    hide_thinking: HideThinking = False,
-    tools: ToolFlags,
+    flags: ChatFlags,
     sampling: options.SamplingFlags,
     load: options.ChatLoadFlags,
     threads: options.Threads = None,
@@ -53,18 +48,11 @@ def run(  # noqa: PLR0913  (one argument per flag)
     is_chat = not text and sys.stdin.isatty()
     if not (text or is_chat):
         raise typer.BadParameter("give a question, or pipe one to stdin")
-    given = sampling.given()
-    options.sampling_params(given)  # refuses what is out of range before minutes are spent
-    name = options.pick_model(model, model_argument) if model or model_argument else None
+    named = options.pick_model(model, model_argument) if model or model_argument else None
     started_s = monotonic()
-    user = tools.user()
-    partner = open_partner(name, url, load, threads=threads)
+    conversation = flags.open(named, url, load, sampling.given(), threads=threads)
     timings = {"load_s": monotonic() - started_s}
-    screen = Screen()
-    screen.shows_thinking = not hide_thinking
-    conversation = Conversation(
-        partner, given, system=system, screen=screen, tools=user, thinks=think, verbose=verbose
-    )
+    conversation.verbose = verbose and is_chat  # of one answer it is said below
     if is_chat:
         converse(conversation)
     else:
@@ -86,7 +74,6 @@ def _ask_once(
     """
     partner = conversation.partner
     try:
-        conversation.verbose = False  # it is said below
         if as_json:
             conversation.screen = Screen(io.StringIO())
         print(partner.about, file=sys.stderr)
