@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
 LEAVE = ("/exit", "/quit", "/bye")
 _ON = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+# What /set turns on and off: the attribute of a conversation, and what it does.
 _SWITCHES = {
-    "think": "let the model think before it answers",
-    "thinking": "show what it thinks",
-    "wrap": "break lines between words",
-    "verbose": "show the speed after each answer",
+    "think": ("thinks", "let the model think before it answers"),
+    "thinking": ("screen.shows_thinking", "show what it thinks"),
+    "wrap": ("screen.wraps", "break lines between words"),
+    "verbose": ("verbose", "show the speed after each answer"),
 }
 _KEYS = """\
 \"\"\"            begin and end a message of several lines; or end each with a \\,
@@ -274,27 +276,15 @@ class Conversation:
         self.given = given
 
     def _set_switch(self, name: str, value: str) -> None:
+        place, what = _SWITCHES[name]
         if value.lower() not in _ON:
-            raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name]}")
-        is_on = _ON[value.lower()]
-        match name:
-            case "think":
-                self.thinks = is_on
-            case "thinking":
-                self.screen.shows_thinking = is_on
-            case "wrap":
-                self.screen.wraps = is_on
-            case _:
-                self.verbose = is_on
+            raise ConfigError(f"/set {name} on, or /set {name} off: {what}")
+        owner, _, attribute = place.rpartition(".")
+        setattr(getattr(self, owner) if owner else self, attribute, _ON[value.lower()])
 
     def show(self, argument: str) -> None:
         """Show the model, the settings, the system prompt, or what was said."""
-        switches = {
-            "think": self.thinks,
-            "thinking": self.screen.shows_thinking,
-            "wrap": self.screen.wraps,
-            "verbose": self.verbose,
-        }
+        switches = {name: attrgetter(place)(self) for name, (place, _) in _SWITCHES.items()}
         settings = [f"{name} = {value!r}" for name, value in self.given.items()]
         settings += [f"{name} = {'on' if value else 'off'}" for name, value in switches.items()]
         parts = {
@@ -361,35 +351,32 @@ class _Command:
     run: Callable[[Conversation, str], None]
 
 
-COMMANDS = {
-    "/help": _Command("/help", "show this", Conversation.show_help),
-    "/clear": _Command("/clear", "forget the conversation", Conversation.clear),
-    "/retry": _Command("/retry", "answer the last message again", Conversation.retry),
-    "/edit": _Command("/edit", "change the last message and send it again", Conversation.edit),
-    "/image": _Command(
+_COMMANDS = (
+    _Command("/help", "show this", Conversation.show_help),
+    _Command("/clear", "forget the conversation", Conversation.clear),
+    _Command("/retry", "answer the last message again", Conversation.retry),
+    _Command("/edit", "change the last message and send it again", Conversation.edit),
+    _Command(
         "/image FILE",
         "let an image go with the next message; without FILE, nothing",
         partial(Conversation.attach, kind="image"),
     ),
-    "/audio": _Command(
-        "/audio FILE", "the same with a sound", partial(Conversation.attach, kind="audio")
-    ),
-    "/system": _Command(
+    _Command("/audio FILE", "the same with a sound", partial(Conversation.attach, kind="audio")),
+    _Command(
         "/system TEXT", "set the system prompt; without TEXT, remove it", Conversation.set_system
     ),
-    "/set": _Command(
+    _Command(
         "/set NAME X",
         f"change a setting (temperature, max_tokens, ...); or {', '.join(_SWITCHES)}: on or off",
         Conversation.set_parameter,
     ),
-    "/show": _Command(
-        "/show WHAT", "show the model, settings, system or messages", Conversation.show
-    ),
-    "/stats": _Command("/stats", "show tokens and speed", Conversation.show_stats),
-    "/save": _Command("/save FILE", "write the conversation to a file", Conversation.save),
-    "/load": _Command("/load FILE", "go on with a saved conversation", Conversation.load),
-    "/model": _Command("/model NAME", "go on with another model", Conversation.change_model),
-}
+    _Command("/show WHAT", "show the model, settings, system or messages", Conversation.show),
+    _Command("/stats", "show tokens and speed", Conversation.show_stats),
+    _Command("/save FILE", "write the conversation to a file", Conversation.save),
+    _Command("/load FILE", "go on with a saved conversation", Conversation.load),
+    _Command("/model NAME", "go on with another model", Conversation.change_model),
+)
+COMMANDS = {row.usage.partition(" ")[0]: row for row in _COMMANDS}
 
 
 def _tell(text: str) -> None:
