@@ -110,9 +110,7 @@ async def _read_by(
     """What an encoder says of the texts of a request, (B, C), and what that cost."""
     from blazr.pipelines.encoders.encoder import Gathered
 
-    run: PipelineRun[TextsRead] = PipelineRun(
-        call, lambda outlet: encoder.read_texts(request, outlet)
-    )
+    run = PipelineRun[TextsRead](call, lambda outlet: encoder.read_texts(request, outlet))
     found = Gathered(len(request.texts))
     for item in await run.result():
         found.emit(item)

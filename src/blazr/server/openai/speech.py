@@ -99,7 +99,7 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
     speaker = cast("Speaker", call.hosted.pipeline)
     speaker.check_request(request)
     encoder = SoundEncoder(form, speaker.rate)
-    run: PipelineRun[SoundMade] = PipelineRun(call, lambda outlet: speaker.speak(request, outlet))
+    run = PipelineRun[SoundMade](call, lambda outlet: speaker.speak(request, outlet))
     if body.stream_format == "sse":
         return _in_events(run, encoder, len(body.input))
     if body.stream_format == "audio" or form == "pcm":
