@@ -102,6 +102,21 @@ class HttpError(Exception):
         # OpenAI's client would try again
         return cls(501, message, code=code, headers={"X-Should-Retry": "false"})
 
+    @classmethod
+    def missing(
+        cls, kind: str, name: str, more: str = "", *, param: str | None = None
+    ) -> HttpError:
+        """The answer where a client names something that there is not.
+
+        Args:
+            kind: What it is to be.
+            name: As the client has it.
+            more: What else there is to say.
+            param: The field that names it.
+        """
+        message = f"there is no {kind} {clean(name, 100)!r}{more}."
+        return cls(404, message, param=param, code=f"{kind}_not_found")
+
     @property
     def text(self) -> str:
         """The message, fit to be shown."""

@@ -647,12 +647,8 @@ class Models:
         if slot is None:
             known = ", ".join(repr(each.source.name) for each in self.slots[:_MAX_NAMES])
             more = ", …" if len(self.slots) > _MAX_NAMES else ""
-            raise HttpError(
-                404,
-                f"there is no model {clean(name, 100)!r} here; this server has {known}{more}.",
-                param="model",
-                code="model_not_found",
-            )
+            here = f" here; this server has {known}{more}"
+            raise HttpError.missing("model", name, here, param="model")
         return slot
 
     def has(self, name: str) -> bool:

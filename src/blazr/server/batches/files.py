@@ -185,8 +185,7 @@ class FileStore:
         """
         kept = self._files.get(name)
         if kept is None or kept.tenant != tenant:
-            message = f"there is no file {clean(name, 100)!r}."
-            raise HttpError(404, message, code="file_not_found")
+            raise HttpError.missing("file", name)
         return kept.file
 
     def files_of(self, tenant: str) -> list[FileObject]:

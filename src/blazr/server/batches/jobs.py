@@ -190,8 +190,7 @@ class BatchJobs:
         """
         job = self._jobs.get(name)
         if job is None or job.tenant != tenant:
-            message = f"there is no batch {clean(name, 100)!r}."
-            raise HttpError(404, message, code="batch_not_found")
+            raise HttpError.missing("batch", name)
         return job.batch
 
     def batches_of(self, tenant: str) -> list[Batch]:

@@ -28,7 +28,7 @@ from blazr.pipelines.diffusion.generation import (
     parse_size,
 )
 from blazr.server.endpoint import Call
-from blazr.server.errors import HttpError, clean
+from blazr.server.errors import HttpError
 from blazr.server.models import KeptImage
 from blazr.server.params import unix_time
 from blazr.server.schema import Example, OneOf, schema_hint
@@ -158,11 +158,7 @@ async def show_file(call: Call[None]) -> Response:
     name = call.path["id"]
     found = call.state.images.get("", name)
     if found is None:
-        raise HttpError(
-            404,
-            f"there is no image {clean(name, 100)!r} any more: only the latest are kept.",
-            code="image_not_found",
-        )
+        raise HttpError.missing("image", name, " any more: only the latest are kept")
     return Response(found.data, media_type=found.media_type)
 
 
@@ -200,9 +196,7 @@ async def _answer(
 ) -> ImageReply | Stream[AnyImageEvent]:
     generator = cast("ImageGenerator", call.hosted.pipeline)
     generator.check_request(request)
-    run: PipelineRun[ImageEvent] = PipelineRun(
-        call, lambda outlet: generator.generate(request, outlet)
-    )
+    run = PipelineRun[ImageEvent](call, lambda outlet: generator.generate(request, outlet))
     if call.body.stream:
         return WorkStream(run, partial(_events_of, request))
     made = [each for each in await run.result() if isinstance(each, ImageMade)]

@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.server.agent import AgentFields, MostRounds, taken_names, wants_tools
 from blazr.server.endpoint import Call, Reply, working
-from blazr.server.errors import HttpError, clean
+from blazr.server.errors import HttpError
 from blazr.server.openai.responses.items import (
     InputItem,
     Item,
@@ -378,6 +378,5 @@ def _find(call: Call[Any], name: str | None = None, *, param: str | None = None)
     name = call.path["id"] if name is None else name
     stored = call.state.kept.get(call.tenant, name)
     if not isinstance(stored, StoredResponse):
-        message = f"there is no response {clean(name, 100)!r}: it was not stored, or is too old."
-        raise HttpError(404, message, param=param, code="response_not_found")
+        raise HttpError.missing("response", name, ": it was not stored, or is too old", param=param)
     return stored
