@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +12,11 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan
-from blazr.cli.serve import open_models
-from blazr.core import env, log
+from blazr.cli.serve import open_client
+from blazr.core import log
 from blazr.core.errors import EngineError
 
 if TYPE_CHECKING:
-    import httpx2
-
     from blazr.server.batches.lines import BatchAnswer
 
 # Nobody waits for one of these replies, and one may take as long as it takes.
@@ -65,6 +62,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
 ) -> None:
     """Answer a file of requests; a batch that was stopped goes on where it was."""
     from blazr.server.batches.lines import AnswerFile, answer_all, read_ids, read_requests
+    from blazr.server.config import ServerConfig
     from blazr.server.routes import batch_paths
 
     paths = batch_paths()
@@ -75,9 +73,11 @@ def batch(  # noqa: PLR0913  (one argument per flag)
         if not left:
             return
         options.set_threads(threads)
-        target = _open_client(
-            url, model or options.BUILT_IN, load, accept_any_model=accept_any_model
+        config = ServerConfig(
+            accept_any_model=accept_any_model, access_log="off", request_timeout_s=_REPLY_S
         )
+        plan = ModelPlan(path=model or options.BUILT_IN, name=None, flags=load)
+        target = open_client(url, [plan], config, read_s=None)
         num_done = len(ids) - len(left)
         num_failed = 0
 
@@ -112,38 +112,3 @@ def batch(  # noqa: PLR0913  (one argument per flag)
             f"{len(left):,} answered in {monotonic() - started_s:.1f} s, {num_failed:,} of them"
             " with an error"
         )
-
-
-@asynccontextmanager
-async def _open_client(
-    url: str | None, model: str, load: options.ServeFlags, *, accept_any_model: bool
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """Something that sends to a running server, or to one in this process."""
-    import httpx2
-
-    if url is not None:
-        key = env.api_key()
-        async with httpx2.AsyncClient(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(10, read=None),
-            limits=httpx2.Limits(max_connections=None),
-        ) as client:
-            yield client
-        return
-
-    from blazr.server.app import build_app
-    from blazr.server.config import ServerConfig
-
-    config = ServerConfig(
-        accept_any_model=accept_any_model, access_log="off", request_timeout_s=_REPLY_S
-    )
-    models = open_models([ModelPlan(path=model, name=None, flags=load)], config)
-    try:
-        transport = httpx2.ASGITransport(build_app(models))
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=None
-        ) as client:
-            yield client
-    finally:
-        models.close()

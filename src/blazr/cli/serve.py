@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,14 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
-from blazr.core import garbage, log
+from blazr.core import env, garbage, log
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
     import socket
+
+    import httpx2
 
     from blazr.server.models import Models
 
@@ -213,6 +216,44 @@ def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     models = Models([source], config)
     models.adopt(model)
     return models
+
+
+@asynccontextmanager
+async def open_client(
+    url: str | None, plans: Sequence[ModelPlan], config: ServerConfig, *, read_s: float | None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Something that sends to a running server, or to one in this process.
+
+    Args:
+        url: Of the server, with or without ``/v1``; None is one in this process.
+        plans: The models of that.
+        config: How that behaves.
+        read_s: Longest silence of a running server; None waits.
+    """
+    import httpx2
+
+    if url is not None:
+        key = env.api_key()
+        async with httpx2.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(10, read=read_s),
+            limits=httpx2.Limits(max_connections=None),
+        ) as client:
+            yield client
+        return
+
+    from blazr.server.app import build_app
+
+    models = open_models(plans, config)
+    try:
+        transport = httpx2.ASGITransport(build_app(models))
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=None
+        ) as client:
+            yield client
+    finally:
+        models.close()
 
 
 def read_api_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
