@@ -48,7 +48,7 @@ class Loan:
 
     Args:
         nixl: Whose.
-        data: What it holds.
+        data: What it holds; not empty.
     """
 
     def __init__(self, nixl: Nixl, data: bytes) -> None:
@@ -79,14 +79,6 @@ class Nixl:
     def is_installed() -> bool:
         """Whether there is NIXL here."""
         return find_spec("nixl") is not None
-
-    def lend(self, data: bytes) -> Loan:
-        """Let another server read a buffer.
-
-        Args:
-            data: Not empty.
-        """
-        return Loan(self, data)
 
     def read(self, offer: Offer) -> bytes:
         """Read what another server lends.

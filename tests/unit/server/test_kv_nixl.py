@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from blazr.engine.cache.transfer import TransferError
-from blazr.server.kv_nixl import MOST_LENT_BYTES, Nixl, Offer
+from blazr.server.kv_nixl import MOST_LENT_BYTES, Loan, Nixl, Offer
 
 pytest.importorskip("nixl")
 
@@ -29,7 +29,7 @@ def ends() -> Ends:
 
 def test_what_is_lent_is_read_and_comes_back(ends: Ends) -> None:
     async def lend_and_read() -> bytes:
-        loan = ends.lender.lend(DATA)
+        loan = Loan(ends.lender, DATA)
         waiting = asyncio.create_task(loan.wait())
         told = msgspec.json.decode(msgspec.json.encode(loan.offer), type=Offer)
         found = await asyncio.to_thread(ends.reader.read, told)
@@ -43,7 +43,7 @@ def test_what_is_lent_is_read_and_comes_back(ends: Ends) -> None:
 def test_several_at_once(ends: Ends) -> None:
     async def lend_and_read(number: int) -> None:
         data = DATA[number:]
-        loan = ends.lender.lend(data)
+        loan = Loan(ends.lender, data)
         found, _ = await asyncio.gather(
             asyncio.to_thread(ends.reader.read, loan.offer), loan.wait()
         )
@@ -61,7 +61,7 @@ def test_several_at_once(ends: Ends) -> None:
     ids=str,
 )
 def test_an_offer_that_is_none_is_refused(ends: Ends, changed: dict[str, object]) -> None:
-    loan = ends.lender.lend(DATA)
+    loan = Loan(ends.lender, DATA)
     with pytest.raises(TransferError):
         ends.reader.read(msgspec.structs.replace(loan.offer, **changed))
     assert MOST_LENT_BYTES < 2**60

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from blazr.core.errors import RequestError
 from blazr.engine.cache.transfer import export
 from blazr.server.endpoint import Call
-from blazr.server.kv_nixl import MOST_LENT_BYTES
+from blazr.server.kv_nixl import MOST_LENT_BYTES, Loan
 from blazr.server.kv_peers import NIXL_HEADER, ExportBody
 
 
@@ -40,7 +40,7 @@ async def export_blocks(call: Call[ExportBody]) -> Blocks:
     data = b"".join(start)
     if not 0 < len(data) <= MOST_LENT_BYTES:
         return Blocks(iterate_in_threadpool(chain(start, pieces)))
-    loan = await asyncio.to_thread(nixl.lend, data)
+    loan = await asyncio.to_thread(Loan, nixl, data)
     return Blocks(
         iterate_in_threadpool(()),
         headers={NIXL_HEADER: msgspec.json.encode(loan.offer).decode()},
