@@ -190,30 +190,23 @@ def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     from blazr.llm.async_llm import AsyncLLM
     from blazr.server.models import Models, ModelSource
 
+    def source_of(plan: ModelPlan, name: str, *aliases: str) -> ModelSource:
+        return ModelSource(
+            name=name,
+            open=plan.open,
+            aliases=aliases,
+            adapters=plan.adapters,
+            num_bytes=plan.num_bytes,
+            capabilities=plan.capabilities,
+        )
+
     if len(plans) > 1:
-        sources = [
-            ModelSource(
-                name=plan.name or plan.path,
-                open=plan.open,
-                adapters=plan.adapters,
-                num_bytes=plan.num_bytes,
-                capabilities=plan.capabilities,
-            )
-            for plan in plans
-        ]
-        return Models(sources, config)
+        return Models([source_of(plan, plan.name or plan.path) for plan in plans], config)
     (plan,) = plans
     model = plan.open()
     info = model.core.info if isinstance(model, AsyncLLM) else model.info
     name, *more = config.served_names or (plan.name or info.name,)
-    source = ModelSource(
-        name=name,
-        open=plan.open,
-        aliases=(*more, plan.path),
-        adapters=plan.adapters,
-        capabilities=plan.capabilities,
-    )
-    models = Models([source], config)
+    models = Models([source_of(plan, name, *more, plan.path)], config)
     models.adopt(model)
     return models
 
