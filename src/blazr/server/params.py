@@ -364,25 +364,30 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
 
 
-class LlamaCppSamplerFields(SamplerFields, kw_only=True):
-    """The samplers as llama.cpp calls them, which OpenAI's endpoints take too."""
+class OllamaSamplerFields(SamplerFields, kw_only=True):
+    """The samplers that llama.cpp's and Ollama's APIs call alike."""
 
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     typical_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    seed: int | None = None
+
+
+class LlamaCppSamplerFields(OllamaSamplerFields, kw_only=True):
+    """The samplers as llama.cpp calls them, which OpenAI's endpoints take too."""
+
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: Texts | None = None
     samplers: Samplers | None = None
-    seed: int | None = None
     ignore_eos: bool | None = None
 
 

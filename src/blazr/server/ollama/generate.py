@@ -30,7 +30,7 @@ from blazr.server.ollama.catalog import (
 from blazr.server.params import (
     LAST_N,
     ChatMessage,
-    SamplerFields,
+    OllamaSamplerFields,
     Stop,
     first_images,
     sampling_params,
@@ -45,18 +45,11 @@ from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
 
-class Options(SamplerFields, kw_only=True):
+class Options(OllamaSamplerFields, kw_only=True):
     """How to sample; what there is not is ignored."""
 
     num_predict: int | None = None
-    typical_p: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    seed: int | None = None
     stop: Stop | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
 
 
 class _OllamaBody(msgspec.Struct, kw_only=True):
