@@ -29,7 +29,14 @@ DROPPED_HEADER = "X-Blazr-Dropped-Messages"
 
 
 class Renderer(ABC, Generic[W, E]):
-    """How a dialect says what happens: events E of a stream, or a whole reply W."""
+    """How a dialect says what happens: events E of a stream, or a whole reply W.
+
+    Attributes:
+        reports_abort: Whether it has a finish reason for replies that were aborted, so that this is
+            no failure.
+    """
+
+    reports_abort = False
 
     def event(self, event: Event) -> Iterable[E]:  # noqa: ARG002
         """What to send for an event, when streaming."""
@@ -89,8 +96,7 @@ class Run(Work[Event]):
             call: The request it answers.
             requests: What to generate.
             agent: What runs the tools that the one reply to the one request calls.
-            reports_abort: Whether the dialect has a finish reason for replies that were aborted, so
-                that this is no failure.
+            reports_abort: See `Renderer`.
             before: Waited for when it is known of which tokens the prompts are.
 
         Raises:
@@ -243,7 +249,6 @@ async def reply(
     renderer: Renderer[W, E],
     *,
     stream: bool | None,
-    reports_abort: bool = False,
     before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
     agent: Agent | None = None,
 ) -> Reply[W, E]:
@@ -254,14 +259,14 @@ async def reply(
         requests: What to generate.
         renderer: How the dialect says it.
         stream: Whether to stream it, or to send it whole.
-        reports_abort: See `Run.start`.
         before: See `Run.start`.
         agent: See `Run.start`.
 
     Raises:
         HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
-    run = await Run.start(call, requests, reports_abort=reports_abort, before=before, agent=agent)
+    aborts = renderer.reports_abort
+    run = await Run.start(call, requests, reports_abort=aborts, before=before, agent=agent)
     if stream:
         return WorkStream(
             run, renderer.event, lambda: renderer.last(run.usage()), failure=renderer.failure

@@ -239,9 +239,7 @@ async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     agent = tools.agent(call, request, asked)
     if agent is None:
         return await reply_and_move(call, [request], renderer)
-    return await reply(
-        call, [request], renderer, stream=body.stream, reports_abort=True, agent=agent
-    )
+    return await reply(call, [request], renderer, stream=body.stream, agent=agent)
 
 
 def to_request(body: ChatBody, call: Call[ChatBody], offer: Offer) -> GenerationRequest:

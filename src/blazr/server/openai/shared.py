@@ -316,14 +316,7 @@ async def reply_and_move(
 ) -> Reply[V, E]:
     """Answer as `reply`; another server may have read the prompts, or be going to continue them."""
     transfer = KvTransfer(call, is_streamed=bool(call.body.stream))
-    answer = await reply(
-        call,
-        requests,
-        renderer,
-        stream=call.body.stream,
-        reports_abort=True,
-        before=transfer.before,
-    )
+    answer = await reply(call, requests, renderer, stream=call.body.stream, before=transfer.before)
     if isinstance(answer, WholeEnvelope):
         answer.kv_transfer_params = await transfer.after()
     return answer
@@ -338,6 +331,8 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
         n: Replies to each prompt.
         prefix: Of the reply's id.
     """
+
+    reports_abort = True
 
     def __init__(
         self, call: Call[SamplingBody], chunk: Callable[..., E], *, n: int, prefix: str
