@@ -38,6 +38,7 @@ class ReplyPart:
         call_id: Of a call.
         name: Of a call: the tool's.
         logprobs: Of its tokens, when asked for.
+        latest: Of these, those of the text that came last.
         step: The call of a tool that was run on this side, as far as it has come.
     """
 
@@ -47,6 +48,7 @@ class ReplyPart:
     call_id: str = ""
     name: str = ""
     logprobs: list[TokenText] = field(default_factory=list)
+    latest: Sequence[TokenText] = ()
     step: ToolStep | None = None
 
     @property
@@ -102,7 +104,8 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
         part = self.parts[-1]
         part.text += text
         part.logprobs.extend(tokens)
-        yield from self.part_extended(part, text, tokens)
+        part.latest = tokens
+        yield from self.part_extended(part, text)
 
     def _take_step(self, step: ToolStep) -> Iterator[E]:
         """Several steps may be under way at once, between other parts."""
@@ -135,9 +138,7 @@ class PartsRenderer(Renderer[W, E], Generic[W, E]):
         return ()
 
     @abstractmethod
-    def part_extended(
-        self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
-    ) -> Iterable[E]:
+    def part_extended(self, part: ReplyPart, text: str) -> Iterable[E]:
         """What to send when a part has grown."""
 
     @abstractmethod

@@ -11,7 +11,6 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.parts import PartsRenderer, ReplyPart
-from blazr.text.events import TokenText
 
 VERSION_HEADER = "anthropic-version"  # which only Anthropic's clients send
 _ERROR_TYPES = {
@@ -216,12 +215,7 @@ class MessageRenderer(PartsRenderer[MessageReply, MessageEvent]):
         """The beginning of a block, still empty."""
         yield BlockStart(part.place, _block(part))
 
-    def part_extended(
-        self,
-        part: ReplyPart,
-        text: str,
-        tokens: Sequence[TokenText] = (),  # noqa: ARG002
-    ) -> Iterable[MessageEvent]:
+    def part_extended(self, part: ReplyPart, text: str) -> Iterable[MessageEvent]:
         """What is added to a block."""
         if part.kind == "text":
             yield BlockDelta(part.place, TextBlockDelta(text))

@@ -40,7 +40,6 @@ from blazr.server.params import (
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example
-from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
@@ -226,12 +225,7 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
         self._read_ns = perf_counter_ns()
         return ()
 
-    def part_extended(
-        self,
-        part: ReplyPart,
-        text: str,
-        tokens: Sequence[TokenText] = (),  # noqa: ARG002
-    ) -> Iterable[L]:
+    def part_extended(self, part: ReplyPart, text: str) -> Iterable[L]:
         """A line with more text."""
         if part.kind != "tool":
             yield self.line([ReplyPart(part.kind, 0, text)])

@@ -477,9 +477,7 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
             thought = ReasoningText(part.text)
             yield PartAdded(self._number(), item_id, place, 0, thought)
 
-    def part_extended(
-        self, part: ReplyPart, text: str, tokens: Sequence[TokenText] = ()
-    ) -> Iterable[ResponseEvent]:
+    def part_extended(self, part: ReplyPart, text: str) -> Iterable[ResponseEvent]:
         """What is added to an item."""
         if self._asks(part):
             return  # it is shown whole
@@ -493,7 +491,8 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         elif part.kind == "reasoning":
             yield ReasoningTextDelta(number, item_id, place, 0, text)
         else:
-            yield OutputTextDelta(number, item_id, place, 0, text, self._logprobs(tokens))
+            logprobs = self._logprobs(part.latest)
+            yield OutputTextDelta(number, item_id, place, 0, text, logprobs)
 
     def part_finished(self, part: ReplyPart) -> Iterable[ResponseEvent]:
         """The end of an item."""
