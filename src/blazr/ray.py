@@ -32,6 +32,7 @@ from blazr.server.errors import HttpError, openai_error
 from blazr.server.middleware import digest_of
 from blazr.server.models import Models, Service
 from blazr.server.replicas.prefixes import SentPrefixes, block_names
+from blazr.server.sse import DATA
 
 _RUNNING_BLOCKS = 8  # what a reply that is being written costs another, in blocks to read
 _HEALTH_S = 5.0  # between two looks at an engine
@@ -237,7 +238,7 @@ async def _passed_on(
     except RayError:
         if not headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             raise
-        yield b"data: " + msgspec.json.encode(openai_error(_lost())) + b"\n\ndata: [DONE]\n\n"
+        yield DATA.encode(openai_error(_lost())) + DATA.end
 
 
 def app(settings: Mapping[str, object]) -> serve.Application:
@@ -294,10 +295,9 @@ def _take(settings: Mapping[str, object], kind: type[T], names: Collection[str])
 def _names_in(request: Request, body: bytes) -> list[bytes]:
     """The names of a prompt's blocks; none where it has no prompt."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        given = msgspec.json.decode(body)
-        if isinstance(given, dict):
-            key = request.headers.get("authorization", request.headers.get("x-api-key", ""))
-            return block_names(digest_of(key).hex(), given)
+        given = msgspec.json.decode(body, type=dict[str, Any])
+        key = request.headers.get("authorization", request.headers.get("x-api-key", ""))
+        return block_names(digest_of(key).hex(), given)
     return []
 
 
@@ -317,5 +317,5 @@ def _lost() -> HttpError:
         503,
         "the engine that worked on this has ended; send the request again.",
         code="replica_lost",
-        headers={"Retry-After": "1"},
+        retry_after_s=1,
     )
