@@ -240,9 +240,7 @@ class Front:
         if self._route.body is None or self._route.is_form or not body:
             return [], None
         try:
-            given = msgspec.json.decode(body)
-            if not isinstance(given, dict):
-                return [], None
+            given = msgspec.json.decode(body, type=dict[str, Any])
             names = block_names(scope.get("tenant", ""), given)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [], None  # the replica says what is wrong
@@ -279,24 +277,24 @@ class _Passing:
             scope[IS_COUNTED] = True
             if self._framing is not None and scope["method"] != "HEAD":
                 scope[FILLER] = self._framing.keep_alive
-            with SendTimeout(self._config.send_timeout_s) as timeout:
-                await self._send_all(scope, send, timeout)
+            with SendTimeout(self._config.send_timeout_s) as self._timeout:
+                await self._send_all(scope, send)
         finally:
             await self._response.aclose()
         return True
 
-    async def _send_all(self, scope: Scope, send: Send, timeout: SendTimeout) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         """Send the whole answer, or that the rest of it is lost."""
         try:
             async for data in self._whole_frames():
                 self._has_read()
-                await self._send(send, timeout, data)
-            await self._send(send, timeout, b"", is_last=True)
+                await self._send(send, data)
+            await self._send(send, b"", is_last=True)
         except httpx2.TransportError:
             if self._framing is None or not self._has_begun:
                 scope[IS_COUNTED] = False
                 raise _lost() from None
-            await self._send(send, timeout, self._error_event(), is_last=True)
+            await self._send(send, self._error_event(), is_last=True)
 
     async def _whole_frames(self) -> Any:
         """The bytes of the answer; of a stream, no event is begun that may never end."""
@@ -317,10 +315,8 @@ class _Passing:
         if rest:
             yield rest
 
-    async def _send(
-        self, send: Send, timeout: SendTimeout, data: bytes, *, is_last: bool = False
-    ) -> None:
-        timeout.begin()
+    async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        self._timeout.begin()
         if not self._has_begun:
             self._has_begun = True
             headers = [
@@ -332,7 +328,7 @@ class _Passing:
             status = self._response.status_code
             await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        timeout.end(did_send=bool(data))
+        self._timeout.end(did_send=bool(data))
 
     def _error_event(self) -> bytes:
         """What a client is told in its dialect when the replica has ended."""
