@@ -28,9 +28,9 @@ from typer.main import get_command
 import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
+from blazr.cli.serve import variables
 from blazr.core import errors
 from blazr.core.docstrings import argument_docs
-from blazr.core.env import ENV
 from blazr.core.metrics import METRICS
 from blazr.core.table import Table
 from blazr.engine.sampling_params import SamplingParams
@@ -99,7 +99,7 @@ def render_environment() -> str:
     """Every environment variable."""
     rows = (
         (f"`{row.name}`", f"`{row.default}`" if row.default else "", row.help)
-        for row in ENV.values()
+        for row in variables()
     )
     return "# Environment variables\n\n" + table(("variable", "default", "what it does"), rows)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blazr.core.env import ENV
+from blazr.cli.serve import variables
 from blazr.core.metrics import METRICS
 from blazr.server.replicas.metrics import LABEL, REPLICA_METRICS
 from blazr.server.routes import ROUTES
@@ -56,7 +56,7 @@ def test_the_manifest_asks_for_what_there_is() -> None:
         probe = container[name]["httpGet"]
         assert ROUTES[f"GET {probe['path']}"].is_open  # a probe shows no key
         assert probe["port"] in ports
-    assert {each["name"] for each in container["env"]} <= {each.name for each in ENV.values()}
+    assert {each["name"] for each in container["env"]} <= {each.name for each in variables()}
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in template["spec"]["volumes"]}
     for kind in ("Service", "PodDisruptionBudget"):

@@ -17,6 +17,7 @@ import typer
 
 import blazr
 from blazr.cli import options
+from blazr.cli.serve import variables
 from blazr.core import env
 from blazr.core.table import Table
 
@@ -117,10 +118,11 @@ def _summary_lines(report: _Report, kernels: str) -> Iterator[str]:
     yield f"kernels  {kernels}"
     if "speed" in trial:
         yield f"trial    {trial['model']} loaded in {trial['load']} and wrote {trial['speed']}"
+    given = report["environment"]
     changed = [
-        f"{name}={value}"
-        for name, value in report["environment"].items()
-        if env.get(name) != env.ENV[name].default
+        f"{row.name}={given[row.name]}"
+        for row in variables()
+        if given[row.name] not in ("(unset)", row.default)
     ]
     if changed:
         yield f"set      {' '.join(changed)}"
@@ -139,10 +141,12 @@ def _inspect_machine() -> _Report:
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
-    variables = {}
-    for name in env.ENV:
-        value = env.get(name)
-        variables[name] = "(set)" if value and name.endswith(_SECRET) else value or "(unset)"
+    environment = {}
+    given = env.inherited()
+    for row in variables():
+        value = given.get(row.name, row.default)
+        is_secret = value and row.name.endswith(_SECRET)
+        environment[row.name] = "(set)" if is_secret else value or "(unset)"
     return {
         "blazr": {
             "version": blazr.__version__,
@@ -158,5 +162,5 @@ def _inspect_machine() -> _Report:
         },
         "kernels": describe_kernels(),
         "packages": packages,
-        "environment": variables,
+        "environment": environment,
     }

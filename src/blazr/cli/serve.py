@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,19 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     names = ", ".join(slot.source.name for slot in models.slots)
     _print_addresses(names, server, address, device=str(info.device) if info else None)
     run_server(models, sock, liveness)
+
+
+def variables() -> Iterator[env.Variable]:
+    """Every environment variable that is read: of the table, and of the flags of a server.
+
+    Where several values may be given they stand between commas.
+    """
+    yield from env.ENV.values()
+    for flag, parameter in inspect.signature(serve).parameters.items():
+        name = f"BLAZR_{flag.upper()}"
+        is_shown = not parameter.annotation.__metadata__[0].hidden
+        if parameter.kind is parameter.KEYWORD_ONLY and is_shown and name not in env.ENV:
+            yield env.Variable(name, f"like blazr serve --{flag.replace('_', '-')}")
 
 
 def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:

@@ -1,4 +1,4 @@
-"""Every environment variable that blazr reads, in one table."""
+"""The environment variables that blazr reads, besides those of the flags of ``blazr serve``."""
 
 from __future__ import annotations
 
@@ -27,81 +27,6 @@ class Variable:
     default: str = ""
 
 
-# Where several values may be given they stand between commas.
-SERVE_FLAGS = (
-    "MODEL",
-    "CONFIG",
-    "HOST",
-    "PORT",
-    "UDS",
-    "TLS_CERT",
-    "TLS_KEY",
-    "ROOT_PATH",
-    "API_KEY_FILE",
-    "ALLOWED_HOST",
-    "REVISION",
-    "CORS_ORIGIN",
-    "SERVED_MODEL_NAME",
-    "ACCEPT_ANY_MODEL",
-    "HEALTH_PORT",
-    "IDLE_UNLOAD",
-    "MODELS_MEMORY",
-    "REPLICAS",
-    "MAX_RUNNING",
-    "MAX_WAITING",
-    "MAX_SEQ_LEN",
-    "KV_DTYPE",
-    "STATE_DTYPE",
-    "CONTEXT_SHIFT",
-    "SPEC",
-    "ADAPTER",
-    "ADAPTER_DIR",
-    "CACHE_DIR",
-    "CACHE_DISK",
-    "KV_PEER",
-    "FILES_DIR",
-    "ALLOW_MEDIA_URLS",
-    "FILES_DISK",
-    "TOKEN_BUDGET",
-    "DRAIN_SECONDS",
-    "MAX_CONNECTIONS",
-    "MAX_BODY",
-    "MAX_BODIES",
-    "REQUEST_TIMEOUT",
-    "BODY_TIMEOUT",
-    "SEND_TIMEOUT",
-    "KEEP_ALIVE",
-    "ACCESS_LOG",
-    "OTLP_ENDPOINT",
-    "VOCAB",
-    "MMPROJ",
-    "CHAT_TEMPLATE",
-    "TOOL_PARSER",
-    "REASONING_PARSER",
-    "DEVICE",
-    "CPU",
-    "DTYPE",
-    "QUANTIZE",
-    "CPU_MOE",
-    "N_CPU_MOE",
-    "PLACE",
-    "EXACT",
-    "TP",
-    "PP",
-    "THREADS",
-    "VERBOSE",
-    "LOG_LEVEL",
-    "UI",
-    "ADMIN_API_KEY",
-    "WEIGHTS_DIR",
-    "PROFILE_DIR",
-    "MCP",
-    "MCP_CONFIG",
-    "AGENT",
-    "MAX_TOOL_ROUNDS",
-    "ALLOW_MCP_URLS",
-)
-
 ENV: Table[Variable] = Table(
     "environment variable",
     {
@@ -109,11 +34,6 @@ ENV: Table[Variable] = Table(
         for row in (
             Variable("BLAZR_LOG", "log level: info, debug, or blazr=debug,uvicorn=info"),
             Variable("RUST_LOG", "read like BLAZR_LOG when that is unset"),
-            *(
-                Variable(f"BLAZR_{flag}", f"like blazr serve --{flag.lower().replace('_', '-')}")
-                for flag in SERVE_FLAGS
-            ),
-            # these are more than flags of one command
             Variable(
                 "BLAZR_API_KEY",
                 "like blazr serve --api-key; chat, run and bench with --url send the first",

@@ -14,8 +14,7 @@ from typer.core import TyperOption
 from blazr.cli.app import app
 from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags, flag_names
-from blazr.cli.serve import read_api_keys
-from blazr.core.env import ENV, SERVE_FLAGS
+from blazr.cli.serve import read_api_keys, variables
 from blazr.core.errors import ConfigError
 
 GROUP = typer.main.get_command(app)
@@ -72,9 +71,10 @@ def test_every_flag_is_also_a_variable_and_a_setting(
 
 def test_every_flag_s_variable_is_declared() -> None:
     told = [row for row in SERVE.params if isinstance(row, TyperOption) and not row.hidden]
-    flags = {f"BLAZR_{row.name.upper()}" for row in told}
-    assert flags <= set(ENV)
-    assert {f"BLAZR_{name}" for name in SERVE_FLAGS} <= flags
+    declared = [row.name for row in variables()]
+    assert {f"BLAZR_{row.name.upper()}" for row in told} <= set(declared)
+    assert not {"BLAZR_AS_REPLICA", "BLAZR_MODEL_ARGUMENT"} & set(declared)
+    assert len(declared) == len(set(declared))
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file(
