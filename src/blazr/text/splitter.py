@@ -156,21 +156,44 @@ def literal(c: str, text: str) -> Scan:
     return c
 
 
-def optional(c: str, text: str) -> Scan:
-    """A text that may be missing altogether.
-
-    Raises:
-        MalformedError: It begins, and goes on as something else.
-    """
-    return (yield from literal(c, text)) if text and c == text[0] else c
-
-
-def one_of(c: str, *texts: str) -> Found:
-    """One of some texts, of which none begins with another; which one it was.
+def symbol(c: str, text: str) -> Scan:
+    """Exactly this text, with white space around it.
 
     Raises:
         MalformedError: Something else.
     """
+    c = yield from spaces(c)
+    c = yield from literal(c, text)
+    return (yield from spaces(c))
+
+
+def comma(c: str, end: str) -> Scan:
+    """What parts one thing from the next, or the end after the last, which is not consumed.
+
+    Raises:
+        MalformedError: Something else.
+    """
+    c = yield from spaces(c)
+    return c if c == end else (yield from symbol(c, ","))
+
+
+def optional(c: str, text: str) -> Scan:
+    """White space, and a text that may be missing altogether.
+
+    Raises:
+        MalformedError: It begins, and goes on as something else.
+    """
+    c = yield from spaces(c)
+    return (yield from literal(c, text)) if text and c == text[0] else c
+
+
+def one_of(c: str, *texts: str) -> Found:
+    """White space, and one of some texts, of which none begins with another; which one it was.
+
+    Raises:
+        MalformedError: Something else.
+    """
+    c = yield from spaces(c)
     read = ""
     while c:
         read += c

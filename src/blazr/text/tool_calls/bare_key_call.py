@@ -62,7 +62,6 @@ class BareKeyCalls(CallSyntax):
             raise unexpected(c)
         sink.begin(name, ahead=True)
         c = yield from _value(c, sink, self.quote)
-        c = yield from spaces(c)
         return (yield from optional(c, self.end))
 
     @override

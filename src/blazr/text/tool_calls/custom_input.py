@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from blazr.text.splitter import MalformedError, Piece, Scan, Sink, Splitter, literal, spaces
+from blazr.text.splitter import MalformedError, Piece, Scan, Sink, Splitter, spaces, symbol
 from blazr.text.tool_calls.json_scan import quoted, short_string
 
 
@@ -25,8 +25,7 @@ def input_text(pieces: Iterable[Piece]) -> str:
 def _scan(_: str, sink: Sink) -> Scan:
     c = yield from spaces((yield))
     _, c = yield from short_string(c)
-    c = yield from spaces(c)
-    c = yield from spaces((yield from literal(c, ":")))
+    c = yield from symbol(c, ":")
     if c != '"':
         raise MalformedError
     sink.consume()

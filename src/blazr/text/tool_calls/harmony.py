@@ -83,7 +83,6 @@ class HarmonyCalls(CallSyntax):
         check_arguments(c)
         sink.begin(name)
         c = yield from read_arguments(c, sink)
-        c = yield from spaces(c)
         _, c = yield from one_of(c, *_ENDS)
         return c
 

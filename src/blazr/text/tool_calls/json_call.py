@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from blazr.text.grammars.tool_call import CallPart
-from blazr.text.splitter import MalformedError, Scan, Sink, literal, optional, spaces
+from blazr.text.splitter import MalformedError, Scan, Sink, comma, literal, optional, spaces, symbol
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_scan import (
     balanced,
@@ -53,8 +53,7 @@ class JsonCalls(CallSyntax):
         c = yield from spaces(c)
         while self.between and c and c in self.between + "{":
             if c != "{":
-                c = yield
-                c = yield from spaces(c)
+                c = yield from symbol(c, c)
             sink.reopen()
             c = yield from self.read(c, tools, sink)
             c = yield from spaces(c)
@@ -81,19 +80,12 @@ class JsonCalls(CallSyntax):
         """
         if c != "[":
             return (yield from self.read(c, tools, sink))
-        c = yield
-        c = yield from spaces(c)
+        c = yield from symbol(c, "[")
         while c and c != "]":
             sink.reopen()
             c = yield from self.read(c, tools, sink)
-            c = yield from spaces(c)
-            if c == "}":  # closed once too often
-                c = yield from spaces((yield))
-            if c == ",":
-                c = yield
-                c = yield from spaces(c)
-            elif c != "]":
-                raise MalformedError
+            c = yield from optional(c, "}")  # closed once too often
+            c = yield from comma(c, "]")
         return (yield from literal(c, "]"))
 
     def read(self, c: str, tools: Tools, sink: Sink) -> Scan:
@@ -103,21 +95,14 @@ class JsonCalls(CallSyntax):
             MalformedError: Something else.
         """
         call = _Call(tools, sink, self)
-        c = yield from literal(c, "{")
-        while True:
-            c = yield from spaces(c)
+        c = yield from symbol(c, "{")
+        while c != "}":
             key, c = yield from short_string(c)
-            c = yield from spaces(c)
-            c = yield from literal(c, ":")
-            c = yield from spaces(c)
+            c = yield from symbol(c, ":")
             c = yield from call.value(key, c)
-            c = yield from spaces(c)
-            if c == "}":
-                call.end()
-                return (yield)
-            if c != ",":
-                raise MalformedError
-            c = yield
+            c = yield from comma(c, "}")
+        call.end()
+        return (yield)
 
 
 class _Call:

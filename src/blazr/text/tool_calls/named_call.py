@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from blazr.text.grammars.tool_call import CallPart
-from blazr.text.splitter import Scan, Sink, literal, one_of, optional, spaces, unexpected, word
+from blazr.text.splitter import (
+    Scan,
+    Sink,
+    literal,
+    one_of,
+    optional,
+    spaces,
+    symbol,
+    unexpected,
+    word,
+)
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_call import JsonCalls
 from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments, tool_name
@@ -51,11 +61,8 @@ class NamedCalls(CallSyntax):
         c = yield from spaces((yield))
         c = yield from literal(c, self.before.removeprefix(marker).lstrip())
         name, c = yield from tool_name(c)
-        c = yield from spaces(c)
-        c = yield from literal(c, self.between.strip())
-        c = yield from spaces(c)
+        c = yield from symbol(c, self.between.strip())
         c = yield from _call(c, sink, check_name(name, tools))
-        c = yield from spaces(c)
         return (yield from optional(c, self.after.strip()))
 
     @override
@@ -107,22 +114,17 @@ class DeepSeekCalls(NamedCalls):
     def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
         c = yield
         if marker == DEEPSEEK_CALLS:
-            c = yield from spaces(c)
-            c = yield from literal(c, DEEPSEEK_CALL)
+            _, c = yield from one_of(c, DEEPSEEK_CALL)
         while True:
             name, c = yield from word(c, DEEPSEEK_NAME_END)
             if name == "function" and c and c not in '{"':
                 name, c = yield from tool_name(c)
-                c = yield from spaces(c)
                 c = yield from optional(c, DEEPSEEK_NAME_END)  # for the line's end, at times
                 c = yield from optional(c, "```json")
                 c = yield from spaces(c)
             c = yield from _call(c, sink, check_name(name.strip(), tools))
-            c = yield from spaces(c)
             c = yield from optional(c, "```")
-            c = yield from spaces(c)
-            c = yield from literal(c, DEEPSEEK_CALL_END)
-            c = yield from spaces(c)
+            c = yield from symbol(c, DEEPSEEK_CALL_END)
             mark, c = yield from one_of(c, DEEPSEEK_CALL, DEEPSEEK_CALLS_END)
             sink.reopen()
             if mark == DEEPSEEK_CALLS_END:
@@ -137,7 +139,6 @@ class KimiCalls(NamedCalls):
         c = yield
         mark = marker
         if marker == KIMI_CALLS:
-            c = yield from spaces(c)
             mark, c = yield from one_of(c, KIMI_CALL, KIMI_CALLS_END)
         while mark == KIMI_CALL:
             call_id, c = yield from word(c, KIMI_ARGUMENTS)
@@ -145,9 +146,7 @@ class KimiCalls(NamedCalls):
             name = call_id.removeprefix("functions.").rpartition(":")[0]
             c = yield from spaces(c)
             c = yield from _call(c, sink, check_name(name, tools), call_id)
-            c = yield from spaces(c)
-            c = yield from literal(c, KIMI_CALL_END)
-            c = yield from spaces(c)
+            c = yield from symbol(c, KIMI_CALL_END)
             mark, c = yield from one_of(c, KIMI_CALL, KIMI_CALLS_END)
             sink.reopen()
         return c
@@ -175,10 +174,9 @@ class FunctionCalls(NamedCalls):
         if not is_closed and c != "{":
             raise unexpected(c)
         c = yield from _call(c, sink, name)
-        c = yield from spaces(c)
         c = yield from optional(c, ">")
-        c = yield from spaces(c)
-        return (yield from literal(c, _FUNCTION_END))
+        _, c = yield from one_of(c, _FUNCTION_END)
+        return c
 
 
 def _call(c: str, sink: Sink, name: str, call_id: str | None = None) -> Scan:

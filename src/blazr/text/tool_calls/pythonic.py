@@ -16,10 +16,11 @@ from blazr.text.splitter import (
     MalformedError,
     Scan,
     Sink,
+    comma,
     literal,
     optional,
     spaces,
-    unexpected,
+    symbol,
 )
 from blazr.text.tool_calls.format import (
     CallSyntax,
@@ -55,19 +56,16 @@ class PythonicCalls(CallSyntax):
         c = yield from spaces(c)
         if c == "{":
             c = yield from json.read(c, tools, sink)
-            c = yield from spaces(c)
             return (yield from optional(c, self.ends.get(marker, "")))
-        c = yield from literal(c, "[")
-        c = yield from spaces(c)
+        c = yield from symbol(c, "[")
         while c and c != "]":
             sink.reopen()
             if c == "{":
                 c = yield from json.read(c, tools, sink)
             else:
                 c = yield from _call(c, tools, sink, must_be_known=must_be_known)
-            c = yield from _comma(c, "]")
+            c = yield from comma(c, "]")
         c = yield from literal(c, "]")
-        c = yield from spaces(c)
         return (yield from optional(c, self.ends.get(marker, "")))
 
     @override
@@ -86,17 +84,6 @@ class PythonicCalls(CallSyntax):
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
-def _comma(c: str, end: str) -> Scan:
-    """What parts one thing from the next."""
-    c = yield from spaces(c)
-    if c == ",":
-        c = yield
-        return (yield from spaces(c))
-    if c != end:
-        raise unexpected(c)
-    return c
-
-
 def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
     name, c = yield from tool_name(c)
     name = check_name(name, tools, must_be_known=must_be_known)
@@ -109,15 +96,13 @@ def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
     try:
         while c != ")":
             key, c = yield from tool_name(c)
-            c = yield from spaces(c)
-            c = yield from literal(c, "=")
-            c = yield from spaces(c)
+            c = yield from symbol(c, "=")
             if not has_begun:
                 sink.begin(name, ahead=True)
                 has_begun = True
             c = yield from _argument(c, f"{lead}{as_json(key)}: ", sink)
             lead = ", "
-            c = yield from _comma(c, ")")
+            c = yield from comma(c, ")")
     except CutOffError:
         raise
     except MalformedError:

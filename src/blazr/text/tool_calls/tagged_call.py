@@ -19,7 +19,6 @@ from blazr.text.splitter import (
     Sink,
     literal,
     one_of,
-    spaces,
     stream_until,
     word,
 )
@@ -36,8 +35,8 @@ from blazr.text.tool_calls.json_scan import check_name, tool_name
 from blazr.text.tool_calls.values import to_json, types_of
 
 _STRING = frozenset({"string"})
-_TEXT = ' string="true">'
-_KINDS = {_TEXT: True, ' string="false">': False, ">": None}
+_TEXT = 'string="true">'
+_KINDS = {_TEXT: True, 'string="false">': False, ">": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +76,11 @@ class TaggedCalls(CallSyntax):
         c = yield
         mark = self.call
         if self.call and marker != self.call:
-            c = yield from spaces(c)
             mark, c = yield from one_of(c, self.call)
         while mark == self.call:
             c = yield from _call(c, tools, sink, self)
             if not self.calls_end:
                 return c
-            c = yield from spaces(c)
             mark, c = yield from one_of(c, self.call, self.calls_end)
             sink.reopen()
         return c
@@ -120,7 +117,6 @@ def _call(c: str, tools: Tools, sink: Sink, tags: TaggedCalls) -> Scan:
     name, c = yield from tool_name(c)
     name = check_name(name, tools)
     c = yield from literal(c, tags.name_end)
-    c = yield from spaces(c)
     marks = tuple(filter(None, (tags.key, tags.other_key, tags.call_end)))
     mark, c = yield from one_of(c, *marks)
     sink.begin(name, ahead=True)
@@ -129,7 +125,6 @@ def _call(c: str, tools: Tools, sink: Sink, tags: TaggedCalls) -> Scan:
         while mark != tags.call_end:
             c = yield from _argument(c, tools.get(name), sink, tags=tags, lead=lead)
             lead = ", "
-            c = yield from spaces(c)
             mark, c = yield from one_of(c, *marks)
     except CutOffError:
         raise
@@ -146,7 +141,6 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, l
     if tags.typed:
         kind, c = yield from one_of(c, *_KINDS)
     if tags.value:
-        c = yield from spaces(c)
         _, c = yield from one_of(c, tags.value)
     types = types_of(tool, key)
     is_text = types == _STRING
