@@ -5,7 +5,7 @@ Written from the modeling files of transformers: what each type of model does ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -57,7 +57,11 @@ DEFAULTS: Mapping[str, Settings] = {
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
     "smollm3": {"num_key_value_heads": 4, "rope_theta": 2e6},
-    "starcoder2": {"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
+    "starcoder2": {
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+    },
     "glm": _GLM,
     "glm4": _GLM,
     "mixtral": {
@@ -108,21 +112,31 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
     **dict.fromkeys(
         ("olmo2", "olmo3"), ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
     ),
+    **dict.fromkeys(
+        ("bamba", "jamba", "falcon_h1"), ("input_layernorm", "", "pre_ff_layernorm", "")
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "", "ffn_norm", "")),
 }
-LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
+_LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
+_LAST_NORM: Mapping[str, str] = {
+    **dict.fromkeys(("bamba", "jamba", "falcon_h1"), "final_layernorm"),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "embedding_norm"),
+}
+_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Those whose norms store their weights less one.
-_OFFSET = ("gemma", "gemma2", "gemma3_text")
+_OFFSET = (*_GEMMAS, *_GATED)
 _CAPPED = ("gemma2", "gemma3_text")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 
 
-def root_of(w: Weights) -> str:
+def _root_of(w: Weights) -> str:
     """What the names of a language model begin with: models that see have it in a part."""
     roots = ("model.", "language_model.model.", "model.language_model.", "model.text_model.")
     return next((r for r in roots if f"{r}embed_tokens.weight" in w), "model.")
 
 
-def head_of(w: Weights) -> str:
+def _head_of(w: Weights) -> str:
     """The name of the head."""
     names = ("lm_head.weight", "language_model.lm_head.weight")
     return next((name for name in names if name in w), names[0])
@@ -130,51 +144,75 @@ def head_of(w: Weights) -> str:
 
 def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
-    root = root_of(w)
-    eps = config.get("rms_norm_eps", "norm_epsilon", default=1e-6)
-    if kind == "starcoder2":
-        eps = config.get("norm_epsilon", default=1e-5)
+    return stack(w, kind, config, mixer_of=_mixer, feed_forward_of=feed_forward)
+
+
+def stack(
+    w: Weights,
+    kind: str,
+    config: Config,
+    *,
+    mixer_of: Callable[[Weights, str, Config, int, float], Function],
+    feed_forward_of: Callable[[Weights, str, Config], Function],
+) -> ReferenceModel:
+    """A model of layers that are a mixer and a feed-forward.
+
+    Args:
+        w: All tensors.
+        kind: Its ``model_type``.
+        config: Its config.
+        mixer_of: Makes the mixer of a layer, from its tensors, its index and the eps of norms.
+        feed_forward_of: Makes the feed-forward, from its tensors.
+    """
+    root = _root_of(w)
+    eps = config.get("rms_norm_eps", "norm_epsilon", "norm_eps", default=1e-6)
     offset = float(kind in _OFFSET)
     count = config.size("num_hidden_layers")
-    names = _NORMS.get(kind, LLAMA_NORMS)
+    names = _NORMS.get(kind, _LLAMA_NORMS)
     residual_scale = config.get("residual_multiplier", default=1.0)
 
     def layer(index: int) -> Layer:
         at = w.under(f"{root}layers.{index}.")
         norms = [norm_of(at, name, eps, offset=offset) if name else None for name in names]
-        mixer = _mixer(at.under("self_attn."), kind, config, index, eps, offset)
-        mlp_or_experts = feed_forward(at, kind, config)
+        mixer = mixer_of(at, kind, config, index, eps)
+        feed = feed_forward_of(at, kind, config)
         return layer_of(
             Half(inner=mixer, before=norms[0], after=norms[1], scale=residual_scale),
-            Half(inner=mlp_or_experts, before=norms[2], after=norms[3], scale=residual_scale),
+            Half(inner=feed, before=norms[2], after=norms[3], scale=residual_scale),
         )
 
-    scale = config.size("hidden_size") ** 0.5 if kind in _OFFSET else 1.0
+    scale = config.size("hidden_size") ** 0.5 if kind in _GEMMAS else 1.0
     return model_of(
         f"transformers' {kind}",
         [layer(index) for index in range(count)],
         w,
         embedding=f"{root}embed_tokens.weight",
-        norm=norm_of(w.under(root), "norm", eps, offset=offset),
-        head=head_of(w),
+        norm=norm_of(w.under(root), _LAST_NORM.get(kind, "norm"), eps, offset=offset),
+        head=_head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
-        logits_scale=1 / config.get("logits_scaling", default=1.0),
+        logits_scale=config.get("lm_head_multiplier", default=1.0)
+        / config.get("logits_scaling", default=1.0),
         softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
 
 
-def _mixer(
-    w: Weights, kind: str, config: Config, index: int, eps: float, offset: float
-) -> Function:
+def _mixer(layer: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
+    w = layer.under("self_attn.")
     if kind in _LATENT:
         latent = latent_sizes(config)
         return lambda x: deepseek_attention(x, w, latent)
+    sizes = attention_sizes(kind, config, index, eps)
+    return lambda x: attention(x, w, sizes)
+
+
+def attention_sizes(kind: str, config: Config, index: int, eps: float) -> AttentionSizes:
+    """Attention with grouped queries in a layer."""
     heads = config.size("num_attention_heads")
     dim = config.get("head_dim", default=config.size("hidden_size") // heads)
     scale = config.number("attention_multiplier")
     if kind in _CAPPED:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
-    sizes = AttentionSizes(
+    return AttentionSizes(
         heads=heads,
         kv_heads=config.get("num_key_value_heads", default=heads),
         dim=dim,
@@ -183,10 +221,10 @@ def _mixer(
         window=_window(kind, config, index),
         softcap=config.number("attn_logit_softcapping") if kind == "gemma2" else None,
         eps=eps,
-        offset=offset,
+        offset=float(kind in _OFFSET),
+        gated=kind in _GATED,
         clip=config.number("clip_qkv") if kind == "olmoe" else None,
     )
-    return lambda x: attention(x, w, sizes)
 
 
 def _rotates(config: Config, index: int) -> bool:
@@ -203,7 +241,8 @@ def _type_by_pattern(kind: str, config: Config, index: int) -> str:
 
 
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
-    if kind == "smollm3" and not _rotates(config, index):
+    is_still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
+    if is_still or kind == "jamba" or (kind == "smollm3" and not _rotates(config, index)):
         return None
     if kind in ("gemma3_text", "olmo3"):
         layer_type = _type_by_pattern(kind, config, index)

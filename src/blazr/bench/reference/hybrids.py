@@ -10,30 +10,21 @@ from torch import Tensor
 from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.convolution import short_convolution
 from blazr.bench.reference.decoders import (
-    LLAMA_NORMS,
+    attention_sizes,
     feed_forward,
     granite_experts,
-    head_of,
     latent_sizes,
-    root_of,
     router_of,
+    stack,
 )
 from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta
 from blazr.bench.reference.experts import NUMBERED, experts
-from blazr.bench.reference.hf_config import Config, rotation_of
+from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.latent import deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
 from blazr.bench.reference.mlp import mlp
-from blazr.bench.reference.model import (
-    Function,
-    Half,
-    Layer,
-    ReferenceModel,
-    layer_of,
-    model_of,
-    norm_of,
-)
+from blazr.bench.reference.model import Function, ReferenceModel
 from blazr.bench.reference.settings import Setting, Settings, as_like
 from blazr.bench.reference.weights import Weights
 
@@ -73,54 +64,20 @@ DEFAULTS: Mapping[str, Settings] = {
         "v_head_dim": 128,
     },
 }
-_NORMS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("bamba", "jamba", "falcon_h1"), ("input_layernorm", "pre_ff_layernorm")),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "ffn_norm")),
-}
-_FINAL = {"bamba": "final_layernorm", "jamba": "final_layernorm", "falcon_h1": "final_layernorm"}
-_FINAL |= dict.fromkeys(("lfm2", "lfm2_moe"), "embedding_norm")
-# Those whose norms store their weights less one.
-_OFFSET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def hybrid(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
-    root = root_of(w)
-    offset = float(kind in _OFFSET)
-    eps = config.get("norm_eps" if kind.startswith("lfm2") else "rms_norm_eps", default=1e-6)
-    names = _NORMS.get(kind, (LLAMA_NORMS[0], LLAMA_NORMS[2]))
-    scale = config.get("residual_multiplier", default=1.0)
-
-    def layer(index: int) -> Layer:
-        at = w.under(f"{root}layers.{index}.")
-        mixer = _mixer(at, kind, config, eps, offset)
-        feed = _feed_forward(at, kind, config)
-        before = [norm_of(at, name, eps, offset=offset) for name in names]
-        return layer_of(
-            Half(inner=mixer, before=before[0], scale=scale),
-            Half(inner=feed, before=before[1], scale=scale),
-        )
-
-    final = _FINAL.get(kind, "norm")
-    return model_of(
-        f"transformers' {kind}",
-        [layer(index) for index in range(config.size("num_hidden_layers"))],
-        w,
-        embedding=f"{root}embed_tokens.weight",
-        norm=norm_of(w.under(root), final, eps, offset=offset),
-        head=head_of(w),
-        embedding_scale=config.get("embedding_multiplier", default=1.0),
-        logits_scale=config.get("lm_head_multiplier", default=1.0)
-        / config.get("logits_scaling", default=1.0),
-    )
+    return stack(w, kind, config, mixer_of=_mixer, feed_forward_of=_feed_forward)
 
 
-def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) -> Function:
+def _mixer(at: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
     """By the tensors that only one kind of mixer has."""
     w = at.under("self_attn.")
     mamba = at.under("mamba.")
+    attend = attention_sizes(kind, config, index, eps)
     if kind == "falcon_h1":
-        return _falcon_h1_mixer(mamba, w, config, eps)
+        return _falcon_h1_mixer(mamba, w, config, attend)
     if "mamba.x_proj.weight" in at:
         return lambda x: mamba1(x, mamba, inner_eps=eps)
     if "mamba.A_log" in at:
@@ -149,27 +106,7 @@ def _mixer(at: Weights, kind: str, config: Config, eps: float, offset: float) ->
         w = at.under(
             "self_attn.", {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
         )
-    sizes_of = _attention(kind, config, eps, offset)
-    return lambda x: attention(x, w, sizes_of)
-
-
-def _attention(
-    kind: str, config: Config, eps: float, offset: float, key_scale: float = 1.0
-) -> AttentionSizes:
-    heads = config.size("num_attention_heads")
-    dim = config.get("head_dim", default=config.size("hidden_size") // heads)
-    still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
-    scale = config.get("attention_multiplier", default=dim**-0.5)
-    return AttentionSizes(
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads", default=heads),
-        dim=dim,
-        rotation=None if still or kind == "jamba" else rotation_of(config, dim),
-        scale=scale * key_scale,
-        eps=eps,
-        offset=offset,
-        gated=kind in _OFFSET,
-    )
+    return lambda x: attention(x, w, attend)
 
 
 def limits_of(config: Config) -> tuple[float, float]:
@@ -196,16 +133,18 @@ def mamba2_sizes(config: Config, eps: float) -> Mamba2Sizes:
     )
 
 
-def _falcon_h1_mixer(mamba: Weights, w: Weights, config: Config, eps: float) -> Function:
+def _falcon_h1_mixer(
+    mamba: Weights, w: Weights, config: Config, attend: AttentionSizes
+) -> Function:
     """Mamba-2 and attention of the same input, added [arXiv:2507.22448]."""
     usual: Sequence[float] = (1.0,) * 5
     sizes = replace(
-        mamba2_sizes(config, eps),
+        mamba2_sizes(config, attend.eps),
         gate_first=not config.get("mamba_norm_before_gate", default=True),
         multipliers=tuple(config.get("ssm_multipliers", default=usual)),
     )
     key = config.get("key_multiplier", default=1.0)
-    attend = _attention("falcon_h1", config, eps, 0.0, key)
+    attend = replace(attend, scale=attend.dim**-0.5 * key)
     into = [config.get(f"{n}_in_multiplier", default=1.0) for n in ("ssm", "attention")]
     out = [config.get(f"{n}_out_multiplier", default=1.0) for n in ("ssm", "attention")]
 
