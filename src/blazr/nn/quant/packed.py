@@ -167,7 +167,7 @@ class PackedWeight(Weight):
         if len(self.shape) == 2:
             out = torch.empty(self.shape, dtype=dtype)
             return packed_rows(out, self.operand, torch.arange(self.shape[0]))
-        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
+        return super().dequantize(dtype)
 
     @override
     def rows(self, ids: Tensor) -> Tensor:

@@ -75,9 +75,9 @@ class Weight(nn.Module, ABC):
         )
         return F.silu(gates) * ups
 
-    @abstractmethod
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """All of it as a plain tensor."""
+        """All of it as a plain tensor; of a stack, one matrix after the other."""
+        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
@@ -259,9 +259,8 @@ class FloatWeight(TiledWeight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        if len(self.shape) == 2:
-            return super().dequantize(dtype)
-        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
+        is_matrix = len(self.shape) == 2
+        return super().dequantize(dtype) if is_matrix else Weight.dequantize(self, dtype)
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
@@ -331,10 +330,6 @@ class StoredStack(Weight):
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         raise AssertionError(x.shape, bias)  # products are of one matrix
-
-    @override
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        return torch.stack([self.select(i).dequantize(dtype) for i in range(self.shape[0])])
 
     @override
     def rows(self, ids: Tensor) -> Tensor:
