@@ -21,7 +21,7 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, cast
 
 from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
-from blazr.text.messages import ROLES, SYSTEM_ROLES, Message
+from blazr.text.messages import ROLES, SYSTEM_ROLES, Message, function_tool
 from blazr.text.stream import PLAIN, ReplyFormat
 from blazr.text.templates.spelling import (
     Dict,
@@ -55,14 +55,7 @@ _NEXT_TURN: tuple[Dict, ...] = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "a"},
 )
-_TOOL: Dict = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "description": "a",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
-    },
-}
+_TOOL: Dict = function_tool("f", "a", {"type": "object", "properties": {"x": {"type": "string"}}})
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 

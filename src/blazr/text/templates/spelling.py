@@ -15,7 +15,7 @@ from itertools import product
 
 from blazr.core.errors import RequestError, TemplateLimitError
 from blazr.text.images import template_parts
-from blazr.text.messages import Message
+from blazr.text.messages import Message, function_call, function_tool
 from blazr.text.tool_calls.custom import as_function_call
 from blazr.text.tool_calls.format import ToolFormat
 
@@ -101,10 +101,7 @@ def find_spelling(
         What writes all of it. Where nothing does, it is left to the template.
     """
     parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
-    function = {"name": _TOOL, "description": "a", "parameters": parameters}
-    tools: list[Dict] | None = None
-    if with_tools:
-        tools = [{"type": "function", "function": function}]
+    tools = [function_tool(_TOOL, "a", parameters)] if with_tools else None
 
     def check(messages: list[Message], spelling: Spelling, *words: str) -> bool:
         try:
@@ -143,8 +140,7 @@ def find_spelling(
 
 def _call(*values: str) -> Message:
     calls = [
-        {"id": each, "type": "function", "function": {"name": "f", "arguments": {"x": value}}}
-        for each, value in zip(_IDS, values, strict=False)
+        function_call(each, "f", {"x": value}) for each, value in zip(_IDS, values, strict=False)
     ]
     return Message(role="assistant", content=None, extra={"tool_calls": calls})
 

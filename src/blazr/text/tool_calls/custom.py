@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from blazr.core.errors import RequestError
 from blazr.text.grammars.plain import lark, regex
+from blazr.text.messages import function_tool
 
 INPUT = "input"  # the name of the only argument
 PARAMETERS: Mapping[str, object] = {
@@ -64,8 +65,7 @@ def as_function(tool: Mapping[str, object]) -> Mapping[str, object]:
     found = _definition(tool)
     if found is not None:
         texts.append(f"The input follows this {_SYNTAXES[found[0]][1]}:\n{found[1]}")
-    function = {"name": custom_name(tool), "description": "\n\n".join(texts)}
-    return {"type": "function", "function": {**function, "parameters": PARAMETERS}}
+    return function_tool(custom_name(tool), "\n\n".join(texts), PARAMETERS)
 
 
 def as_function_call(call: Mapping[str, object]) -> Mapping[str, object]:
