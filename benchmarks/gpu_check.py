@@ -37,7 +37,7 @@ from blazr.bench import RANDOM_SHAPES
 from blazr.bench.roofline import measure_bandwidth, step_bytes
 from blazr.bench.shapes import random_network
 from blazr.engine.build import dry_run
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
@@ -321,7 +321,7 @@ class Subject:
         config = EngineConfig(max_running=batch, token_budget=budget)
         layout = plan_layout(model.config.cache_specs(model.dtype))
         most = device.peak_bytes(lambda: dry_run(model, budget, batch))
-        shape = plan_cache(layout, config, device=device, max_seq_len=length, step_bytes=most)
+        (shape,) = plan_caches([layout], config, device=device, max_seq_len=length, step_bytes=most)
         runner, memory = ModelRunner(model, layout, shape, replay=is_replayed), CacheManager(shape)
         return Engine(
             Scheduler(memory, token_budget=budget),

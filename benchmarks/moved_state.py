@@ -22,7 +22,7 @@ from time import perf_counter
 import torch
 
 from blazr.bench import RANDOM_SHAPES
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.cache.storage import Storage, plan_layout
@@ -47,7 +47,7 @@ def start(shape: str, folder: Path, state_dtype: str) -> tuple[Engine, DiskCache
     specs = [spec.stored_as("auto", state_dtype) for spec in network.cache_specs(torch.bfloat16)]
     layout = plan_layout(specs)
     config = EngineConfig(max_running=1, memory=MEMORY)
-    found = plan_cache(layout, config, device=device, max_seq_len=network.max_seq_len)
+    (found,) = plan_caches([layout], config, device=device, max_seq_len=network.max_seq_len)
     storage = Storage(layout, found, device.torch_device)
     files = DiskCache(
         folder,

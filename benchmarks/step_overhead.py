@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blazr.bench.shapes import nano, random_network
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheManager
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
@@ -57,7 +57,7 @@ def step_us(sequences: int) -> float:
     model = random_network(nano(), device=device, dtype="float32")
     layout = plan_layout([layer.mixer.cache_spec(model.dtype) for layer in model.config.layers])
     config = EngineConfig(max_running=sequences)
-    shape = plan_cache(layout, config, device=device, max_seq_len=CONTEXT)
+    (shape,) = plan_caches([layout], config, device=device, max_seq_len=CONTEXT)
     runner, memory = ModelRunner(model, layout, shape), CacheManager(shape)
     runner.model = MadeUpScores(model, sequences)  # type: ignore[assignment]
     engine = Engine(

@@ -32,7 +32,7 @@ from blazr.bench.load import Record
 from blazr.bench.online import connect
 from blazr.bench.report import origin
 from blazr.bench.workload import BenchRequest
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
@@ -99,7 +99,7 @@ class Timed:
     def __init__(self, model: CausalLM, config: EngineConfig) -> None:
         layout = plan_layout(model.config.cache_specs(model.dtype))
         device = resolve_device("cpu")
-        self.shape = plan_cache(layout, config, device=device, max_seq_len=CONTEXT)
+        (self.shape,) = plan_caches([layout], config, device=device, max_seq_len=CONTEXT)
         self.samples: list[tuple[tuple[float, ...], float]] = []
         self._runner = ModelRunner(model, layout, self.shape)
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.fleet.devices import RooflineDevice
 from blazr.bench import RANDOM_SHAPES
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
@@ -83,8 +83,8 @@ def on_paper(
     layout = plan_layout(specs)
     weight_bytes = 2 * size.parameters
     memory = int(card.memory_bytes - weight_bytes)
-    shape = plan_cache(
-        layout,
+    (shape,) = plan_caches(
+        [layout],
         replace(config, memory=str(memory)),
         device=_OnPaperDevice("cuda", "on paper"),
         max_seq_len=32_768,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.engine.build import dry_run
 from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
-from blazr.engine.cache.budget import plan_cache
+from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheShape
-from blazr.engine.cache.storage import Storage, plan_layout
+from blazr.engine.cache.storage import CacheLayout, Storage, plan_layout
 from blazr.engine.config import EngineConfig, parse_memory
 from blazr.nn.device import Device
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
@@ -33,6 +33,11 @@ class Machine(Device):
 
     def total_bytes(self) -> int:
         return 2 * self.free
+
+
+def plan_cache(layout: CacheLayout, config: EngineConfig, **given) -> CacheShape:
+    (shape,) = plan_caches([layout], config, **given)
+    return shape
 
 
 def machine(free: int) -> Machine:

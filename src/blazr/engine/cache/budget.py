@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from blazr.core.errors import CapacityError
 from blazr.engine.cache.manager import CacheShape
@@ -19,33 +18,32 @@ REUSE_SHARE = 4  # auto takes at most this many times what the running sequences
 logger = logging.getLogger(__name__)
 
 
-def plan_cache(
-    layout: CacheLayout,
+def plan_caches(
+    layouts: Sequence[CacheLayout],
     config: EngineConfig,
     *,
     device: Device,
     max_seq_len: int,
     step_bytes: int = 0,
-    share: float = 1.0,
-) -> CacheShape:
-    """Divide the memory; fewer sequences run at once when it is small, never none.
+) -> list[CacheShape]:
+    """Divide the memory among models that read the same texts: room for as many tokens of each.
+
+    Fewer sequences run at once when it is small, never none.
 
     Args:
-        layout: Sizes of pages, states and superpages.
+        layouts: Sizes of pages, states and superpages of each model.
         config: What the user allows.
         device: Where the memory is.
         max_seq_len: Longest sequence, in tokens.
         step_bytes: What a step takes of the memory while it is computed.
-        share: The part of what is allowed that these caches may take.
 
     Raises:
         CapacityError: Not even one sequence of one block fits.
     """
-    blocks = -(-max_seq_len // GRID)
+    wanted = [_bytes_wanted(each, config, max_seq_len) for each in layouts]
     free = max(device.free_bytes() // config.sharers - step_bytes, 0)
     if config.memory == "auto":
-        allowed = int(share * AUTO_SHARE[device.kind] * free)
-        allowed = min(allowed, _bytes_wanted(layout, config, max_seq_len))
+        allowed = min(int(AUTO_SHARE[device.kind] * free), sum(wanted))
     else:
         allowed = parse_memory(config.memory, free_bytes=free)
         # Not what is free: the pages of files count as used in a control group, and give way.
@@ -56,7 +54,13 @@ def plan_cache(
                 expected=f"at most {device.total_bytes() / 2**30:.1f} GiB, less what weights take",
                 hint="--memory 0.5 takes half of what is free",
             )
-        allowed = int(share * allowed)
+    return [
+        _plan(layout, config, allowed * own // sum(wanted), max_seq_len)
+        for layout, own in zip(layouts, wanted, strict=True)
+    ]
+
+
+def _plan(layout: CacheLayout, config: EngineConfig, allowed: int, max_seq_len: int) -> CacheShape:
     running = config.max_running
     while running >= 1:
         left = allowed - running * layout.run_bytes
@@ -67,7 +71,7 @@ def plan_cache(
             pages_per_superpage=layout.pages_per_superpage,
             states_per_superpage=layout.states_per_superpage,
             max_running=running,
-            max_blocks=blocks,
+            max_blocks=-(-max_seq_len // GRID),
             num_bytes=superpages * layout.superpage_bytes + running * layout.run_bytes,
             page_bytes=layout.page_bytes,
             state_bytes=layout.state_bytes,
@@ -83,27 +87,6 @@ def plan_cache(
         expected=f"at least {_bytes_for(layout, 1, 1, 0) / 2**20:.1f} MiB",
         hint="raise --memory, or choose a smaller model",
     )
-
-
-def plan_caches(
-    layouts: Sequence[CacheLayout],
-    config: EngineConfig,
-    *,
-    device: Device,
-    max_seq_len: int,
-    step_bytes: int = 0,
-) -> list[CacheShape]:
-    """Divide the memory among models that read the same texts: room for as many tokens of each.
-
-    The arguments are those of `plan_cache`, which divides each one's part.
-    """
-    wanted = [_bytes_wanted(each, config, max_seq_len) for each in layouts]
-    plan = partial(
-        plan_cache, config=config, device=device, max_seq_len=max_seq_len, step_bytes=step_bytes
-    )
-    return [
-        plan(layout, share=own / sum(wanted)) for layout, own in zip(layouts, wanted, strict=True)
-    ]
 
 
 def _bytes_wanted(layout: CacheLayout, config: EngineConfig, max_seq_len: int) -> int:
