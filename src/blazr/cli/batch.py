@@ -17,6 +17,8 @@ from blazr.core import log
 from blazr.core.errors import EngineError
 
 if TYPE_CHECKING:
+    import httpx2
+
     from blazr.server.batches.lines import BatchAnswer
 
 # Nobody waits for one of these replies, and one may take as long as it takes.
@@ -77,11 +79,12 @@ def batch(  # noqa: PLR0913  (one argument per flag)
             accept_any_model=accept_any_model, access_log="off", request_timeout_s=_REPLY_S
         )
         plan = ModelPlan(path=model or options.BUILT_IN, name=None, flags=load)
-        target = open_client(url, [plan], config, read_s=None)
         num_done = len(ids) - len(left)
         num_failed = 0
 
-        async def run(progress: Callable[[int, int], None] | None) -> None:
+        async def run(
+            client: httpx2.AsyncClient, progress: Callable[[int, int], None] | None
+        ) -> None:
             def write(answer: BatchAnswer) -> None:
                 nonlocal num_done, num_failed
                 answers.append(answer)
@@ -90,7 +93,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
                 if progress is not None:
                     progress(num_done, len(ids))
 
-            async with target as client:
+            async with client:
                 await answer_all(
                     client,
                     (x for x in read_requests(requests, paths) if x.custom_id in left),
@@ -100,8 +103,11 @@ def batch(  # noqa: PLR0913  (one argument per flag)
 
         started_s = monotonic()
         try:
-            with options.progress_bar("answering", unit="requests") as progress:
-                asyncio.run(run(progress))
+            with (
+                open_client(url, [plan], config, read_s=None) as client,
+                options.progress_bar("answering", unit="requests") as progress,
+            ):
+                asyncio.run(run(client, progress))
         except KeyboardInterrupt:
             raise EngineError(
                 "the batch was stopped.",

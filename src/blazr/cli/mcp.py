@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,15 +44,16 @@ def mcp(
     named = [*([model_argument] if model_argument else []), *(model or ())]
     plans = [] if url is not None else plan_models(named, None, load, default=options.BUILT_IN)
     options.set_threads(threads)
-    asyncio.run(_serve(open_client(url, plans, ServerConfig(access_log="off"), read_s=600)))
+    with open_client(url, plans, ServerConfig(access_log="off"), read_s=600) as client:
+        asyncio.run(_serve(client))
 
 
-async def _serve(opened: AbstractAsyncContextManager[httpx2.AsyncClient]) -> None:
+async def _serve(client: httpx2.AsyncClient) -> None:
     """Serve until stdin ends."""
     from mcp.server.stdio import stdio_server
 
     from blazr.agent.own_server import build_server
 
-    async with opened as client, stdio_server() as (read, write):
-        server = build_server(client, reads_files=True)
+    server = build_server(client, reads_files=True)
+    async with client, stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())

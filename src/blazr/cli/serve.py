@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -225,11 +225,13 @@ def open_models(plans: Sequence[ModelPlan], config: ServerConfig) -> Models:
     return models
 
 
-@asynccontextmanager
-async def open_client(
+@contextmanager
+def open_client(
     url: str | None, plans: Sequence[ModelPlan], config: ServerConfig, *, read_s: float | None
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """Something that sends to a running server, or to one in this process.
+) -> Iterator[httpx2.AsyncClient]:
+    """A client of a running server, or of one in this process, which is closed with the block.
+
+    The client itself is opened and closed in the event loop that it is used in.
 
     Args:
         url: Of the server, with or without ``/v1``; None is one in this process.
@@ -241,13 +243,12 @@ async def open_client(
 
     if url is not None:
         key = env.api_key()
-        async with httpx2.AsyncClient(
+        yield httpx2.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(10, read=read_s),
             limits=httpx2.Limits(max_connections=None),
-        ) as client:
-            yield client
+        )
         return
 
     from blazr.server.app import build_app
@@ -255,10 +256,7 @@ async def open_client(
     models = open_models(plans, config)
     try:
         transport = httpx2.ASGITransport(build_app(models))
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=None
-        ) as client:
-            yield client
+        yield httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
     finally:
         models.close()
 
