@@ -69,6 +69,8 @@ def network_of(
     tensors: Mapping[str, Tensor],
     dtype: str | torch.dtype,
     *,
+    of: str,
+    hint: str = "fetch its files again: they are incomplete, or of another model",
     unused: tuple[str, ...] = (),
 ) -> torch.nn.Module:
     """A network of the library, ready to run.
@@ -78,6 +80,8 @@ def network_of(
         config: As the library reads it.
         tensors: By the library's names.
         dtype: What to compute in; ``auto`` is that of the config.
+        of: What people call it.
+        hint: What to try where tensors are missing.
         unused: What the names of tensors begin with that may be missing.
 
     Raises:
@@ -95,10 +99,9 @@ def network_of(
     missing = sorted(name for name in problems["missing_keys"] if not name.startswith(unused))
     if missing:
         raise CheckpointError(
-            f"{len(missing)} tensors of {kind.__name__} are missing.",
+            f"{len(missing)} tensors of {of} are missing.",
             found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
-            expected="files that save_pretrained of transformers has written",
-            hint="fetch them again: they are incomplete, or of another model",
+            hint=hint,
         )
     ready: torch.nn.Module = network.eval().requires_grad_(requires_grad=False)
     return ready
@@ -132,7 +135,7 @@ def network_from(
         with torch.device("meta"):
             kind = type(kind.from_config(config, trust_remote_code=False))
     tensors = {name: checkpoint.own(info) for name, info in stored_infos(checkpoint).items()}
-    return network_of(kind, config, tensors, dtype, unused=unused)
+    return network_of(kind, config, tensors, dtype, of=checkpoint.path.name, unused=unused)
 
 
 def generation_config(network: torch.nn.Module, directory: Path) -> object:

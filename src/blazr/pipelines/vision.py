@@ -298,7 +298,9 @@ class Vision:
             CheckpointError: Tensors are missing.
         """
         kind = _without_language_model(self.auto, config)
-        return network_of(kind, config, tensors, self._dtype).to(self._device)
+        of = f"the part that takes {self.noun}"
+        tower = network_of(kind, config, tensors, self._dtype, of=of, hint=self.advice)
+        return tower.to(self._device)
 
     def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
         opened, size = self._open(data)
