@@ -147,8 +147,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     }
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
     if history is not None:
-        wrong = as_config_error("the history file cannot be written.")
-        with wrong, history.open("a", encoding="utf-8") as file:
+        with (
+            as_config_error("the history file cannot be written."),
+            history.open("a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(report) + "\n")
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
 
 LEAVE = ("/exit", "/quit", "/bye")
 _ON = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-# What /set turns on and off: the attribute of a conversation, and what it does.
 _SWITCHES = {
-    "think": ("thinks", "let the model think before it answers"),
-    "thinking": ("screen.shows_thinking", "show what it thinks"),
-    "wrap": ("screen.wraps", "break lines between words"),
-    "verbose": ("verbose", "show the speed after each answer"),
+    "think": "let the model think before it answers",
+    "thinking": "show what it thinks",
+    "wrap": "break lines between words",
+    "verbose": "show the speed after each answer",
 }
 _KEYS = """\
 \"\"\"            begin and end a message of several lines; or end each with a \\,
@@ -276,15 +274,27 @@ class Conversation:
         self.given = given
 
     def _set_switch(self, name: str, value: str) -> None:
-        place, what = _SWITCHES[name]
         if value.lower() not in _ON:
-            raise ConfigError(f"/set {name} on, or /set {name} off: {what}")
-        owner, _, attribute = place.rpartition(".")
-        setattr(getattr(self, owner) if owner else self, attribute, _ON[value.lower()])
+            raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name]}")
+        is_on = _ON[value.lower()]
+        match name:
+            case "think":
+                self.thinks = is_on
+            case "thinking":
+                self.screen.shows_thinking = is_on
+            case "wrap":
+                self.screen.wraps = is_on
+            case _:
+                self.verbose = is_on
 
     def show(self, argument: str) -> None:
         """Show the model, the settings, the system prompt, or what was said."""
-        switches = {name: attrgetter(place)(self) for name, (place, _) in _SWITCHES.items()}
+        switches = {
+            "think": self.thinks,
+            "thinking": self.screen.shows_thinking,
+            "wrap": self.screen.wraps,
+            "verbose": self.verbose,
+        }
         settings = [f"{name} = {value!r}" for name, value in self.given.items()]
         settings += [f"{name} = {'on' if value else 'off'}" for name, value in switches.items()]
         parts = {

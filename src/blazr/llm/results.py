@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blazr.text.events import (
     Event,
@@ -21,6 +20,8 @@ from blazr.text.events import (
 
 if TYPE_CHECKING:
     from blazr.llm.generation import GenerationRequest
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +165,32 @@ class Fold:
     """Gathers events into completions."""
 
     def __init__(self) -> None:
-        # by index, and then by kind
-        self._events: dict[int, dict[type, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        self._events: dict[int, list[Event]] = {}  # by index of the reply
 
     def push(self, event: Event) -> None:
         """Take one event."""
-        self._events[event.index][type(event)].append(event)
+        self._events.setdefault(event.index, []).append(event)
 
     def completions(self) -> list[Completion]:
         """The replies so far, by index; those still running end with ``"abort"``."""
         return [_completion(index, self._events[index]) for index in sorted(self._events)]
 
 
-def _completion(index: int, events: Mapping[type, list[Any]]) -> Completion:
-    """One reply, of its events so far by kind."""
-    deltas: list[TextDelta] = events[TextDelta]
+def _of(kind: type[E], events: Iterable[Event]) -> list[E]:
+    """The events of one kind."""
+    return [each for each in events if isinstance(each, kind)]
+
+
+def _completion(index: int, events: Sequence[Event]) -> Completion:
+    """One reply, of its events so far."""
+    deltas = _of(TextDelta, events)
     token_ids = tuple(each for delta in deltas for each in delta.token_ids)
-    prompt: PromptDone = [PromptDone(index, 0, 0), *events[PromptDone]][-1]
-    finished: Finished = [Finished(index, "abort", len(token_ids)), *events[Finished]][-1]
+    prompts = _of(PromptDone, events)
+    prompt = prompts[-1] if prompts else PromptDone(index, 0, 0)
+    ends = _of(Finished, events)
+    finished = ends[-1] if ends else Finished(index, "abort", len(token_ids))
     calls: dict[int, list[ToolCallDelta]] = {}
-    for call in events[ToolCallDelta]:
+    for call in _of(ToolCallDelta, events):
         calls.setdefault(call.call_index, []).append(call)
     return Completion(
         index=index,
@@ -192,11 +199,11 @@ def _completion(index: int, events: Mapping[type, list[Any]]) -> Completion:
         finish_reason=finished.reason,
         logprobs=tuple(each for delta in deltas for each in delta.logprobs) or None,
         prompt_logprobs=prompt.logprobs,
-        usage=usage_of(prompt, finished),
+        usage=usage_of(prompt.num_prompt_tokens, prompt.num_cached_tokens, finished),
         stop=finished.stop,
         error=finished.error,
         embedding=prompt.embedding,
-        reasoning="".join(delta.text for delta in events[ReasoningDelta]),
+        reasoning="".join(delta.text for delta in _of(ReasoningDelta, events)),
         tool_calls=tuple(
             ToolCall(
                 id=next((each.id for each in parts if each.id is not None), ""),
@@ -206,17 +213,17 @@ def _completion(index: int, events: Mapping[type, list[Any]]) -> Completion:
             )
             for parts in calls.values()
         ),
-        tool_steps=tuple(each for each in events[ToolStep] if each.output is not None),
+        tool_steps=tuple(each for each in _of(ToolStep, events) if each.output is not None),
         num_dropped_messages=prompt.num_dropped_messages,
     )
 
 
-def usage_of(prompt: PromptDone, finished: Finished) -> Usage:
-    """Tokens spent on one reply, of its first event and its last."""
+def usage_of(num_prompt: int, num_cached: int, finished: Finished) -> Usage:
+    """Tokens spent on one reply, of those of its first prompt and its last event."""
     return Usage(
-        prompt.num_prompt_tokens + finished.num_more_prompt_tokens,
+        num_prompt + finished.num_more_prompt_tokens,
         finished.num_tokens,
-        prompt.num_cached_tokens + finished.num_more_cached_tokens,
+        num_cached + finished.num_more_cached_tokens,
         finished.num_reasoning_tokens,
         finished.num_drafts,
         finished.num_kept_drafts,
@@ -242,8 +249,7 @@ class Tally:
         elif isinstance(event, TextDelta):
             known = replace(known, completion_tokens=known.completion_tokens + len(event.token_ids))
         elif isinstance(event, Finished):
-            prompt = PromptDone(event.index, known.prompt_tokens, known.cached_tokens)
-            known = usage_of(prompt, event)
+            known = usage_of(known.prompt_tokens, known.cached_tokens, event)
         self._usages[event.index] = known
 
     @property

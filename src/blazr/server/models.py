@@ -595,7 +595,7 @@ class Models:
 
     def __init__(self, sources: Sequence[ModelSource], config: ServerConfig) -> None:
         self.state = ServerState(config)
-        self.slots = [ModelSlot(x, x.num_bytes, x.capabilities) for x in sources]
+        self.slots = [ModelSlot(each, each.num_bytes, each.capabilities) for each in sources]
         self._by_name = {"default": self.slots[0]}
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):

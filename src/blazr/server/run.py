@@ -265,8 +265,9 @@ async def reply(
     Raises:
         HttpError: 500, 503 or 408, when one of the replies failed and nothing was sent yet.
     """
-    aborts = renderer.reports_abort
-    run = await Run.start(call, requests, reports_abort=aborts, before=before, agent=agent)
+    run = await Run.start(
+        call, requests, reports_abort=renderer.reports_abort, before=before, agent=agent
+    )
     if stream:
         return WorkStream(
             run, renderer.event, lambda: renderer.last(run.usage()), failure=renderer.failure

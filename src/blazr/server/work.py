@@ -91,13 +91,13 @@ class PipelineRun(Work[T]):
 
     def __init__(self, call: Call[Any], work: Callable[[Outlet[T]], None]) -> None:
         started_s = monotonic()
-        self._is_over = False
         try:
             self._job: Job[T] = call.hosted.pipeline.jobs.start(work)
         except BaseException:
             call.hosted.count("blazr_requests", outcome="rejected")
             raise
         super().__init__(call, call.hosted, self._job, started_s=started_s)
+        self._is_over = False
 
     @property
     def is_done(self) -> bool:
@@ -150,7 +150,7 @@ class WorkStream(Stream[E], Generic[T, E]):
         work: What is streamed.
         events_of: What to send for an item.
         last: What to send after the last one.
-        failure: What to send when it fails.
+        failure: What to send when it fails; as OpenAI says it where that is left out.
         framing: How events become bytes, where it is not as the route says.
     """
 
@@ -160,14 +160,14 @@ class WorkStream(Stream[E], Generic[T, E]):
         events_of: Callable[[T], Iterable[E]],
         last: Callable[[], Iterable[E]] = lambda: (),
         *,
-        failure: Callable[[HttpError], Iterable[msgspec.Struct]] = lambda x: (openai_error(x),),
+        failure: Callable[[HttpError], Iterable[msgspec.Struct]] | None = None,
         framing: Framing | None = None,
     ) -> None:
         super().__init__(work.call.state.config, framing or work.call.framing)
         self._work = work
         self._events_of = events_of
         self._last = last
-        self._failure = failure
+        self._failure = failure or _failure_event
 
     def close(self) -> None:
         """Close the work."""
@@ -211,3 +211,7 @@ class WorkStream(Stream[E], Generic[T, E]):
         await self.send_bytes(data)
         if failure is not None:
             raise failure
+
+
+def _failure_event(error: HttpError) -> Iterable[msgspec.Struct]:
+    return (openai_error(error),)

@@ -58,7 +58,7 @@ _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 # From a module's name to the rank of its change, and what that is multiplied with.
-_Scales = Callable[[str], tuple[int, float]]
+_ScaleOf = Callable[[str], tuple[int, float]]
 
 
 def read_peft(directory: Path) -> AdapterFile:
@@ -127,7 +127,7 @@ def _missing(directory: Path, name: str) -> CheckpointError:
     )
 
 
-def _check_config(path: Path, config: Mapping[str, object]) -> _Scales:
+def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(
@@ -241,7 +241,7 @@ def _unsupported(path: Path, name: str, hint: str) -> CheckpointError:
 def _low_rank(
     path: Path,
     config: Mapping[str, object],
-    scales: _Scales,
+    scales: _ScaleOf,
     *,
     module: str,
     parts: Mapping[str, Tensor],

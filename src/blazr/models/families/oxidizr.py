@@ -164,8 +164,10 @@ def derive_decoder(
     eps = ledger.choose("rms_norm_eps", reader.number("rms_norm_eps", above=0), DEFAULT_EPS)
     training = _training_notes(checkpoint, sizes)
     # oxidizr itself has no such key
-    slides = reader.integer("sliding_window", minimum=1) if is_oxidizr else None
-    window = ledger.record("sliding_window", slides.value, slides.source) if slides else None
+    declared_window = reader.integer("sliding_window", minimum=1) if is_oxidizr else None
+    window = None
+    if declared_window is not None:
+        window = ledger.record("sliding_window", declared_window.value, declared_window.source)
     context = Context(
         reader=reader,
         training=training,

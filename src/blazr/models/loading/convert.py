@@ -277,7 +277,7 @@ def _write(
         else:
             bits = _BITS[job.quantizer.kind.name]
             made = {n: torch.empty(e.shape, dtype=torch_dtype(e.dtype)) for n, e in job.entries()}
-            packed, scales, shape = made.values()
+            packed, scales, shape = made.values()  # in the order of `entries`
             shape.copy_(torch.tensor(job.info.shape))
             for part, numbers in _tiles(job, checkpoint):
                 codes, each = take_blocks(job.quantizer.kind, job.quantizer(numbers))

@@ -75,7 +75,7 @@ class Speaker(TransformersPipeline):
         """The sound of a sentence, (N,)."""
 
     def prepare(self, directory: Path) -> None:
-        """Read the tokenizer, and how the model generates; others add its rate and its voices."""
+        """Read the tokenizer, and how the model generates; subclasses set `rate` and `voices`."""
         import transformers
 
         self.tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)

@@ -128,7 +128,7 @@ def widened(spans: Sequence[Span], margin: int, num_samples: int) -> list[Span]:
 
     Args:
         spans: In their order, without overlap.
-        margin: Samples of that.
+        margin: Samples that are added on each side.
         num_samples: Of the recording.
     """
     starts = [max(0, each.start - margin) for each in spans]

@@ -234,7 +234,8 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
                 completion_probabilities=self._probabilities(event.logprobs),
             )
         elif isinstance(event, Finished):
-            usage = usage_of(self._prompts[event.index][0], event)
+            prompt = self._prompts[event.index][0]
+            usage = usage_of(prompt.num_prompt_tokens, prompt.num_cached_tokens, event)
             piece = self._piece(event.index, event.reason, event.stop, usage)
             piece.has_new_line = event.index in self._with_lines
             yield piece

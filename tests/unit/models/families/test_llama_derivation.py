@@ -141,7 +141,7 @@ def test_no_scaling(value: object) -> None:
         ({"rope_scaling": "linear"}, "'rope_scaling'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor'"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "high_freq"),
-        ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": -10.0}}, "yarn"),
+        ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": -10.0}}, "mscale_all_dim"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(changes, complaint: str) -> None:

@@ -137,7 +137,7 @@ def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) 
         more: Names that no other model has.
         norms: What its layers call their norms, ours by theirs.
     """
-    around = [*renamed(LAYER, OURS, {f"{theirs}_layernorm": norms[theirs] for theirs in norms})]
+    around = list(renamed(LAYER, OURS, {f"{name}_layernorm": own for name, own in norms.items()}))
     heads = [Rule(head, "lm_head.weight") for head in _HEADS]
     rules = [
         replace(rule, source=prefix + rule.source.removeprefix(PREFIXES[0]))

@@ -199,11 +199,16 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
     over = value_or(parameters.number("mscale"), 0.0)
     all_dim = value_or(parameters.number("mscale_all_dim"), 0.0)
     divisor = mscale(factor, all_dim)
-    if rope.theta == 1 or rope.dim % 2 or not divisor:
+    if rope.theta == 1 or rope.dim % 2:
         raise ConfigError(
-            f"{parameters.source}: what yarn needs does not fit.",
-            found=f"theta {rope.theta:g}, {rope.dim} channels, mscale_all_dim {all_dim:g}",
-            expected="another theta than 1, an even size, an mscale_all_dim that leaves scores",
+            f"{parameters.source}: yarn needs another theta than 1, and an even size.",
+            found=f"theta {rope.theta:g}, {rope.dim} channels",
+        )
+    if not divisor:
+        raise ConfigError(
+            f"{parameters.source}: mscale_all_dim would divide scores by zero.",
+            found=f"{all_dim:g}, with factor {factor:g}",
+            expected="a weight above 0",
         )
     usual = mscale(factor, over) / divisor if over and all_dim else mscale(factor)
     return RopeScaling(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -584,15 +583,22 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
                 encrypted_content=pack_text(part.text) if self._packs_thoughts else UNSET,
             )
         namespace, name = self._tool(part)
-        kind: Callable[..., OutputItem] = partial(FunctionCallItem, arguments=part.text)
         if part.kind == "custom":
-            kind = partial(CustomCallItem, input=part.text)
-        return kind(
+            return CustomCallItem(
+                id=item_id,
+                status=status,
+                call_id=part.call_id,
+                name=name,
+                namespace=namespace or UNSET,
+                input=part.text,
+            )
+        return FunctionCallItem(
             id=item_id,
             status=status,
             call_id=part.call_id,
             name=name,
             namespace=namespace or UNSET,
+            arguments=part.text,
         )
 
     def _call_item(self, item_id: str, step: ToolStep) -> McpCallItem:
