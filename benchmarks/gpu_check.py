@@ -47,7 +47,7 @@ from blazr.engine.runner import ModelRunner
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.nn.device import Device, resolve_device
+from blazr.nn.device import Device, exactness, resolve_device
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.layers.attention import AttentionConfig
@@ -57,7 +57,6 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.operands.exact import exactness
 from blazr.nn.operands.packing import BlockType, Packing
 from blazr.nn.ops import OPS
 from tests.support.agreement import agree, fits

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from blazr.nn.device import exactness
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.operands.attention import Pages
-from blazr.nn.operands.exact import exactness
 from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable

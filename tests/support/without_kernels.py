@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blazr.nn.device import exactness, is_exact
 from blazr.nn.kernels import KERNELS
-from blazr.nn.operands.exact import exactness, is_exact
 from blazr.nn.ops import OPS
 from tests.support.agreement import function_of
 

@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +26,7 @@ _LARGE_PAGE = 2**21
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert"}
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _NUM_THREADS = torch.get_num_threads()  # as torch chose
+_EXACTNESS = {"is_exact": False}  # of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,3 +395,26 @@ def _cpu_info(*keys: str) -> str:
     except OSError:
         pass
     return ""
+
+
+def is_exact() -> bool:
+    """Whether a row's numbers must not depend on how many rows there are, where that costs time.
+
+    On a CPU they never do. On a GPU cuBLAS chooses by the number of rows in which order it adds up.
+    """
+    return _EXACTNESS["is_exact"]
+
+
+def require_exact() -> None:
+    """Ask for it, for all networks of this process."""
+    _EXACTNESS["is_exact"] = True
+
+
+@contextmanager
+def exactness(*, is_exact: bool) -> Iterator[None]:
+    """Within, it is asked for or not."""
+    before, _EXACTNESS["is_exact"] = _EXACTNESS["is_exact"], is_exact
+    try:
+        yield
+    finally:
+        _EXACTNESS["is_exact"] = before

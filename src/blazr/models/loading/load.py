@@ -53,14 +53,13 @@ from blazr.models.loading.plan import (
 )
 from blazr.models.loading.stacks import join_stack
 from blazr.models.loading.upload import upload
-from blazr.nn.device import Device
+from blazr.nn.device import Device, require_exact
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.mamba2 import Mamba2
 from blazr.nn.layers.mamba3 import Mamba3
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import ALONE, Ranks
-from blazr.nn.operands.exact import require_exact
 from blazr.nn.operands.packing import TILE, BlockType
 from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
@@ -420,14 +419,14 @@ def _read_tensor(
     if isinstance(step.transform, Stack):
         whole = torch.empty(step.shape, dtype=dtype, device=device)
         for part, info in zip(whole, step.sources, strict=True):
-            part.copy_(upload(read_plain(info, checkpoint), device))
+            part.copy_(_placed(read_plain(info, checkpoint), device))
             checkpoint.drop(info)
         return whole
     (info,) = step.sources
     if device.type == "cpu" and is_as_stored(step, None, dtype):
         return step.transform.read(checkpoint.own(info)).reshape(step.shape)
     tensor = step.transform.read(read_plain(info, checkpoint))
-    tensor = upload(tensor.reshape(step.shape), device).to(dtype).contiguous()
+    tensor = _placed(tensor.reshape(step.shape), device).to(dtype).contiguous()
     checkpoint.drop(info)
     return tensor
 
@@ -503,10 +502,15 @@ def _read_blocks(
         parts = whole.flatten(0, -2).chunk(len(step.sources))
         for part, info in zip(parts, step.sources, strict=True):
             _fill(part, info, checkpoint, storing=storing, transform=step.transform)
-    stored = GgufWeight(upload(whole, device), kind, dtype)
+    stored = GgufWeight(_placed(whole, device), kind, dtype)
     if isinstance(step.transform, TiledColumns) and isinstance(storing, BlockType):
         return _with_columns_moved(stored, step.transform)
     return stored
+
+
+def _placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device."""
+    return tensor if device.type == "cpu" else upload(tensor, device)
 
 
 def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
@@ -573,7 +577,7 @@ def read_matrix(
 ) -> Weight:
     """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
     if not isinstance(info, QuantizedInfo):
-        return PlainWeight(upload(checkpoint.own(info), device).to(dtype))
+        return PlainWeight(_placed(checkpoint.own(info), device).to(dtype))
     parts = {key: checkpoint.own(part) for key, part in info.parts.items()}
     stored = StoredWeight(info.layout, parts, dtype)
     found = in_blocks(stored)
@@ -581,9 +585,9 @@ def read_matrix(
         return found.to(device)
     floats = info.layout.floats(parts)
     if floats is not None:  # of several parameters' tensors each uploads its own rows
-        moved = floats.map(lambda each: upload(each.contiguous(), device))
+        moved = floats.map(lambda each: _placed(each.contiguous(), device))
         return FloatWeight(moved, info.layout.name, dtype)
-    uploaded = {key: upload(part, device) for key, part in parts.items()}
+    uploaded = {key: _placed(part, device) for key, part in parts.items()}
     return StoredWeight(stored.layout, uploaded, dtype)
 
 

@@ -54,7 +54,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
     Args:
         tensor: Of the host, as a file has it.
-        device: Where it goes; where it is already, nothing is copied.
+        device: Where it goes.
     """
     stages = _stages_of(device)
     if stages is None:

@@ -22,7 +22,7 @@ class Kernel:
         target: ``"module:function"`` with the op's signature, imported when it is chosen.
         missing: Says why it cannot run here; an empty string where it can.
         form: Says in which form it runs, for people.
-        is_for_exact: Whether it runs only where exactness is asked for (``operands/exact.py``).
+        is_for_exact: Whether it runs only where exactness is asked for (``nn/device.py``).
     """
 
     op: str

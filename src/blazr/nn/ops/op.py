@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from blazr.core import env, log
+from blazr.nn.device import is_exact
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu.compiled import explain
-from blazr.nn.operands.exact import is_exact
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blazr.nn.device import is_exact
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import LOG2_E, dot, load_stored, tanh
 from blazr.nn.kernels.triton.products import linear_heads
 from blazr.nn.kernels.triton.rows import rotate_and_store
 from blazr.nn.kernels.triton.tensors import dense, heads_of, pages_of
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
-from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.kv_dtype import kind_of, stored_size
 from blazr.nn.operands.step import ATTENTION_PART, GRID, StepTable
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blazr.nn.device import is_exact
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded, softplus
 from blazr.nn.kernels.triton.sequences import (
@@ -29,7 +30,6 @@ from blazr.nn.kernels.triton.sequences import (
     store_working,
 )
 from blazr.nn.kernels.triton.tensors import dense, load_row, rows_of
-from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights
 from blazr.nn.operands.step import GRID, Carried, StepTable
 

@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blazr.nn.device import is_exact
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.kernels.triton.numbers import dot, rounded
 from blazr.nn.kernels.triton.tensors import dense, heads_of
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
-from blazr.nn.operands.exact import is_exact
 from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
 
