@@ -168,22 +168,18 @@ def as_config_error(
         raise ConfigError(message, found=str(error)[:200]) from None
 
 
-def check_count(items: Sized, most: int, noun: str, *, param: str | None) -> None:
-    """Refuse more items than a request may have.
+def too_many(items: Sized, most: int, noun: str, *, param: str | None) -> RequestError:
+    """The error for more items than a request may have.
 
     Args:
         items: What it has.
         most: How many there may be.
         noun: What they are called, in the plural.
         param: The field that they are in.
-
-    Raises:
-        RequestError: There are too many.
     """
-    if len(items) > most:
-        raise RequestError(
-            f"there are too many {noun}.",
-            param=param,
-            found=str(len(items)),
-            expected=f"at most {most}",
-        )
+    return RequestError(
+        f"there are too many {noun}.",
+        param=param,
+        found=str(len(items)),
+        expected=f"at most {most}",
+    )

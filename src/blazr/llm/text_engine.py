@@ -17,7 +17,7 @@ from blazr.core.errors import (
     ContextLengthError,
     EngineError,
     RequestError,
-    check_count,
+    too_many,
 )
 from blazr.engine.constraint import Constraint
 from blazr.engine.request import Request
@@ -357,7 +357,8 @@ class TextEngine:
                 param="truncate_prompt_tokens",
                 hint='truncation="auto" leaves out the oldest turns',
             )
-        check_count(images, MAX_IMAGES, "images", param="messages")
+        if len(images) > MAX_IMAGES:
+            raise too_many(images, MAX_IMAGES, "images", param="messages")
         return self._sense.see(images)
 
     def _with_images(

@@ -333,6 +333,7 @@ class Endpoint:
     async def _answer(
         self, scope: Scope, body: object, service: Hosted | None = None, *, is_large: bool
     ) -> Response:
+        number, fresh = self._models.state.config.replica, uuid.uuid4().hex
         call = Call(
             body=body,
             models=self._models,
@@ -343,7 +344,7 @@ class Endpoint:
             is_operator=scope.get("is_operator", True),
             host=HTTPConnection(scope).headers.get("host", ""),
             request_id=scope.get("request_id", ""),
-            id=id_of(self._models.state.config.replica, uuid.uuid4().hex),
+            id=fresh if number is None else id_of(number, fresh),
             base_url=str(HTTPConnection(scope).base_url),
             facts=scope.setdefault("facts", {}),
             is_large=is_large,

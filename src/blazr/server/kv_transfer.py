@@ -26,19 +26,19 @@ _log = logging.getLogger(__name__)
 
 
 class KvTransfer:
-    """What a request asks to be moved; nothing, mostly.
+    """What a request asks to be moved.
 
     Args:
-        call: Its body may have ``kv_transfer_params``.
+        call: The request.
+        params: Its ``kv_transfer_params``.
         is_streamed: Whether its reply is.
 
     Raises:
         RequestError: It asks for what this server cannot do.
     """
 
-    def __init__(self, call: Call[object], *, is_streamed: bool) -> None:
-        params: KvTransferParams | None = getattr(call.body, "kv_transfer_params", None)
-        self._params = params or KvTransferParams()
+    def __init__(self, call: Call[object], params: KvTransferParams, *, is_streamed: bool) -> None:
+        self._params = params
         self._call = call
         self._engine = call.service.llm.core.engine
         self._requests: Sequence[Request] = ()

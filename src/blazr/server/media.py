@@ -12,7 +12,7 @@ import httpcore2
 import httpx2
 import msgspec
 
-from blazr.core.errors import RequestError, check_count
+from blazr.core.errors import RequestError, too_many
 from blazr.server.public_network import PublicTransport, Resolve, resolve
 from blazr.text.images import EXPECTED, MAX_IMAGE_BYTES, FetchedUrl
 
@@ -171,7 +171,8 @@ async def fetch_media(
     """
     named = list(named_media(body))
     urls = dict.fromkeys(url for _, _, url in named)
-    check_count(urls, most_images, "images", param="messages")
+    if len(urls) > most_images:
+        raise too_many(urls, most_images, "images", param="messages")
     found: dict[str, FetchedUrl] = {}
 
     async def fetch(url: str) -> None:

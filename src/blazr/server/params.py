@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict, cast
 
 import msgspec
 
-from blazr.core.errors import RequestError, check_count
+from blazr.core.errors import RequestError, too_many
 from blazr.engine.sampling_params import (
     MAX_BAD_WORDS,
     MAX_STOP_CHARACTERS,
@@ -483,7 +483,8 @@ def tool_choice(
     Raises:
         RequestError: There are too many tools, or one has no name.
     """
-    check_count(tools or (), MAX_TOOLS, "tools", param="tools")
+    if tools and len(tools) > MAX_TOOLS:
+        raise too_many(tools, MAX_TOOLS, "tools", param="tools")
     for tool in tools or ():
         found = tool_name(tool)
         if not found:
@@ -626,7 +627,8 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
     Raises:
         RequestError: There are too many, or one has a part that is neither text nor an image.
     """
-    check_count(messages, MAX_MESSAGES, "messages", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise too_many(messages, MAX_MESSAGES, "messages", param="messages")
     found: list[Message] = []
     for message in messages:
         extra = {

@@ -8,14 +8,14 @@ _DIGITS = 4  # of a replica's number, in hexadecimal
 _NUMBER = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 
 
-def id_of(number: int | None, fresh: str) -> str:
+def id_of(number: int, fresh: str) -> str:
     """An id as a replica gives it, which begins with its number.
 
     Args:
-        number: Of the replica; None leaves the id as it is.
+        number: Of the replica.
         fresh: 32 hexadecimal digits.
     """
-    return fresh if number is None else f"{number:0{_DIGITS}x}{fresh[_DIGITS:]}"
+    return f"{number:0{_DIGITS}x}{fresh[_DIGITS:]}"
 
 
 def number_in(name: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from blazr.core.errors import RequestError, check_count
+from blazr.core.errors import RequestError, too_many
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.server.anthropic.rendering import MessageEvent, MessageRenderer, MessageReply
@@ -191,7 +191,8 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
     system = _text_of(body.system or "")
     if system:
         messages.insert(0, Message(role="system", content=system))
-    check_count(messages, MAX_MESSAGES, "messages", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise too_many(messages, MAX_MESSAGES, "messages", param="messages")
     tools = [
         function_tool(tool.name, tool.description or "", tool.input_schema)
         for tool in body.tools or ()

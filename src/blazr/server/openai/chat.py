@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from typing_extensions import override
 
-from blazr.agent.toolbox import Offer
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
@@ -230,11 +229,15 @@ class ChatChunk(Envelope, kw_only=True):
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
     body = call.body
+    if call.models.toolbox is None and not body.agent:
+        request = await call.translate(lambda: to_request(body, call, body.tools))
+        return await reply_and_move(call, [request], ChatRenderer(call, n=request.params.n))
     approved = body.approved_tool_calls or ()
     asked = AgentFields(body.agent, body.max_tool_rounds, approved, joint="\n\n")
     taken = taken_names(body.tools or ())
     tools = await own_tools(call, asked, taken, n=body.n or 1, choice=body.tool_choice)
-    request = await call.translate(lambda: to_request(body, call, tools.offer))
+    offered = tools.offer.beside(body.tools)
+    request = await call.translate(lambda: to_request(body, call, offered))
     renderer = ChatRenderer(call, n=request.params.n)
     agent = tools.agent(call, request, asked)
     if agent is None:
@@ -242,8 +245,10 @@ async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     return await reply(call, [request], renderer, stream=body.stream, agent=agent)
 
 
-def to_request(body: ChatBody, call: Call[ChatBody], offer: Offer) -> GenerationRequest:
-    """Translate a body, with the tools that are run for it beside its own.
+def to_request(
+    body: ChatBody, call: Call[ChatBody], tools: Sequence[Mapping[str, object]] | None
+) -> GenerationRequest:
+    """Translate a body, with these tools: its own, and those that are run for it.
 
     Raises:
         RequestError: A value is out of range, or fields contradict each other.
@@ -264,9 +269,7 @@ def to_request(body: ChatBody, call: Call[ChatBody], offer: Offer) -> Generation
     return GenerationRequest(
         messages=to_messages(body.messages),
         params=params,
-        **tool_fields(
-            offer.beside(body.tools), body.tool_choice, parallel=body.parallel_tool_calls
-        ),
+        **tool_fields(tools, body.tool_choice, parallel=body.parallel_tool_calls),
         template_variables=_template_variables(body) or None,
         thinking_budget=None if budget == -1 else budget,
         add_generation_prompt=body.add_generation_prompt is not False,

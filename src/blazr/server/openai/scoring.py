@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from blazr.core.errors import RequestError, check_count
+from blazr.core.errors import RequestError, too_many
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Usage
 from blazr.llm.vectors import distinct, pairs_of, score_pairs
@@ -208,7 +208,8 @@ async def _cosines(
 ) -> tuple[list[float], Usage]:
     """The cosine of each pair's vectors; in a search the first text is a query."""
     texts = distinct(pairs)
-    check_count(texts, MAX_INPUTS, "texts", param=None)
+    if len(texts) > MAX_INPUTS:
+        raise too_many(texts, MAX_INPUTS, "texts", param=None)
     if not is_search or not isinstance(call.used, PipelineService):
         vectors, usage = await embed_inputs(call, texts, truncation=truncation)
         return [each.score for each in score_pairs(pairs, unit(vectors))], usage

@@ -315,8 +315,11 @@ async def reply_and_move(
     renderer: Renderer[V, E],
 ) -> Reply[V, E]:
     """Answer as `reply`; another server may have read the prompts, or be going to continue them."""
-    transfer = KvTransfer(call, is_streamed=bool(call.body.stream))
-    answer = await reply(call, requests, renderer, stream=call.body.stream, before=transfer.before)
+    stream, params = call.body.stream, call.body.kv_transfer_params
+    if params is None:
+        return await reply(call, requests, renderer, stream=stream)
+    transfer = KvTransfer(call, params, is_streamed=bool(stream))
+    answer = await reply(call, requests, renderer, stream=stream, before=transfer.before)
     if isinstance(answer, WholeEnvelope):
         answer.kv_transfer_params = await transfer.after()
     return answer

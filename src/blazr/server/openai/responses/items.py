@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from blazr.core.errors import RequestError, check_count
+from blazr.core.errors import RequestError, too_many
 from blazr.server.media import NamesMedia
 from blazr.server.openai.responses.tools import qualified_name
 from blazr.server.params import MAX_MESSAGES, not_text
@@ -142,7 +142,8 @@ def to_messages(
             extra["tool_calls"] = calls
         content = last.content if message.content is None else message.content
         messages[-1] = Message(role="assistant", content=content, extra=extra or None)
-    check_count(messages, MAX_MESSAGES, "items", param="input")
+    if len(messages) > MAX_MESSAGES:
+        raise too_many(messages, MAX_MESSAGES, "items", param="input")
     return messages
 
 
