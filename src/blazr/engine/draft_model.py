@@ -65,7 +65,6 @@ class DraftModel(ComputingDrafter):
         self._max_seq_len = runner.model.config.max_seq_len
         self._token_budget = token_budget
         self._copies: dict[Sequence, _Copy] = {}  # the latest used last
-        self._fresh_run_slots: list[int] = []
         self._has_failed = False
 
     @override
@@ -186,8 +185,6 @@ class DraftModel(ComputingDrafter):
             max_output=text.max_output,
         )
         self._memory.start(own)
-        assert own.run_slot is not None
-        self._fresh_run_slots.append(own.run_slot)
         return _Copy(own, len(own.tokens), text.num_dropped)
 
     def _is_near(self, own: Sequence) -> bool:
@@ -221,13 +218,7 @@ class DraftModel(ComputingDrafter):
 
     def _step(self, rows: list[PlannedSequence]) -> StepResult:
         memory = self._memory
-        plan = StepPlan(
-            tuple(rows),
-            fresh_run_slots=tuple(self._fresh_run_slots),
-            fresh_pages=tuple(memory.new_pages),
-        )
-        self._fresh_run_slots.clear()
-        memory.new_pages.clear()
+        plan = StepPlan(tuple(rows), (), *memory.take_new())
         result = self._runner.execute(plan, memory)
         for own, num_tokens, _, behind in rows:
             num_read = len(behind)

@@ -127,7 +127,6 @@ class Scheduler:
         self.counts = SchedulerCounts()
         self._turns = Turns()
         self._limit = memory.shape.max_running
-        self._fresh_run_slots: list[int] = []
         self._suspects: dict[Sequence, int] = {}
         # By running prefill: the lengths of the prefixes that waiting sequences share with it. The
         # prefill is cut there, so that each of them can fork from its memory at that point.
@@ -256,7 +255,7 @@ class Scheduler:
 
     def drop(self, plan: StepPlan) -> None:
         """The step will not be computed: what was handed out for it is still to be cleared."""
-        self._fresh_run_slots[:0] = plan.fresh_run_slots
+        self.memory.new_run_slots[:0] = plan.fresh_run_slots
         self.memory.new_pages[:0] = plan.fresh_pages
 
     def launch(self, plan: StepPlan) -> None:
@@ -403,8 +402,6 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         self.memory.start(sequence)
-        assert sequence.run_slot is not None
-        self._fresh_run_slots.append(sequence.run_slot)
         self._run(sequence)
 
     def _run(self, sequence: Sequence) -> None:
@@ -552,19 +549,10 @@ class Scheduler:
         return forks
 
     def _finish_plan(self, rows: list[PlannedSequence]) -> StepPlan:
-        memory = self.memory
         forks: list[Fork] = []
         for row in rows:
             forks += self._reserve_forks(row, self._limit - len(self.running) - len(forks))
-        plan = StepPlan(
-            tuple(rows),
-            tuple(forks),
-            tuple(self._fresh_run_slots),
-            tuple(memory.new_pages),
-        )
-        self._fresh_run_slots.clear()
-        memory.new_pages.clear()
-        return plan
+        return StepPlan(tuple(rows), tuple(forks), *self.memory.take_new())
 
 
 def _split_prefills(sequences: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:

@@ -106,6 +106,8 @@ class CacheManager:
             assert zero == 0, "slot 0 is the zero state"
         self.free_run_slots = list(range(shape.max_running))[::-1]
         self.block_tables = BlockTables(shape.max_running, shape.max_blocks)
+        # handed out since they were last taken; nobody has cleared them yet
+        self.new_run_slots: list[int] = []
         self.new_pages: list[int] = []
 
     def start(self, sequence: Sequence) -> None:
@@ -114,6 +116,7 @@ class CacheManager:
         salt = sequence.request.cache_salt
         trie = self.trie
         sequence.run_slot = self.free_run_slots.pop()
+        self.new_run_slots.append(sequence.run_slot)
         # with the first token of the reply they are handed out
         is_scored = sequence.request.params.prompt_logprobs is not None
         wants_scores = is_scored and not sequence.num_output
@@ -136,6 +139,13 @@ class CacheManager:
             sequence.reuse = "off"
         sequence.wanted = self._edges(sequence, parted)
         trie.lock(sequence.node)
+
+    def take_new(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Run slots and pages that were handed out, for the step that will clear them."""
+        new = tuple(self.new_run_slots), tuple(self.new_pages)
+        self.new_run_slots.clear()
+        self.new_pages.clear()
+        return new
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
         """Make room for the next tokens: pages to hold them, slots for the states they pass.
