@@ -20,7 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from blazr.nn.kernels.recording import ForeignError
 from blazr.nn.ops.graphs import (
     GraphDevice,
-    Launched,
     Refusing,
     Seen,
     address_of,
@@ -67,9 +66,9 @@ class RecordedGraphs(GraphDevice):
 
         return again
 
-    def launch(self, work: Callable[[], None]) -> Launched:
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
         self._queue.append(_Work(self, work))
-        return self._queue[-1]
+        return self._queue[-1].wait
 
     def upload(self, values: Tensor) -> Tensor:
         self._check(values)
@@ -100,7 +99,7 @@ class RecordedGraphs(GraphDevice):
             raise ForeignError("a copy from or to memory of the host that is not pinned")
 
 
-class _Work(Launched):
+class _Work:
     def __init__(self, device: RecordedGraphs, work: Callable[[], None]) -> None:
         self._device = device
         self._work = work

@@ -22,7 +22,7 @@ from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.operands.step import GRID, StepNumbers, StepTable
-from blazr.nn.ops.graphs import GraphDevice, Launched
+from blazr.nn.ops.graphs import GraphDevice
 from blazr.nn.ops.replay import ForeignError
 from blazr.nn.ops.sampling import draw, likeliest, uniforms
 
@@ -85,18 +85,16 @@ class LaunchedStep:
     """A step that the device was given.
 
     Args:
-        plan: What it computes.
-        runs: The sequences' run slots.
+        runs: The sequences' run slots, row by row.
         number: Steps before it.
         tokens: (B,), where the tokens drawn will be on the host; -1 where no score is finite.
-        done: When they are there.
+        wait: Waits until they are there.
     """
 
-    plan: StepPlan
     runs: list[int]
     number: int
     tokens: Tensor
-    done: Launched
+    wait: Callable[[], None]
 
 
 class GraphReplays:
@@ -146,7 +144,7 @@ class GraphReplays:
         self._state = torch.zeros(len(self._mirror), dtype=torch.int64, device=model.device)
         self._wishes: dict[int, tuple[RunningSequence, list[int]]] = {}  # by run slot
         self._num_steps = 0
-        self._last: Launched | None = None
+        self._wait_for_last: Callable[[], None] | None = None
         self._begin()
         vocab_size = model.config.vocab_size
         self._scores = torch.zeros(self._most, vocab_size, device=model.device)
@@ -218,19 +216,19 @@ class GraphReplays:
             self._graphs.download(self._tokens, tokens)
 
         try:
-            done = self._graphs.launch(work)
+            wait = self._graphs.launch(work)
         except BaseException:
             self._begin()
             raise
-        self._last = done
-        launched = LaunchedStep(plan, runs, self._num_steps, tokens, done)
+        self._wait_for_last = wait
+        launched = LaunchedStep(runs, self._num_steps, tokens, wait)
         self._num_steps += 1
         return launched
 
     def read(self, step: LaunchedStep) -> list[int]:
         """The token of each row, when the step is done; -1 where no score is finite."""
         try:
-            step.done.wait()
+            step.wait()
         except BaseException:
             self._begin()
             raise
@@ -242,8 +240,8 @@ class GraphReplays:
 
     def finish(self) -> None:
         """Wait for all that was launched, before what it uses goes away."""
-        if self._last is not None:
-            self._last.wait()
+        if self._wait_for_last is not None:
+            self._wait_for_last()
 
     def record(self, sizes: Iterable[Size]) -> None:
         """Capture decode steps before they are met, for sequences of the fewest blocks."""

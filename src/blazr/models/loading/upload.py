@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from blazr.nn.ops.graphs import GraphDevice, Launched, graph_device
+from blazr.nn.ops.graphs import GraphDevice, graph_device
 
 STAGE_BYTES = 1 << 25
 
@@ -23,7 +24,7 @@ class Stages:
     def __init__(self, graphs: GraphDevice, nbytes: int = STAGE_BYTES) -> None:
         self._graphs = graphs
         self._buffers = [graphs.pinned(nbytes // 8).view(torch.uint8) for _ in range(2)]
-        self._copies: list[Launched | None] = [None, None]
+        self._waits: list[Callable[[], None] | None] = [None, None]  # for the copy of each
         self._turn = 0
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -35,14 +36,14 @@ class Stages:
         """
         size = len(self._buffers[0])
         for first in range(0, len(source), size):
-            before = self._copies[self._turn]
-            if before is not None:
-                before.wait()
+            wait = self._waits[self._turn]
+            if wait is not None:
+                wait()
             part = source[first : first + size]
             staged = self._buffers[self._turn][: len(part)]
             staged.copy_(part)
             place = target[first : first + size]
-            self._copies[self._turn] = self._graphs.launch(partial(self._copy, staged, place))
+            self._waits[self._turn] = self._graphs.launch(partial(self._copy, staged, place))
             self._turn = 1 - self._turn
 
     def _copy(self, staged: Tensor, place: Tensor) -> None:

@@ -59,14 +59,6 @@ _READING_OPS = frozenset(
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
-class Launched(ABC):
-    """Work that a device was given."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Return when it is done."""
-
-
 class GraphDevice(ABC):
     """Where steps are captured, and launched one after the other."""
 
@@ -85,11 +77,14 @@ class GraphDevice(ABC):
         """
 
     @abstractmethod
-    def launch(self, work: Callable[[], None]) -> Launched:
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
         """Give the device some work, behind all that it was given before; this does not wait.
 
         Args:
             work: Operations on tensors, captured steps, and copies from and to `pinned` memory.
+
+        Returns:
+            Waits until it is done.
         """
 
     @abstractmethod
@@ -135,10 +130,12 @@ class CudaGraphs(GraphDevice):
         return graph.replay
 
     @override
-    def launch(self, work: Callable[[], None]) -> Launched:
+    def launch(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `GraphDevice.launch`."""
         work()
-        return _CudaLaunched(self._device)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event.synchronize
 
     @override
     def upload(self, values: Tensor) -> Tensor:
@@ -158,16 +155,6 @@ class CudaGraphs(GraphDevice):
     def pinned(self, *shape: int) -> Tensor:
         """See `GraphDevice.pinned`."""
         return torch.zeros(shape, dtype=torch.int64, pin_memory=True)
-
-
-class _CudaLaunched(Launched):
-    def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(device))
-
-    @override
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 def graph_device(device: torch.device) -> GraphDevice | None:
