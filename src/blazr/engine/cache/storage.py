@@ -13,7 +13,7 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.manager import CacheShape
 from blazr.nn.device import copy_row, zero_bytes, zero_rows
 from blazr.nn.layers.batch import LayerCache
-from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec, zeros
 from blazr.nn.operands.step import GRID
 
 ALIGNMENT = 64
@@ -195,16 +195,10 @@ class Storage:
                 assert self._states is not None
                 checkpoint[name] = _view(self._states, tensor, state_at)
                 state_at += _aligned(tensor.nbytes)
-            log, working = (
-                {
-                    name: torch.zeros((count + num_spare, *t.shape), dtype=t.dtype, device=device)
-                    for name, t in each.items()
-                }
-                for each, count in (
-                    (spec.log_tensors, shape.max_running),
-                    (spec.working_tensors, layout.working_copies * shape.max_running),
-                )
-            )
+            runs = shape.max_running
+            log = zeros(spec.log_tensors, runs + num_spare, device=device)
+            num_working = layout.working_copies * runs + num_spare
+            working = zeros(spec.working_tensors, num_working, device=device)
             self._logs += log.values()
             self._working += working.values()
             caches.append(LayerCache(paged, checkpoint, log, working))

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.cache_spec import CacheSpec, zeros
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.attention import Rotation
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
@@ -139,13 +139,6 @@ def whole_sequences(
     tables = torch.arange(count * blocks, device=device).view(count, blocks)
     places = torch.arange(length, device=device)
     starts = GRID * tables[:, :1] if blocks else tables.new_zeros(count, 1)
-
-    def zeros(specs: Mapping[str, TensorSpec], *sizes: int) -> dict[str, Tensor]:
-        return {
-            name: torch.zeros((*sizes, *each.shape), dtype=each.dtype, device=device)
-            for name, each in specs.items()
-        }
-
     spans = tuple(Span(row * length, length, 0, 0, run_slot=row) for row in range(count))
     positions = places.repeat(count)
     batch = ForwardBatch(
@@ -156,9 +149,9 @@ def whole_sequences(
         table=StepTable(spans, tables, are_alike=True),
     )
     cache = LayerCache(
-        paged=zeros(spec.paged, count * blocks, GRID),
-        checkpoint=zeros(spec.checkpoint, 1),
-        log=zeros(spec.log_tensors, count),
-        working=zeros(spec.working_tensors, count),
+        paged=zeros(spec.paged, count * blocks, GRID, device=device),
+        checkpoint=zeros(spec.checkpoint, 1, device=device),
+        log=zeros(spec.log_tensors, count, device=device),
+        working=zeros(spec.working_tensors, count, device=device),
     )
     return batch, cache

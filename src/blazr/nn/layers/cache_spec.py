@@ -104,6 +104,16 @@ class CacheSpec:
         return {name: replace(self.checkpoint[name], dtype=torch.float32) for name in self.working}
 
 
+def zeros(
+    specs: Mapping[str, TensorSpec], *sizes: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Tensors (*sizes, ...) by the names of their specs."""
+    return {
+        name: torch.zeros((*sizes, *each.shape), dtype=each.dtype, device=device)
+        for name, each in specs.items()
+    }
+
+
 def merge_specs(parts: Mapping[str, CacheSpec]) -> CacheSpec:
     """What a layer of several parts remembers, ``part.name`` by ``part.name``."""
 
