@@ -250,10 +250,7 @@ class DiskCache:
             OSError: The disk is full, or the like.
         """
         header, content = data[: _HEADER.size], memoryview(data)[_HEADER.size :]
-        fields = _unpack(header)
-        if fields is None or len(content) != self.sizes[cls]:
-            return False
-        if _kind_if_whole(fields, cls, name, content) is None:
+        if len(content) != self.sizes[cls] or _kind_if_whole(header, cls, name, content) is None:
             return False
         path = self._path(cls, name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -439,20 +436,18 @@ def _read_file(
 ) -> tuple[StateKind, bytearray] | None:
     """What a file holds; None where that is not what was written under this name."""
     with path.open("rb") as file:
-        fields = _unpack(file.read(_HEADER.size))
-        if fields is None or fields[3] != size:
-            return None
-        content = bytearray(size)
+        header, content = file.read(_HEADER.size), bytearray(size)
         if file.readinto(content) != size or file.read(1):
             return None
-    kind = _kind_if_whole(fields, cls, name, content)
+    kind = _kind_if_whole(header, cls, name, content)
     return None if kind is None else (kind, content)
 
 
-def _kind_if_whole(
-    fields: _Fields, cls: ItemClass, name: bytes, content: _Bytes
-) -> StateKind | None:
+def _kind_if_whole(header: bytes, cls: ItemClass, name: bytes, content: _Bytes) -> StateKind | None:
     """Why a state is kept; None where the content is not what was written under this name."""
+    fields = _unpack(header)
+    if fields is None:
+        return None
     kind, depth, saves, num_bytes, digest = fields
     is_whole = num_bytes == len(content)
     is_whole = is_whole and digest == _digest(DiskItem(cls, name, kind, depth, saves), content)
