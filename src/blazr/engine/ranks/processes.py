@@ -139,21 +139,23 @@ class RankProcesses:
         Raises:
             EngineError: One has, or all have been closed.
         """
-        if self._is_closing and not self.failure:
-            raise EngineError("the ranks were closed.")
-        if self.failure:
-            raise EngineError(self.failure, hint="start the program again")
+        if self._is_closing or self.failure:
+            raise self._why()
 
     def fail(self, error: Exception) -> EngineError:
         """Give up after an error, whose cause most often is that a rank has ended."""
         if self._is_closing and not self.failure:
-            return EngineError("the ranks were closed.")
+            return self._why()
         # connections break a little before it is known why
         deadline_s = monotonic() + (_KNOWN_S if isinstance(error, RuntimeError | OSError) else 0)
         while not self.failure and monotonic() < deadline_s:
             sleep(_POLL_S)
         self._give_up(f"a step failed on the first rank: {described(error)}")
-        if not self.failure:  # closed meanwhile
+        return self._why()
+
+    def _why(self) -> EngineError:
+        """Why nothing can be computed any more: a failure, or all have been closed."""
+        if not self.failure:
             return EngineError("the ranks were closed.")
         return EngineError(self.failure, hint="start the program again")
 
