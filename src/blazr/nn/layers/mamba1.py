@@ -113,15 +113,11 @@ class Mamba1(Mixer):
         raw, gate = self.in_proj(x).chunk(2, -1)
         u = convolve(raw, self.conv1d.filter, cache.window("conv"), batch.table)
         made = self.ranks.sum(self.x_proj(u))
-        config, parts = self.config, made.split(tuple(self.sizes.values()), -1)
-        if config.inner_norms == "weighted":
-            norms = (getattr(self, f"{name}_norm") for name in self.sizes)
-            parts = tuple(norm(part) for norm, part in zip(norms, parts, strict=True))
-        elif config.inner_norms == "plain":
-            ones = self._ones.values()
-            parts = tuple(
-                rms_norm(part, one, config.norm_eps) for part, one in zip(parts, ones, strict=True)
-            )
+        parts = made.split(tuple(self.sizes.values()), -1)
+        if self.config.inner_norms != "none":
+            eps = self.config.norm_eps
+            pairs = zip(parts, self._norms, strict=True)
+            parts = tuple(rms_norm(part, weight, eps) for part, weight in pairs)
         dt, b, c = parts
         rows = Mamba1Rows(dt=self.dt_proj(dense(dt)), b=b, c=c, gate=gate)
         cache.append(batch.table, dt=rows.dt, b=b)
@@ -143,7 +139,8 @@ class Mamba1(Mixer):
         return Mamba1Weights(-torch.exp(a_log), self.d.float(), 0.0)
 
     @derived
-    def _ones(self) -> dict[str, Tensor]:
-        """Weights of norms that have none."""
-        like = self.conv1d.weight
-        return {name: like.new_ones(size) for name, size in self.sizes.items()}
+    def _norms(self) -> list[Tensor]:
+        """Weights of the norms of step sizes, B and C; ones where the model has none."""
+        if self.config.inner_norms == "weighted":
+            return [getattr(self, f"{name}_norm").weight for name in self.sizes]
+        return [self.conv1d.weight.new_ones(size) for size in self.sizes.values()]
