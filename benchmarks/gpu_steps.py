@@ -344,7 +344,7 @@ def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
 def _nbytes(kind: str, *shape: int) -> float:
     weight = _stored(kind, *shape)
     if isinstance(weight, ScaledFloats):
-        return weight.nbytes
+        return sum(each.nbytes for each in weight.tensors())
     if isinstance(weight, ShiftedBlocks):
         return sum(each.nbytes for each in (weight.inner.blocks, weight.shift) if each is not None)
     return (weight.blocks if isinstance(weight, Blocks) else weight).nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -42,11 +42,11 @@ class ScaledFloats(NamedTuple):
         *stack, columns = self.numbers.shape
         return torch.Size((*stack, columns * (2 if self.are_pairs else 1)))
 
-    @property
-    def nbytes(self) -> int:
-        """Memory it takes."""
-        tensors = (self.numbers, self.scales, self.whole)
-        return sum(each.nbytes for each in tensors if each is not None)
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the numbers, and what they are multiplied with."""
+        yield from (self.numbers, self.scales)
+        if self.whole is not None:
+            yield self.whole
 
     def select(self, index: int) -> ScaledFloats:
         """One matrix of a stack."""

@@ -11,6 +11,8 @@ MXFP4 is a GGML type, too: only where a block has each of its numbers differs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -70,16 +72,10 @@ class ShiftedWeight(Weight):
             return None
         return ShiftedBlocks(blocks, self.scale, self.shift)
 
-    @property
     @override
-    def nbytes(self) -> int:
-        more = (self.scale, self.shift, self.order)
-        return self.inner.nbytes + sum(each.nbytes for each in more if each is not None)
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.inner.device
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.inner.tensors()
+        yield from self.buffers(recurse=False)
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -43,15 +43,19 @@ class Weight(nn.Module, ABC):
         self.shape = torch.Size(shape)
         self.dtype = dtype
 
+    def tensors(self) -> Iterator[Tensor]:
+        """What holds it in memory, all on one device."""
+        return self.buffers()
+
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return sum(each.nbytes for each in self.buffers())
+        return sum(each.nbytes for each in self.tensors())
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        return next(self.buffers()).device
+        return next(self.tensors()).device
 
     @abstractmethod
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -186,15 +190,9 @@ class StoredWeight(TiledWeight):
         self.parts = {key: part.to(device) for key, part in self.parts.items()}
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    @property
     @override
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values())
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return next(iter(self.parts.values())).device
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(self.parts.values())
 
     @override
     def tiles(self) -> Iterator[slice]:
@@ -239,15 +237,9 @@ class FloatWeight(TiledWeight):
         self.operand = self.operand.map(lambda each: each.to(device))
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
-    @property
     @override
-    def nbytes(self) -> int:
-        return self.operand.nbytes
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.operand.numbers.device
+    def tensors(self) -> Iterator[Tensor]:
+        return self.operand.tensors()
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -317,15 +309,10 @@ class StoredStack(Weight):
         super().__init__((len(matrices), *matrices[0].shape), matrices[0].dtype)
         self.matrices = nn.ModuleList(matrices)
 
-    @property
     @override
-    def nbytes(self) -> int:
-        return sum(self.select(index).nbytes for index in range(self.shape[0]))
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.select(0).device
+    def tensors(self) -> Iterator[Tensor]:
+        for index in range(self.shape[0]):
+            yield from self.select(index).tensors()
 
     @override
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
