@@ -88,7 +88,7 @@ class Device:
         if self.kind != "cpu":
             return dtype in {torch.float16, torch.bfloat16}
         return dtype == torch.bfloat16 and not _BF16_FLAGS.isdisjoint(
-            _cpu_info("flags", "Features").split()
+            _proc_line("cpuinfo", "flags", "Features").split()
         )
 
     @property
@@ -101,31 +101,21 @@ class Device:
         if self.kind != "cpu":
             return self._card_bytes()[0]
         # what the system calls available, less where a control group allows less
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        try:
-            for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) * 1024
-        except OSError:
-            pass
-        try:
-            limit = (_CONTROL_GROUP / "memory.max").read_text(encoding="utf-8").strip()
-            if limit != "max":
-                used = int((_CONTROL_GROUP / "memory.current").read_text(encoding="utf-8"))
-                free = min(free, max(0, int(limit) - used))
-        except (OSError, ValueError):
-            pass
-        return free
+        available = _proc_line("meminfo", "MemAvailable:")
+        if available:
+            free = int(available.split()[0]) * 1024
+        else:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit, used = _group_bytes("memory.max"), _group_bytes("memory.current")
+        return free if limit is None or used is None else min(free, max(0, limit - used))
 
     def total_bytes(self) -> int:
         """Memory of all programs here, in bytes, as far as a control group grants it."""
         if self.kind != "cpu":
             return self._card_bytes()[1]
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        try:
-            return min(total, int((_CONTROL_GROUP / "memory.max").read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # there is no such group, or it says "max"
-            return total
+        limit = _group_bytes("memory.max")
+        return total if limit is None else min(total, limit)
 
     def _card_bytes(self) -> tuple[int, int]:
         """Memory that is free on the card, and all of it, in bytes."""
@@ -193,7 +183,7 @@ def resolve_device(name: str = "auto") -> Device:
         )
     cards = _cards("cuda" if name == "auto" else kind)
     if name == "cpu" or (name == "auto" and not cards):
-        name = _cpu_info("model name") or "unknown processor"
+        name = _proc_line("cpuinfo", "model name") or "unknown processor"
         return Device("cpu", f"{name}, {torch.get_num_threads()} threads")
     kind = "cuda" if name == "auto" else kind
     if not cards:
@@ -386,15 +376,23 @@ def copy_row(rows: Tensor, source: int, target: int) -> None:
         rows[target] = rows[source]
 
 
-def _cpu_info(*keys: str) -> str:
-    """The first line of ``/proc/cpuinfo`` with one of these keys; empty where there is none."""
+def _proc_line(file: str, *keys: str) -> str:
+    """The first line of a file of /proc with one of these keys; empty where there is none."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in Path("/proc", file).read_text(encoding="utf-8").splitlines():
             if line.startswith(keys):
                 return line.partition(":")[2].strip()
     except OSError:
         pass
     return ""
+
+
+def _group_bytes(name: str) -> int | None:
+    """What a file of the control group says; None where there is no such, or it says "max"."""
+    try:
+        return int((_CONTROL_GROUP / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def is_exact() -> bool:
