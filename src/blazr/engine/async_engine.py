@@ -508,8 +508,7 @@ class AsyncEngine:
             prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
             budget = self._pacing.prefill_budget(decodes, prompts)
             most = scheduler.token_budget if not decodes else decodes + budget
-            unfinished = (*scheduler.running, *scheduler.waiting)
-            left = sum(max(each.remaining, 1) for each in unfinished)
+            left = sum(max(each.remaining, 1) for each in scheduler.sequences())
             self._pulse.step(min(most, left))
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
@@ -614,8 +613,7 @@ class AsyncEngine:
                 self.abort(output.request_id)
 
     def _drop_unused_adapters(self) -> None:
-        scheduler = self._engine.scheduler
-        used = {each.request.adapter for each in (*scheduler.running, *scheduler.waiting)}
+        used = {each.request.adapter for each in self._engine.scheduler.sequences()}
         for adapter in self._leaving:
             if adapter not in used:
                 self._drop_adapter(adapter.slot)
