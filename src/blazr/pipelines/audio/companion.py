@@ -20,7 +20,7 @@ class Companion:
     """Where a second network lies, and which it is.
 
     Args:
-        inside: The name of its folder in the model's directory.
+        inside: The name of its folder in the model's directory, and of it in the model's network.
         beside: The name of its folder beside that directory.
         network: The class of transformers.
     """

@@ -11,11 +11,8 @@ from blazr.pipelines.audio.companion import Companion
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from blazr.models.checkpoint.base import Checkpoint
-
-_CODEC = Companion(inside="codec", beside="dac_44khz", network="DacModel")
 # of 12 ms; people say some fifteen characters in a second
 _FRAMES_PER_CHARACTER = 12
 _MIN_FRAMES = 100
@@ -30,13 +27,7 @@ class Dia(Speaker):
     auto: ClassVar[str] = "DiaForConditionalGeneration"
     joins: ClassVar[bool] = True
     steps: ClassVar[tuple[str, ...]] = ("model.decoder",)
-
-    @classmethod
-    def build(cls, checkpoint: Checkpoint, dtype: str) -> nn.Module:
-        """Build both networks; the codec becomes a part of the other."""
-        network = super().build(checkpoint, dtype)
-        network.add_module("codec", _CODEC.read(checkpoint.directory, dtype))
-        return network
+    companion: ClassVar = Companion(inside="codec", beside="dac_44khz", network="DacModel")
 
     def prepare(self, directory: Path) -> None:
         """Read the tokenizer, how the model generates, and the marks of speakers."""

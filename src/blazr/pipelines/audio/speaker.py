@@ -20,7 +20,10 @@ from blazr.pipelines.network import generation_config, load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from blazr.models.checkpoint.base import Checkpoint
+    from blazr.pipelines.audio.companion import Companion
 
 # What is longer is cut at a comma or a space: the time a network takes may grow with the square.
 MAX_SENTENCE = 300
@@ -59,6 +62,7 @@ class Speaker(TransformersPipeline):
         joins: Whether it says as many sentences at once as fit, as its voice changes in between.
         has_speed: Whether it can be told to speak faster.
         steps: Modules of the network that run again and again while it says something.
+        companion: A second network that it needs, or None; it becomes a part of the first one.
     """
 
     extra: ClassVar[str] = "audio"
@@ -67,8 +71,22 @@ class Speaker(TransformersPipeline):
     joins: ClassVar[bool] = False
     has_speed: ClassVar[bool] = False
     steps: ClassVar[tuple[str, ...]] = ()
+    companion: ClassVar[Companion | None] = None
     rate: int
     voices: Sequence[str]
+
+    @classmethod
+    def build(cls, checkpoint: Checkpoint, dtype: str) -> nn.Module:
+        """Build the network, and its companion where it has one.
+
+        Raises:
+            CheckpointError: Tensors are missing, or the companion is.
+        """
+        network = super().build(checkpoint, dtype)
+        if cls.companion is not None:
+            companion = cls.companion.read(checkpoint.directory, dtype)
+            network.add_module(cls.companion.inside, companion)
+        return network
 
     @abstractmethod
     def say(self, sentence: Sentence) -> Tensor:

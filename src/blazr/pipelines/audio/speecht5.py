@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,10 +12,6 @@ from blazr.core.errors import CheckpointError
 from blazr.pipelines.audio.companion import Companion
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
-if TYPE_CHECKING:
-    from blazr.models.checkpoint.base import Checkpoint
-
-_VOCODER = Companion(inside="vocoder", beside="speecht5_hifigan", network="SpeechT5HifiGan")
 _VOICES = "voices"  # a folder of the model's directory
 
 
@@ -27,13 +23,9 @@ class SpeechT5(Speaker):
 
     auto: ClassVar[str] = "SpeechT5ForTextToSpeech"
     steps: ClassVar[tuple[str, ...]] = ("speecht5.decoder.wrapped_decoder",)
-
-    @classmethod
-    def build(cls, checkpoint: Checkpoint, dtype: str) -> torch.nn.Module:
-        """Build both networks; the vocoder becomes a part of the other."""
-        network = super().build(checkpoint, dtype)
-        network.add_module("vocoder", _VOCODER.read(checkpoint.directory, dtype))
-        return network
+    companion: ClassVar = Companion(
+        inside="vocoder", beside="speecht5_hifigan", network="SpeechT5HifiGan"
+    )
 
     def prepare(self, directory: Path) -> None:
         """Read the tokenizer and the voices.
