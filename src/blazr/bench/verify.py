@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -189,20 +190,14 @@ def _recorded_outputs(module: CausalLM) -> Iterator[list[list[Tensor]]]:
     """What the embedding and every layer put out, in pieces, while the engine runs."""
     outputs: list[list[Tensor]] = [[] for _ in range(len(module.layers) + 1)]
 
-    def recorder(index: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def record(part: nn.Module, inputs: object, output: Tensor) -> None:
-            del part, inputs
-            outputs[index].append(output.clone())
+    def record(own: list[Tensor], part: nn.Module, inputs: object, output: Tensor) -> None:
+        del part, inputs
+        own.append(output.clone())
 
-        return record
-
-    parts = (module.embed_tokens, *module.layers)
-    hooks = [part.register_forward_hook(recorder(index)) for index, part in enumerate(parts)]
-    try:
+    with ExitStack() as hooks:
+        for part, own in zip((module.embed_tokens, *module.layers), outputs, strict=True):
+            hooks.enter_context(part.register_forward_hook(partial(record, own)))
         yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _compare_outputs(
