@@ -159,6 +159,8 @@ class GrammarCompiler:
             return running.result()
         try:
             entry = self._compile(source)
+        except GrammarError as error:
+            entry = _Entry(None, error, 0)
         except BaseException as error:
             with self._lock:
                 del self._running[key]
@@ -183,17 +185,11 @@ class GrammarCompiler:
 
         with self._start:
             tokenizer, trial = self._tools
-        try:
-            verdict = trial.run(source)
-        except GrammarError as error:
-            return _Entry(None, error, 0)
+        verdict = trial.run(source)
         if verdict.error:
-            return _Entry(None, refusal(verdict.error, source), 0)
+            raise refusal(verdict.error, source)
         constraint = GrammarConstraint(make_matcher(tokenizer, source), self._vocab_size)
-        try:
-            constraint.check_start()
-        except GrammarError as error:
-            return _Entry(None, error, 0)
+        constraint.check_start()
         return _Entry(constraint, None, verdict.num_bytes + len(source))
 
     @cached_property
