@@ -6,7 +6,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
 from blazr.core.errors import RequestError
-from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES
+from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES, too_large
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
@@ -35,12 +35,7 @@ def open_image(
     from PIL import Image, ImageOps
 
     if len(data) > MAX_IMAGE_BYTES:
-        raise RequestError(
-            "an image is too large.",
-            param=param,
-            found=f"{len(data):,} bytes",
-            expected=f"at most {MAX_IMAGE_BYTES:,}",
-        )
+        raise too_large("an image", len(data), param)
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size

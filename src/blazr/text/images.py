@@ -44,12 +44,7 @@ class Video(bytes):
         _check_frames(len(frames))
         num_bytes = sum(map(len, frames))
         if num_bytes > MAX_IMAGE_BYTES:
-            raise RequestError(
-                "a video is too large.",
-                param="messages",
-                found=f"{num_bytes:,} bytes",
-                expected=f"at most {MAX_IMAGE_BYTES:,}",
-            )
+            raise too_large("a video", num_bytes, "messages")
         return cls(b"".join(len(each).to_bytes(8, "little") + each for each in frames))
 
     @property
@@ -106,6 +101,16 @@ class FetchedUrl(str):
         return found
 
 
+def too_large(noun: str, num_bytes: int, param: str) -> RequestError:
+    """The error for more than `MAX_IMAGE_BYTES`."""
+    return RequestError(
+        f"{noun} is too large.",
+        param=param,
+        found=f"{num_bytes:,} bytes",
+        expected=f"at most {MAX_IMAGE_BYTES:,}",
+    )
+
+
 def decode_base64(text: str, *, param: str = "messages", noun: str = "an image") -> bytes:
     """The bytes of an image, or of what the noun says.
 
@@ -113,12 +118,7 @@ def decode_base64(text: str, *, param: str = "messages", noun: str = "an image")
         RequestError: The text is no base64, empty, or too long.
     """
     if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:
-        raise RequestError(
-            f"{noun} is too large.",
-            param=param,
-            found=f"{len(text) * 3 // 4:,} bytes",
-            expected=f"at most {MAX_IMAGE_BYTES:,}",
-        )
+        raise too_large(noun, len(text) * 3 // 4, param)
     try:
         data = b64decode(text, validate=True)
     except (Error, ValueError) as error:
