@@ -25,7 +25,7 @@ from blazr.text.splitter import (
     until,
 )
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
-from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments
+from blazr.text.tool_calls.json_scan import check_name, read_call
 
 MARKERS = ("<|start|>assistant", "<|channel|>")
 STARTERS = (" to=", "to=")
@@ -80,9 +80,7 @@ class HarmonyCalls(CallSyntax):
             raise MalformedError
         name = check_name(parts[1] or parts[3], tools)
         c = yield from spaces(c)
-        check_arguments(c)
-        sink.begin(name)
-        c = yield from read_arguments(c, sink)
+        c = yield from read_call(c, sink, name)
         _, c = yield from one_of(c, *_ENDS)
         return c
 

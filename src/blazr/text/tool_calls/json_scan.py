@@ -134,6 +134,17 @@ def _string(quote: str, put: Callable[[str], None]) -> Scan:
     return c
 
 
+def read_call(c: str, sink: Sink, name: str, call_id: str | None = None) -> Scan:
+    """A call of a name that was read, and its arguments.
+
+    Raises:
+        MalformedError: These cannot be arguments.
+    """
+    check_arguments(c)
+    sink.begin(name, call_id)
+    return (yield from read_arguments(c, sink))
+
+
 def check_arguments(c: str) -> None:
     """Refuse what cannot begin arguments: they are an object, a string that holds one, or null.
 

@@ -21,7 +21,7 @@ from blazr.text.splitter import (
 )
 from blazr.text.tool_calls.format import CallSyntax, Tools, ToolSpec, arguments_of, as_json
 from blazr.text.tool_calls.json_call import JsonCalls
-from blazr.text.tool_calls.json_scan import check_arguments, check_name, read_arguments, tool_name
+from blazr.text.tool_calls.json_scan import check_name, read_call, tool_name
 
 
 def deepseek_token(name: str) -> str:
@@ -62,7 +62,7 @@ class NamedCalls(CallSyntax):
         c = yield from literal(c, self.before.removeprefix(marker).lstrip())
         name, c = yield from tool_name(c)
         c = yield from symbol(c, self.between.strip())
-        c = yield from _call(c, sink, check_name(name, tools))
+        c = yield from read_call(c, sink, check_name(name, tools))
         return (yield from optional(c, self.after.strip()))
 
     @override
@@ -96,7 +96,7 @@ class MistralCalls(CallSyntax):
             mark, c = yield from one_of(c, "[CALL_ID]", "[ARGS]")
         if mark == "[CALL_ID]":
             call_id, c = yield from word(c, "[ARGS]")
-        return (yield from _call(c, sink, check_name(name, tools), call_id))
+        return (yield from read_call(c, sink, check_name(name, tools), call_id))
 
     @override
     def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
@@ -122,7 +122,7 @@ class DeepSeekCalls(NamedCalls):
                 c = yield from optional(c, DEEPSEEK_NAME_END)  # for the line's end, at times
                 c = yield from optional(c, "```json")
                 c = yield from spaces(c)
-            c = yield from _call(c, sink, check_name(name.strip(), tools))
+            c = yield from read_call(c, sink, check_name(name.strip(), tools))
             c = yield from optional(c, "```")
             c = yield from symbol(c, DEEPSEEK_CALL_END)
             mark, c = yield from one_of(c, DEEPSEEK_CALL, DEEPSEEK_CALLS_END)
@@ -145,7 +145,7 @@ class KimiCalls(NamedCalls):
             call_id = call_id.strip()
             name = call_id.removeprefix("functions.").rpartition(":")[0]
             c = yield from spaces(c)
-            c = yield from _call(c, sink, check_name(name, tools), call_id)
+            c = yield from read_call(c, sink, check_name(name, tools), call_id)
             c = yield from symbol(c, KIMI_CALL_END)
             mark, c = yield from one_of(c, KIMI_CALL, KIMI_CALLS_END)
             sink.reopen()
@@ -173,13 +173,7 @@ class FunctionCalls(NamedCalls):
             return c
         if not is_closed and c != "{":
             raise unexpected(c)
-        c = yield from _call(c, sink, name)
+        c = yield from read_call(c, sink, name)
         c = yield from optional(c, ">")
         _, c = yield from one_of(c, _FUNCTION_END)
         return c
-
-
-def _call(c: str, sink: Sink, name: str, call_id: str | None = None) -> Scan:
-    check_arguments(c)
-    sink.begin(name, call_id)
-    return (yield from read_arguments(c, sink))
