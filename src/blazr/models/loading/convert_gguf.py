@@ -156,11 +156,10 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     name = architecture_of(planned.family.name, config)
     if name is None:
         families = {word.split()[0] for row in ARCHITECTURES.values() for word in row.families}
-        raise ConfigError(
+        raise _unwritable(
             "GGUF has no architecture for this model.",
             found=f"family {planned.family.name}",
             expected=", ".join(sorted(families)),
-            hint="convert to a directory: safetensors hold every model",
         )
     row = ARCHITECTURES[name]
     target = as_gguf(config, row)
@@ -195,7 +194,6 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
     checkpoint = planned.checkpoint
     matrices = packable(planned.module)
     storage = choose_storage(planned.plan, planned.module, policy)
-    usual = torch.float32
     parameters = {info.name: step.parameter for step in planned.plan.steps for info in step.sources}
     jobs = []
     for info in checkpoint.tensors.values():
@@ -207,7 +205,7 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
         if quantizer is not None:
             kind = quantizer.kind.name
         elif dtype != "auto" and parameter in matrices:
-            kind = _plain_type(step, dtype, usual)
+            kind = element_type(DTYPES[dtype])
         part = GgufPart(Recipe(source=info.name), step)
         entry = Entry(kind, info.shape)
         jobs.append(GgufJob(name=info.name, entry=entry, parts=(part,), quantizer=quantizer))
@@ -235,11 +233,7 @@ def _jobs(
         found = [steps.get(recipe.source) for recipe in recipes]
         parts = tuple(GgufPart(r, step) for r, step in zip(recipes, found, strict=True) if step)
         if not placements or len(parts) < len(placements):
-            raise ConfigError(
-                "GGUF has no place for a part of this model.",
-                found=parameter[:100],
-                hint="convert to a directory: safetensors hold every model",
-            )
+            raise _unwritable("GGUF has no place for a part of this model.", parameter[:100])
         if parameter != together[0]:
             continue  # written with the one before it
         is_matrix = parameter in matrices or parameter.endswith(_PLAIN_MATRICES)
@@ -320,11 +314,12 @@ def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
 
 
 def _not_expressible(found: str) -> ConfigError:
-    return ConfigError(
-        "GGUF cannot say all that this model is.",
-        found=found[:200],
-        hint="convert to a directory: safetensors hold every model",
-    )
+    return _unwritable("GGUF cannot say all that this model is.", found[:200])
+
+
+def _unwritable(message: str, found: str, expected: str = "") -> ConfigError:
+    hint = "convert to a directory: safetensors hold every model"
+    return ConfigError(message, found=found, expected=expected, hint=hint)
 
 
 def _about(jobs: list[GgufJob]) -> dict[str, Value]:
