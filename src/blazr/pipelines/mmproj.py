@@ -42,6 +42,11 @@ _MAX_PIXTRAL = 2**12  # pixels, of which it makes a table
 log = logging.getLogger(__name__)
 
 
+def _unfit(message: str, found: str, expected: str = "") -> CheckpointError:
+    """The error for a file that is not of the language model."""
+    return CheckpointError(message, found=found, expected=expected, hint=_HINT)
+
+
 class Tower:
     """What a file says of its tower.
 
@@ -73,11 +78,7 @@ class Tower:
         self.deep_layers = _layers_of(_DEEP, checkpoint.tensors)
         self.projection_dim = int(self.number("projection_dim", most=2**20))
         if layers != [*range(self.num_layers)]:
-            raise CheckpointError(
-                f"{checkpoint.path.name} lacks layers.",
-                found=f"layers {layers[:8]}",
-                hint=_HINT,
-            )
+            raise _unfit(f"{checkpoint.path.name} lacks layers.", f"layers {layers[:8]}")
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -86,10 +87,9 @@ class Tower:
     def _shape(self, name: str, num_dims: int) -> tuple[int, ...]:
         info = self._checkpoint.tensors.get(name)
         if info is None or len(info.shape) != num_dims:
-            raise CheckpointError(
+            raise _unfit(
                 f"{self._checkpoint.path.name} has no tensor {name} of {num_dims} dimensions.",
-                found="none" if info is None else str(tuple(info.shape)),
-                hint=_HINT,
+                "none" if info is None else str(tuple(info.shape)),
             )
         return info.shape
 
@@ -105,12 +105,8 @@ class Tower:
         raise self._unusable(key, found, f"a number above 0, to {most}")
 
     def _unusable(self, key: str, found: object, expected: str) -> CheckpointError:
-        return CheckpointError(
-            f"clip.vision.{key} of {self._checkpoint.path.name} is not usable.",
-            found=repr(found)[:50],
-            expected=expected,
-            hint=_HINT,
-        )
+        message = f"clip.vision.{key} of {self._checkpoint.path.name} is not usable."
+        return _unfit(message, repr(found)[:50], expected)
 
     def colours(self, key: str) -> list[float]:
         """Three values of ``clip.vision.``, for red, green and blue.
@@ -210,10 +206,6 @@ _QWEN_PARTS = {
     "attn_out": "attn.proj",
     "ffn_gate": "mlp.gate_proj",
 }
-_QWEN_AROUND = {
-    "v.patch_embd": "model.visual.patch_embed.proj",
-    "v.position_embd": "model.visual.pos_embed",
-}
 _PIXTRAL_PARTS = {
     "ln1": "attention_norm",
     "ln2": "ffn_norm",
@@ -310,33 +302,46 @@ def _of_idefics(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: A
 
 def _of_qwen(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """Its queries, keys and values are one matrix in the library, and so are its two patches."""
-    whole = _joined(tensors)
-    has_gates = "v.blk.0.ffn_gate.weight" in whole
-    up, down = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
-    parts = {**_QWEN_PARTS, "ffn_up": f"mlp.{up}", "ffn_down": f"mlp.{down}"}
-    around = {
-        "v.post_ln": "model.visual.merger.ln_q",
-        "mm.0": "model.visual.merger.mlp.0",
-        "mm.2": "model.visual.merger.mlp.2",
-    }
-    return _renamed(whole, "model.visual.blocks", parts, _QWEN_AROUND | around)
+    has_gates = "v.blk.0.ffn_gate.weight" in tensors
+    mlp = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
+    return _of_any_qwen(tensors, mlp, ("ln_q", "mlp.0", "mlp.2"), {})
 
 
 def _of_qwen_3(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """The same, with vectors that layers add, whose parts are called by their tower's layers."""
-    parts = {**_QWEN_PARTS, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
-    merger = "model.visual.merger"
-    around = {
-        "v.post_ln": f"{merger}.norm",
-        "mm.0": f"{merger}.linear_fc1",
-        "mm.2": f"{merger}.linear_fc2",
-    }
+    around = {}
     for place, layer in enumerate(_layers_of(_DEEP, tensors)):
         before = f"model.visual.deepstack_merger_list.{place}"
         around[f"v.deepstack.{layer}.norm"] = f"{before}.norm"
         around[f"v.deepstack.{layer}.fc1"] = f"{before}.linear_fc1"
         around[f"v.deepstack.{layer}.fc2"] = f"{before}.linear_fc2"
-    return _renamed(_joined(tensors), "model.visual.blocks", parts, _QWEN_AROUND | around)
+    mlp = ("linear_fc1", "linear_fc2")
+    return _of_any_qwen(tensors, mlp, ("norm", *mlp), around)
+
+
+def _of_any_qwen(
+    tensors: Tensors, mlp: tuple[str, str], merger: tuple[str, str, str], more: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The library's tensors of Qwen's towers, of which some parts have names of their own.
+
+    Args:
+        tensors: Those of the file.
+        mlp: The two matrices of a layer's MLP.
+        merger: The norm and the two matrices behind the layers.
+        more: What else is in no layer.
+    """
+    up, down = mlp
+    norm, first, second = merger
+    parts = {**_QWEN_PARTS, "ffn_up": f"mlp.{up}", "ffn_down": f"mlp.{down}"}
+    around = {
+        "v.patch_embd": "model.visual.patch_embed.proj",
+        "v.position_embd": "model.visual.pos_embed",
+        "v.post_ln": f"model.visual.merger.{norm}",
+        "mm.0": f"model.visual.merger.{first}",
+        "mm.2": f"model.visual.merger.{second}",
+        **more,
+    }
+    return _renamed(_joined(tensors), "model.visual.blocks", parts, around)
 
 
 def _of_pixtral(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:
@@ -563,11 +568,10 @@ def open_mmproj(path: Path, language_model: CausalLM) -> Projector:
     row = PROJECTORS[str(kind)]
     size = header.metadata.get("clip.vision.projection_dim")
     if size != language_model.config.hidden_size:
-        raise CheckpointError(
+        raise _unfit(
             f"{path.name} is of another model.",
-            found=f"vectors of {size!r:.50} numbers",
-            expected=f"{language_model.config.hidden_size}, as the language model has it",
-            hint=_HINT,
+            f"vectors of {size!r:.50} numbers",
+            f"{language_model.config.hidden_size}, as the language model has it",
         )
     return row
 
@@ -622,11 +626,8 @@ class MmprojVision(Vision):
         self._tokenizer = tokenizer
         for name in (projector.mark, projector.token):
             if name not in tokenizer.special_ids:
-                raise CheckpointError(
-                    f"the vocabulary has no token {name}.",
-                    found=f"{file.name}, whose images need it",
-                    hint=_HINT,
-                )
+                found = f"{file.name}, whose images need it"
+                raise _unfit(f"the vocabulary has no token {name}.", found)
 
     @override
     def _build_eye(self, checkpoint: Checkpoint) -> Eye:
