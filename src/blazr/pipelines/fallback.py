@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.runner import StepResult, draw_tokens
 from blazr.engine.sampling.sampler import Sampler
 from blazr.engine.scheduler import Scheduler, StepPlan
-from blazr.models.checkpoint.base import ELEMENT_TYPES
+from blazr.models.checkpoint.base import ELEMENT_TYPES, most_used_type
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
@@ -219,10 +218,7 @@ def describe_fallback(
     sizes = {"vocab_size": head.shape[0], "hidden_size": head.shape[1]}
     layers = getattr(text, "num_hidden_layers", None)
     sizes |= {} if layers is None else {"num_layers": layers}
-    dtypes = Counter({info.dtype: 0 for info in checkpoint.tensors.values()})
-    for info in checkpoint.tensors.values():
-        dtypes[info.dtype] += info.nbytes
-    stored = dtypes.most_common(1)[0][0]
+    stored = most_used_type((info.dtype, info.nbytes) for info in checkpoint.tensors.values())
     return {
         "name": files.name,
         "path": str(checkpoint.path),

@@ -9,7 +9,8 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -127,6 +128,18 @@ def torch_dtype(name: str) -> torch.dtype:
 def element_type(dtype: torch.dtype) -> str:
     """The name in ``ELEMENT_TYPES`` of a dtype."""
     return next(name for name in ELEMENT_TYPES if torch_dtype(name) == dtype)
+
+
+def most_used_type(sizes: Iterable[tuple[str, int]]) -> str:
+    """The type that most bytes are of, from types with the bytes of tensors.
+
+    Raises:
+        ValueError: There are no tensors.
+    """
+    totals = Counter[str]()
+    for dtype, nbytes in sizes:
+        totals[dtype] += nbytes
+    return max(totals, key=totals.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)

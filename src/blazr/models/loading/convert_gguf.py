@@ -23,6 +23,7 @@ from blazr.models.checkpoint.base import (
     QuantizedInfo,
     TensorInfo,
     element_type,
+    most_used_type,
     torch_dtype,
 )
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writing
@@ -323,10 +324,7 @@ def _unwritable(message: str, found: str, expected: str = "") -> ConfigError:
 
 
 def _about(jobs: list[GgufJob]) -> dict[str, Value]:
-    sizes: dict[str, int] = {}
-    for job in jobs:
-        sizes[job.entry.dtype] = sizes.get(job.entry.dtype, 0) + job.entry.nbytes
-    most = max(sizes, key=lambda name: sizes[name])
+    most = most_used_type((job.entry.dtype, job.entry.nbytes) for job in jobs)
     return {
         "general.file_type": _FILE_TYPES.get(most, _GUESSED),
         "general.quantization_version": _VERSION_OF_BLOCKS,

@@ -24,6 +24,7 @@ from blazr.models.checkpoint.base import (
     RelaidInfo,
     RowsInfo,
     TensorInfo,
+    most_used_type,
     take_rows,
     torch_dtype,
 )
@@ -459,20 +460,17 @@ def stored_as(plan: LoadPlan) -> str:
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
     """
-    sizes: dict[str, int] = {}
-    for step in plan.steps:
-        for info in step.sources:
-            if isinstance(step.transform, Mxfp4):
-                continue
-            if info.dtype not in _LOADABLE and not info.is_packed:
-                raise CheckpointError(
-                    f"tensor {info.name[:100]!r} is quantized or of whole numbers.",
-                    found=info.dtype,
-                    expected=", ".join(_LOADABLE),
-                    hint="take the unquantized model",
-                )
-            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    return max(sizes, key=lambda key: sizes[key])
+    steps = [step for step in plan.steps if not isinstance(step.transform, Mxfp4)]
+    infos = [info for step in steps for info in step.sources]
+    for info in infos:
+        if info.dtype not in _LOADABLE and not info.is_packed:
+            raise CheckpointError(
+                f"tensor {info.name[:100]!r} is quantized or of whole numbers.",
+                found=info.dtype,
+                expected=", ".join(_LOADABLE),
+                hint="take the unquantized model",
+            )
+    return most_used_type((info.dtype, info.nbytes) for info in infos)
 
 
 def stored_dtype(plan: LoadPlan) -> torch.dtype:
