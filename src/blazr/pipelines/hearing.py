@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -26,11 +26,7 @@ class Hearing(Vision):
     noun: ClassVar = "a sound"
     auto: ClassVar = "AutoModelForSeq2SeqLM"
     extra: ClassVar = "audio"
-    packages: ClassVar[Mapping[str, str]] = {
-        "transformers": "transformers",
-        "soundfile": "soundfile",
-        "soxr": "soxr",
-    }
+    packages: ClassVar[tuple[str, ...]] = ("transformers", "soundfile", "soxr")
 
     @override
     def _open(self, data: bytes) -> tuple[Any, str]:

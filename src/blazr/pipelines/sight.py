@@ -77,7 +77,7 @@ class Sight:
             RequestError: One is no image that can be read, or a package is not installed.
             CheckpointError: There is no processor.
         """
-        check_packages({"PIL": "pillow"}, "an image", "pip install 'blazr[vision]'")
+        check_packages(("PIL",), "an image", "pip install 'blazr[vision]'")
         return [self._open(data) for data in images]
 
     def _open(self, data: bytes) -> SeenImage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
@@ -41,6 +41,7 @@ _MOST_LINE_FEEDS = 64  # twice those of Gemma's longest token
 _SEEING_AHEAD = {"gemma3"}
 # Those that look at an image in parts where it is alone in its chat, and else at the whole of each.
 _SEEING_ONE_CLOSER = {"llava_onevision"}
+_PACKAGES = {"PIL": "pillow"}  # that are called otherwise than they are imported
 _LANGUAGE_MODELS = {"language_model", "text_model"}
 log = logging.getLogger(__name__)
 
@@ -84,18 +85,18 @@ def find_marks(token_ids: Sequence[int], images: Sequence[SeenImage]) -> list[in
     return places
 
 
-def check_packages(packages: Mapping[str, str], noun: str, hint: str) -> None:
+def check_packages(packages: Iterable[str], noun: str, hint: str) -> None:
     """Check that what is needed is installed.
 
     Args:
-        packages: What they are called, by what they are imported as.
+        packages: What they are imported as.
         noun: What they are needed for.
         hint: How to install them.
 
     Raises:
         RequestError: One is not.
     """
-    missing = [package for name, package in packages.items() if find_spec(name) is None]
+    missing = [_PACKAGES.get(name, name) for name in packages if find_spec(name) is None]
     if missing:
         raise RequestError(
             f"this server cannot read {noun}.",
@@ -156,7 +157,7 @@ class Vision:
         noun: The same, for people.
         auto: The library's class that knows its networks.
         extra: Of blazr, what installs the packages it needs.
-        packages: Those, by what they are imported as.
+        packages: What these are imported as.
         advice: What else to try where it cannot be loaded.
         kinds: Kinds of it that messages may have, as `blazr.text.images.Image.kind` has them.
         reads_ahead: Whether each token of a prompt with images attends to all of it.
@@ -166,7 +167,7 @@ class Vision:
     noun: ClassVar = "an image"
     auto: ClassVar = "AutoModelForImageTextToText"
     extra: ClassVar = "vision"
-    packages: ClassVar[Mapping[str, str]] = {"transformers": "transformers", "PIL": "pillow"}
+    packages: ClassVar[tuple[str, ...]] = ("transformers", "PIL")
     advice: ClassVar = "see whether preprocessor_config.json is there"
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
@@ -198,7 +199,7 @@ class Vision:
         check_packages(self.packages, self.noun, f"pip install 'blazr[{self.extra}]'")
         if any(isinstance(each, Video) for each in images):
             hint = "install the torchvision that is built for the installed torch"
-            check_packages({"torchvision": "torchvision"}, "a video", hint)
+            check_packages(("torchvision",), "a video", hint)
         # some see an image otherwise if it has company
         num_images = sum(not isinstance(each, Video) for each in images)
         has_company = num_images > 1 and self._family in _SEEING_ONE_CLOSER
