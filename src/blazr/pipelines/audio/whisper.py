@@ -60,12 +60,10 @@ class Whisper(Transcriber):
         self._first_time_id = None if first is None else first + 1
         if getattr(config, "alignment_heads", None) is None:
             # as OpenAI's code has it where none are known: all heads of the upper layers
-            layers, heads = (
-                self.network.config.decoder_layers,
-                self.network.config.decoder_attention_heads,
-            )
+            layers = self.network.config.decoder_layers
+            heads = range(self.network.config.decoder_attention_heads)
             config.alignment_heads = [
-                [layer, head] for layer in range(layers // 2, layers) for head in range(heads)
+                [layer, head] for layer in range(layers // 2, layers) for head in heads
             ]
 
     def check_request(self, request: TranscriptionRequest) -> None:
