@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
@@ -106,7 +107,7 @@ class Encoder(TransformersPipeline):
         first, *second = (text,) if isinstance(text, str) else text
         given = [self.clean(each) for each in (prompt + first, *second)]
         most = self.max_tokens
-        kwargs: dict[str, Any] = {"return_attention_mask": False}
+        kwargs: dict[str, Any] = {"return_attention_mask": True}
         if cut is not None:
             most = min(most, cut.most or most)
             kwargs |= {"truncation": True, "max_length": most}
@@ -137,22 +138,18 @@ class Encoder(TransformersPipeline):
 
     def _pad(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
         """The inputs of a batch, (B, T) each; what is shorter ends with padding."""
-        length = max(len(row["input_ids"]) for row in rows)
         fillers = {
             "input_ids": self.tokenizer.pad_token_id or 0,
             "token_type_ids": self.tokenizer.pad_token_type_id,
+            "attention_mask": 0,
         }
-        inputs = {
-            name: torch.tensor(
-                [row[name] + [filler] * (length - len(row[name])) for row in rows],
-                device=self.device,
-            )
+        return {
+            name: pad_sequence(
+                [torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=filler
+            ).to(self.device)
             for name, filler in fillers.items()
             if name in rows[0]
         }
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows], device=self.device)
-        mask = torch.arange(length, device=self.device) < lengths[:, None]
-        return {**inputs, "attention_mask": mask.long()}
 
 
 class Gathered:
