@@ -46,7 +46,7 @@ class MadeUpScores(torch.nn.Module):
         batch.table.numbers  # noqa: B018  (made at first sight)
         return self._hidden[: len(batch.token_ids)]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, _: Tensor | None = None) -> Tensor:
         """Scores of the right shape."""
         return self._scores[: len(hidden)]
 
@@ -73,8 +73,10 @@ def step_us(sequences: int) -> float:
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()
-        engine.step(0.0)
+        outputs = engine.step(0.0)
         times.append(time.perf_counter() - start)
+        for failed in (each for each in outputs if each.error is not None):
+            raise RuntimeError(failed.error)
     return statistics.median(times) * 1e6
 
 
