@@ -48,8 +48,7 @@ class PlannedSequence(NamedTuple):
         return self.samples and self.num_tokens == 1 + len(self.drafts)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step: decoding sequences first, then prefills.
 
     Args:
@@ -182,40 +181,39 @@ class Scheduler:
             if sequence.phase is not Phase.FINISHED and sequence.computed < until:
                 return self._schedule_alone(sequence)
             del self._suspects[sequence]
-        self._admit()
+        if self.waiting:
+            self._admit()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in self.running:
             (decodes if sequence.remaining == 1 else prefills).append(sequence)
         # at least one, so that prefill never starves while others decode
         room = max(self.token_budget - len(decodes), 1)
-        left = room
-        if decodes and prefill_budget is not None:
-            left = min(room, max(prefill_budget, SHORT_SHARE))
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculator is not None and decodes and not prefills:
             drafts = self.speculator.propose(decodes, room=self.token_budget - len(decodes))
         rows = [row for s in decodes if (row := self._plan(s, 1, drafts.get(s, ()))) is not None]
-        short, others = _split_prefills(prefills)
-        unread = sum(each.remaining for each in others)
-        reserved = min(max(left // 2, SHORT_SHARE), unread, room)
-        share = min(max(left - reserved, SHORT_SHARE * len(short)), room - reserved)
-        beside = self._plan_prefills(short, share, least=SHORT_SHARE)
-        left = max(left - sum(row.num_tokens for row in beside), reserved)
-        rows += beside + self._plan_prefills(others, left)
+        if prefills:
+            left = room
+            if decodes and prefill_budget is not None:
+                left = min(room, max(prefill_budget, SHORT_SHARE))
+            rows += self._plan_prompts(prefills, left, room)
         # reserving memory for a later sequence may have preempted an earlier row's
         kept = [row for row in rows if row.sequence.phase is Phase.RUNNING]
-        # decodes first: the kernels take those of a step together, one token each
-        kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
+        if prefills or drafts:
+            # decodes first: the kernels take those of a step together, one token each
+            kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
         return self._finish_plan(kept)
 
     def commit(self, plan: StepPlan, seconds: float = 0.0) -> None:
         """The step was computed, which took so many seconds."""
         for row in plan.rows:
-            num_drafts = len(row.drafts)
-            if row.decodes:  # what a sequence has to read was counted as it started
-                self._turns.charge(row.sequence, row.num_tokens)
-            self.memory.commit(row.sequence, row.num_tokens - num_drafts, num_drafts=num_drafts)
+            sequence, num_tokens, _, drafts = row
+            num_drafts = len(drafts)
+            # what a sequence has to read was counted as it started
+            if sequence.request.client and row.decodes:
+                self._turns.charge(sequence, num_tokens)
+            self.memory.commit(sequence, num_tokens - num_drafts, num_drafts=num_drafts)
         for fork in plan.forks:
             self.memory.adopt(fork)
             self.waiting.remove(fork.sequence)
@@ -492,6 +490,24 @@ class Scheduler:
         points = [at - sequence.computed for at, _ in self._fork_points.get(sequence, ())]
         return sequence.whole_chunk(min(most, *points) if points else most)
 
+    def _plan_prompts(
+        self, prefills: list[Sequence], left: int, room: int
+    ) -> list[PlannedSequence]:
+        """Read the oldest prompts, and beside them short ones.
+
+        Args:
+            prefills: What has to read, in order.
+            left: Tokens that are to be read.
+            room: Tokens that the step has room for, as short prompts may take more.
+        """
+        short, others = _split_prefills(prefills)
+        unread = sum(each.remaining for each in others)
+        reserved = min(max(left // 2, SHORT_SHARE), unread, room)
+        share = min(max(left - reserved, SHORT_SHARE * len(short)), room - reserved)
+        rows = self._plan_prefills(short, share, least=SHORT_SHARE)
+        left = max(left - sum(row.num_tokens for row in rows), reserved)
+        return rows + self._plan_prefills(others, left)
+
     def _plan_prefills(
         self, sequences: list[Sequence], budget: int, *, least: int = 0
     ) -> list[PlannedSequence]:
@@ -551,7 +567,8 @@ class Scheduler:
     def _finish_plan(self, rows: list[PlannedSequence]) -> StepPlan:
         forks: list[Fork] = []
         for row in rows:
-            forks += self._reserve_forks(row, self._limit - len(self.running) - len(forks))
+            if self._fork_points or row.sequence.forks_at_end:
+                forks += self._reserve_forks(row, self._limit - len(self.running) - len(forks))
         return StepPlan(tuple(rows), tuple(forks), *self.memory.take_new())
 
 

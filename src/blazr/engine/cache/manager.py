@@ -155,7 +155,7 @@ class CacheManager:
         """
         grid = self.shape.grid
         upto = sequence.computed + num_tokens
-        if self.shape.has_pages:
+        if len(sequence.pages) * grid < upto and self.shape.has_pages:
             while len(sequence.pages) * grid < upto:
                 page = self._allocate(ItemClass.PAGE)
                 assert sequence.run_slot is not None
@@ -163,7 +163,7 @@ class CacheManager:
                 sequence.pages.append(page)
                 self.new_pages.append(page)
         last_edge = upto // grid * grid
-        if not self.shape.has_states or last_edge <= sequence.checkpoint_length:
+        if last_edge <= sequence.checkpoint_length or not self.shape.has_states:
             return
         # a step that failed left its slots behind
         self._drop_pending(sequence)
@@ -187,7 +187,7 @@ class CacheManager:
         start = sequence.computed
         grid = self.shape.grid
         sequence.computed += num_tokens
-        sequence.was_truncated = self.shape.has_states and num_drafts > 0
+        sequence.was_truncated = num_drafts > 0 and self.shape.has_states
         self._publish(sequence)
         for offset, slot in sequence.pending:
             edge = start + offset

@@ -133,7 +133,7 @@ class Storage:
 
     def clear_pages(self, ids: Sequence[int]) -> None:
         """Zero pages, before they are handed out."""
-        if self._pages is not None:
+        if self._pages is not None and ids:
             zero_rows(self._pages, ids)
 
     def clear_run_slots(self, ids: Sequence[int]) -> None:
