@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import takewhile
-from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -66,6 +65,9 @@ class _Taken(NamedTuple):
     embedding: array[float] | None = None
 
 
+_LATE = _Taken(FinishReason.TIMEOUT, error="the request ran out of time")
+
+
 @dataclass(slots=True)
 class EngineCounts:
     """What has happened, for the metrics."""
@@ -88,8 +90,8 @@ class Engine:
         context_shift: Whether a reply goes on beyond the context by forgetting older tokens.
         length_class: Of the most tokens a sequence may have: only sequences of one class share a
             prefix.
-        launch: Begins with a step without waiting for it, where the device can: the next one is
-            then decided before what this one draws is known, and the device never waits.
+        launch: Begins with a step without waiting for it; None where the device cannot. The next
+            one is then decided before what this one draws is known, and the device never waits.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Engine:
         scheduler: Scheduler,
         execute: Execute,
         *,
-        launch: Launch = lambda _: None,
+        launch: Launch | None = None,
         vocab_size: int,
         max_seq_len: int,
         context_is_hard: bool = True,
@@ -274,7 +276,7 @@ class Engine:
         return outputs + self._append_sampled(plan, result)
 
     def _launch(self, plan: StepPlan) -> _Launched | None:
-        read = self._launch_step(plan)
+        read = None if self._launch_step is None else self._launch_step(plan)
         if read is None:
             return None
         self.scheduler.launch(plan)
@@ -583,9 +585,12 @@ class Engine:
 
     def expire(self, now: float) -> list[TokenOutput]:
         """End what has run out of time; a step does so first."""
-        late = [each for each in self.scheduler.sequences() if now >= (each.deadline or inf)]
-        taken = _Taken(FinishReason.TIMEOUT, error="the request ran out of time")
-        return [self._end(sequence, taken) for sequence in late]
+        late = [
+            each
+            for each in self.scheduler.sequences()
+            if each.deadline is not None and now >= each.deadline
+        ]
+        return [self._end(sequence, _LATE) for sequence in late] if late else []
 
     def _fail_stuck(self) -> list[TokenOutput]:
         """A queue that cannot start although nothing runs would wait for ever."""

@@ -86,19 +86,21 @@ class Replays:
             plan: Recorded if every sequence decodes, and draws a token.
             memory: Where the sequences' memory is.
         """
-        has_adapters = any(row.sequence.request.adapter for row in plan.rows)
-        size = Size(len(plan.rows), plan.num_tokens, has_adapters)
-        is_asked = any(row.sequence.asks_of_prompt for row in plan.rows)
-        if not self._is_possible or is_asked or not all(row.decodes for row in plan.rows):
+        if not self._is_possible:
             return None
-        # a prompt's last token may be one that has an embedding other than its id's
-        if any(row.sequence.computed < row.sequence.embeddings_end for row in plan.rows):
-            return None
-        rows = (
-            (each, each.computed, (each.tokens[each.computed], *row.drafts), each.pending)
-            for row in plan.rows
-            for each in (row.sequence,)
-        )
+        num_tokens = 0
+        has_adapters = False
+        rows: list[_Row] = []
+        for row in plan.rows:
+            each = row.sequence
+            start = each.computed
+            # a prompt's last token may be one that has an embedding other than its id's
+            if not row.decodes or each.asks_of_prompt or start < each.embeddings_end:
+                return None
+            has_adapters = has_adapters or each.request.adapter is not None
+            rows.append((each, start, (each.tokens[start], *row.drafts), each.pending))
+            num_tokens += row.num_tokens
+        size = Size(len(rows), num_tokens, has_adapters)
         return self._run(size, rows, memory, partial(build_batch, plan))
 
     def draft_logits(
@@ -109,13 +111,13 @@ class Replays:
             return None
         has_adapters = any(each.request.adapter for each in last)
         size = Size(len(last), len(last), has_adapters, drafts=True)
-        rows = ((each, each.computed + num_drafted, (token,), ()) for each, token in last.items())
+        rows = [(each, each.computed + num_drafted, (token,), ()) for each, token in last.items()]
         return self._run(size, rows, memory, partial(build_draft_batch, last, num_drafted))
 
     def _run(
         self,
         size: Size,
-        rows: Iterable[_Row],
+        rows: Sequence[_Row],
         memory: CacheManager,
         build: Callable[[CacheManager, torch.device], ForwardBatch],
     ) -> Tensor | None:
@@ -134,10 +136,11 @@ class Replays:
                 return None
         self._made.move_to_end(size)
         inputs, replay = self._made[size]
-        inputs.take([*rows], memory)
-        step = build(memory, self._model.device) if replay.num_python else None
+        inputs.take(rows, memory)
+        if not replay.num_python:
+            return replay(None)
         with self._model.step_adapters.using(inputs.batch.adapters):
-            return replay(step)
+            return replay(build(memory, self._model.device))
 
     def record(self, sizes: Iterable[Size]) -> None:
         """Record decode steps before they are met; those that cannot be kept are computed."""
@@ -197,7 +200,8 @@ class _Inputs:
     def __init__(self, whole_size: Size, max_blocks: int, ropes: set[RopeConfig]) -> None:
         size, num_tokens = whole_size.sequences, whole_size.tokens
         # a token passes one edge at most, and drafts none
-        parts = [num_tokens, num_tokens, num_tokens, num_tokens, 10 * size, 2 * size]
+        num_adapters = num_tokens if whole_size.has_adapters else 0
+        parts = [num_tokens, num_tokens, num_tokens, num_adapters, 10 * size, 2 * size]
         self._numbers = np.zeros(sum(parts), np.int64)
         whole = torch.from_numpy(self._numbers)
         tokens, positions, slots, adapters, spans, edges = whole.split(parts)
@@ -220,14 +224,15 @@ class _Inputs:
                 num_decodes=size if num_tokens == size else 0,
                 recorded=numbers,
             ),
-            adapters=adapters if whole_size.has_adapters else None,
+            adapters=adapters if num_adapters else None,
         )
         self.batch.__dict__["rotary"] = self.rotary
 
     def take(self, rows: Sequence[_Row], memory: CacheManager) -> None:
         """Hold this step's numbers."""
-        grid = memory.shape.grid
-        has_states = memory.shape.has_states
+        shape = memory.shape
+        grid = shape.grid
+        has_states = shape.has_states
         tables = memory.block_tables
         # plain lists are filled faster than arrays, and one array faster than five
         tokens: list[int] = []
@@ -237,25 +242,25 @@ class _Inputs:
         spans: list[int] = []
         edges: list[int] = []
         for index, (sequence, start, ids, pending) in enumerate(rows):
+            num_ids = len(ids)
             run = sequence.run_slot
             state = sequence.checkpoint or 0
             assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
             slot = sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
-            spans += (len(tokens), len(ids), start, logged)
+            spans += (len(tokens), num_ids, start, logged)
             spans += (state, run, len(edges) // 2, len(pending))
-            spans += working_rows(sequence, len(ids) - 1, memory.shape)
+            spans += working_rows(sequence, num_ids - 1, shape)
             tokens.append(ids[0])
             position = start + sequence.position_shift
             positions.append(position)
             slots.append(slot)
-            if len(ids) == 1:
-                adapters.append(sequence.adapter_slot)
-            else:  # drafts lie on the page that holds the token before them
+            if num_ids > 1:  # drafts lie on the page that holds the token before them
                 tokens += ids[1:]
-                positions += range(position + 1, position + len(ids))
-                slots += range(slot + 1, slot + len(ids))
-                adapters += [sequence.adapter_slot] * len(ids)
+                positions += range(position + 1, position + num_ids)
+                slots += range(slot + 1, slot + num_ids)
+            if self.batch.adapters is not None:
+                adapters += [sequence.adapter_slot] * num_ids
             for edge in pending:
                 edges += edge
             if self._stamps[index] != tables.stamps[run]:
@@ -279,6 +284,8 @@ class _RecordedPositions(Positions):
         super().__init__(positions)
         self._ropes = ropes
         self.unknown: set[RopeConfig] = set()
+        # whether a table depends on how long sequences may become
+        self.turns_by_length = any(rope.length_class(1) != 0 for rope in ropes)
 
     def prepare(self) -> None:
         """Record the tables, before all layers."""
@@ -295,11 +302,6 @@ class _RecordedPositions(Positions):
             self.unknown.add(rope)
             raise ForeignError("a rotation that was not prepared")
         return self._tables[rope]
-
-    @property
-    def turns_by_length(self) -> bool:
-        """Whether a table depends on how long sequences may become."""
-        return any(rope.length_class(1) != 0 for rope in self._tables)
 
     def take(self, lengths: list[int]) -> None:
         """Fill the tables that depend on how long sequences may become."""

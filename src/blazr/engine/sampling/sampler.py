@@ -45,21 +45,18 @@ class Sampler:
         device: Where the logits are.
 
     Attributes:
-        banned_ids: Those in the vocabulary, in ascending order, (n,), int64.
+        banned: Those in the vocabulary.
+        banned_ids: The same in ascending order, (n,), int64.
     """
 
     def __init__(self, vocab_size: int, banned_ids: Sequence[int], device: torch.device) -> None:
-        self._banned = frozenset(i for i in banned_ids if 0 <= i < vocab_size)
-        self.banned_ids = torch.tensor(sorted(self._banned), dtype=torch.int64, device=device)
+        self.banned = frozenset(i for i in banned_ids if 0 <= i < vocab_size)
+        self.banned_ids = torch.tensor(sorted(self.banned), dtype=torch.int64, device=device)
         self._likeliest = likeliest_finder(device)
 
     def draws(self, logits: Tensor) -> Draws:
         """Draws from a step's logits, (J, V) float32, which have to stay until the last."""
         return Draws(self, logits, self._likeliest(logits))
-
-    def is_banned(self, token_id: int) -> bool:
-        """Whether an id is never drawn."""
-        return token_id in self._banned
 
     def drawn(self, token_id: int) -> Sampled:
         """What comes out where the device has drawn this: -1 where no score is finite."""
@@ -72,7 +69,7 @@ class Sampler:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        free = logits.index_fill(1, self.banned_ids, float("-inf")) if self._banned else logits
+        free = logits.index_fill(1, self.banned_ids, float("-inf")) if self.banned else logits
         scores, errors = constrain(free, sequences)
         scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
         filters = torch.tensor(list(map(_filters_of, sequences)), dtype=torch.float64)
@@ -117,6 +114,7 @@ class Draws:
         Args:
             rows: B places in the logits, and whose they are.
         """
+        banned = self._sampler.banned
         sampled = []
         others = []
         for index, (place, sequence) in enumerate(rows):
@@ -124,7 +122,7 @@ class Draws:
             if token < 0:
                 sampled.append(Sampled(-1, error=_UNSOUND))
                 continue
-            if not sequence.takes_likeliest or self._sampler.is_banned(token):
+            if not sequence.takes_likeliest or token in banned:
                 others.append(index)
             sampled.append(Sampled(token))
         if others:
