@@ -20,6 +20,7 @@ from blazr.engine.cache.manager import CacheManager
 from blazr.engine.cache.storage import plan_layout
 from blazr.engine.config import EngineConfig
 from blazr.engine.engine import Engine
+from blazr.engine.replay import Replays
 from blazr.engine.request import Request
 from blazr.engine.runner import ModelRunner
 from blazr.engine.sampling_params import SamplingParams
@@ -51,6 +52,7 @@ class MadeUpScores(torch.nn.Module):
         return self._scores[: len(hidden)]
 
 
+@torch.inference_mode()  # as the engine's thread is
 def step_us(sequences: int) -> float:
     """Median microseconds of a step that decodes so many sequences."""
     device = resolve_device("cpu")
@@ -60,6 +62,7 @@ def step_us(sequences: int) -> float:
     (shape,) = plan_caches([layout], config, device=device, max_seq_len=CONTEXT)
     runner, memory = ModelRunner(model, layout, shape), CacheManager(shape)
     runner.model = MadeUpScores(model, sequences)  # type: ignore[assignment]
+    runner.replays = Replays(runner.model, runner.storage.layers, shape.max_blocks, lambda: None)
     engine = Engine(
         Scheduler(memory, token_budget=2048),
         lambda plan: runner.execute(plan, memory),

@@ -15,6 +15,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import EngineError, RequestError
@@ -29,6 +30,7 @@ from blazr.engine.pacing import Pacing
 from blazr.engine.pulse import Pulse
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.scheduler import Scheduler
 from blazr.nn.operands.lora import LoraFactors
 
 Sink = Callable[[TokenOutput], None]
@@ -92,9 +94,6 @@ class AsyncEngine:
         drop_adapter: Holds the one of a slot no longer; there too.
         pacing: Balances prefill against decode.
         max_unfinished: Replies that may run or queue at once.
-        record: Records the decode steps of 1 to that many sequences, on the engine's thread. If
-            given, the engine warms up before the constructor returns: usual steps are recorded and
-            some tokens computed, which no figure counts and no prefix keeps.
 
     Attributes:
         lasting_failure: Says why nothing can be computed any more, whatever is tried; empty while
@@ -109,7 +108,6 @@ class AsyncEngine:
         replace: Callable[[nn.Module], None],
         pacing: Pacing,
         max_unfinished: int,
-        record: Callable[[int], None] | None = None,
         put_adapter: Callable[[Mapping[str, LoraFactors]], int] | None = None,
         drop_adapter: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -139,8 +137,6 @@ class AsyncEngine:
         self._pulse = Pulse()
         self._thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
         self._thread.start()
-        if record is not None:
-            self.call(lambda: self._warm_up(record))
 
     def expect_recording(self) -> None:
         """Have patience with the present step; called by what is about to record it."""
@@ -404,12 +400,23 @@ class AsyncEngine:
         self._put(run)
         return future.result()
 
-    def _warm_up(self, record: Callable[[int], None]) -> None:
-        """Do once what the first request would otherwise wait for.
+    def warm_up(self, record: Callable[[int], None]) -> None:
+        """Do once what the first request would otherwise wait for: before any is submitted.
 
-        The tokens go through an engine of their own. It uses the same memory, so nothing else may
-        have been computed yet; what it leaves there is cleared as it is handed out.
+        Some tokens are computed, which no figure counts and no prefix keeps, and usual steps are
+        recorded.
+
+        Args:
+            record: Records the decode steps of 1 to that many sequences, on the engine's thread.
+
+        Raises:
+            EngineError: The engine is closed.
         """
+        self.call(lambda: self._warm_up(record))
+
+    def _warm_up(self, record: Callable[[int], None]) -> None:
+        # The tokens go through an engine of their own. It uses the same memory; what it leaves
+        # there is cleared as it is handed out.
         trial = self._build()
         num_prompt = min(WARM_UP_TOKENS, trial.max_seq_len - 2)
         params = SamplingParams(max_tokens=2, ignore_eos=True, seed=0)
@@ -450,6 +457,7 @@ class AsyncEngine:
         while self._pauses:
             self._pauses.pop().set_result(None)
 
+    @torch.inference_mode()  # once, as to enter it takes as long as a good part of a small step
     def _supervise(self) -> None:
         """Run until closed; after a failure start afresh, unless that keeps failing."""
         is_broken = False
@@ -504,12 +512,7 @@ class AsyncEngine:
             scheduler = engine.scheduler
             before = engine.counts.computed_tokens
             drafts_before = scheduler.counts.drafts
-            decodes = sum(s.remaining <= 1 for s in scheduler.running)
-            prompts = len(scheduler.running) - decodes + len(scheduler.waiting)
-            budget = self._pacing.prefill_budget(decodes, prompts)
-            most = scheduler.token_budget if not decodes else decodes + budget
-            left = sum(max(each.remaining, 1) for each in scheduler.sequences())
-            self._pulse.step(min(most, left))
+            decodes, budget = self._expect_step(scheduler)
             outputs = engine.step(started, budget)
             computed = engine.counts.computed_tokens - before
             took_s = time.monotonic() - started
@@ -533,7 +536,27 @@ class AsyncEngine:
             self._deliver(outputs)
             if self._leaving:
                 self._drop_unused_adapters()
-            self._end_drained_pauses()
+            if self._pauses:
+                self._end_drained_pauses()
+
+    def _expect_step(self, scheduler: Scheduler) -> tuple[int, int | None]:
+        """Let the pulse know what comes.
+
+        Returns:
+            How many sequences decode in the next step, and how many tokens of prompts are read
+            beside them, at most; None where there are no prompts.
+        """
+        remaining = [max(each.remaining, 1) for each in scheduler.running]
+        decodes = num_tokens = remaining.count(1)
+        prompts = len(remaining) - decodes + len(scheduler.waiting)
+        budget = None
+        if prompts:
+            budget = self._pacing.prefill_budget(decodes, prompts)
+            most = scheduler.token_budget if not decodes else decodes + budget
+            unread = sum(each.remaining for each in scheduler.waiting)
+            num_tokens = min(most, sum(remaining) + unread)
+        self._pulse.step(num_tokens)
+        return decodes, budget
 
     def _note_step(self, outputs: Sequence[TokenOutput], computed: int, took_s: float) -> None:
         """Let the pulse know how long a step took, and whether requests fail."""
@@ -563,6 +586,8 @@ class AsyncEngine:
             has_nothing = self.is_paused or not self._engine.has_work()
             if has_nothing:
                 self._pulse.rest()
+            elif self._inbox.empty():
+                return
             try:
                 work = self._inbox.get(block=has_nothing, timeout=TRIAL_S)
             except Empty:

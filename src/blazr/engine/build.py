@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,8 @@ from blazr.engine.config import EngineConfig, parse_memory
 from blazr.engine.draft_model import DraftModel
 from blazr.engine.engine import Engine
 from blazr.engine.pacing import Pacing
-from blazr.engine.runner import ModelRunner, StepResult
-from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.runner import ModelRunner
+from blazr.engine.scheduler import Scheduler
 from blazr.engine.speculation import DRAFTERS, parse_spec
 from blazr.engine.speculation.drafter import Sources
 from blazr.engine.speculation.speculator import COUNTS, MOST_DRAFTS, Speculator
@@ -89,15 +89,10 @@ def build_engine(
     def build() -> Engine:
         memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)
         speculator = speculate(memory) if drafters else None
-
-        def launch(plan: StepPlan) -> Callable[[], StepResult] | None:
-            device.use()  # this thread is the engine's; it launches before it computes
-            return runner.launch(plan, memory)
-
         return Engine(
             Scheduler(memory, token_budget=config.token_budget, speculator=speculator),
             lambda plan: runner.execute(plan, memory),
-            launch=launch,
+            launch=partial(runner.launch, memory=memory) if runner.launches else None,
             vocab_size=model.config.vocab_size,
             max_seq_len=max_seq_len,
             context_is_hard=shape.has_pages,
@@ -105,7 +100,6 @@ def build_engine(
             length_class=model.config.length_class,
         )
 
-    drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
     release_threads()  # of this thread, which has loaded the weights; the engine's now computes
     engine = AsyncEngine(
         build,
@@ -115,12 +109,15 @@ def build_engine(
         drop_adapter=runner.drop_adapter,
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
-        record=partial(runner.record, num_drafts=drafts) if config.warm_up else None,
     )
     for each in filter(None, (runner, small)):
         each.before_recording = engine.expect_recording
     if processes is not None:
         engine.lasting_failure = lambda: processes.failure
+    engine.call(device.use)  # by its thread, which alone computes from now on
+    if config.warm_up:
+        drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
+        engine.warm_up(partial(runner.record, num_drafts=drafts))
     return engine
 
 

@@ -28,7 +28,7 @@ class Pulse:
     """
 
     def __init__(self) -> None:
-        self._longest_s: dict[int, float] = {}  # by bits of the number of tokens
+        self._longest_s: list[float] = []  # by bits of the number of tokens
         self._failed: set[int] = set()
         self.beat_s = time.monotonic()
         self.allowed_s = UNKNOWN_S
@@ -57,7 +57,8 @@ class Pulse:
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
         bits = num_tokens.bit_length()
-        self._longest_s[bits] = max(seconds, DECAY * self._longest_s.get(bits, 0.0))
+        self._longest_s += [0.0] * (bits + 1 - len(self._longest_s))
+        self._longest_s[bits] = max(seconds, DECAY * self._longest_s[bits])
 
     def fail(self, request_id: int) -> None:
         """A request has ended with an error."""
@@ -73,9 +74,8 @@ class Pulse:
         if not self._longest_s:
             return UNKNOWN_S / SLOWER
         bits = num_tokens.bit_length()
-        most = max(self._longest_s)
-        longest_s = max((s for b, s in self._longest_s.items() if b <= bits), default=0.0)
-        return longest_s * 2.0 ** max(bits - most, 0)
+        most = len(self._longest_s) - 1
+        return max(self._longest_s[: bits + 1]) * 2.0 ** max(bits - most, 0)
 
     def _set(self, allowed_s: float) -> None:
         # in this order, or a reader in between would take the long wait before for a stall

@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 
 MAX_ADAPTERS = 64  # in memory at once
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ALONE = nullcontext()
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -62,6 +68,19 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     fork_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+def _in_inference_mode(compute: Callable[P, R]) -> Callable[P, R]:
+    """As ``torch.inference_mode``, but almost free where that is on, as on the engine's thread."""
+
+    @wraps(compute)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_inference_mode_enabled():
+            return compute(*args, **kwargs)
+        with torch.inference_mode():
+            return compute(*args, **kwargs)
+
+    return run
 
 
 class ModelRunner:
@@ -104,6 +123,11 @@ class ModelRunner:
         self.before_recording: Callable[[], None] = lambda: None
         self.replays = self._new_replays() if replay and processes is None else None
         self._adapters = AdapterSlots(model, MAX_ADAPTERS)
+
+    @property
+    def launches(self) -> bool:
+        """Whether `launch` can begin with a step: the device draws tokens, and keeps graphs."""
+        return self._graphs is not None
 
     def replace(self, model: nn.Module) -> None:
         """Go on with another network of the same config; what is in memory is of the old one."""
@@ -152,7 +176,7 @@ class ModelRunner:
     def _expect_recording(self) -> None:
         self.before_recording()
 
-    @torch.inference_mode()
+    @_in_inference_mode
     def record(self, num_sizes: int, num_drafts: Sequence[int] = ()) -> None:
         """Record the decode steps of 1 to ``num_sizes`` sequences, without computing them.
 
@@ -170,7 +194,7 @@ class ModelRunner:
         if self.replays is not None:
             self.replays.record(sizes)
 
-    @torch.inference_mode()
+    @_in_inference_mode
     def execute(self, plan: StepPlan, memory: CacheManager) -> StepResult:
         """Compute a step.
 
@@ -204,7 +228,7 @@ class ModelRunner:
             draw_tokens(self.sampler, plan, logits, result)
         return result
 
-    @torch.inference_mode()
+    @_in_inference_mode
     def launch(self, plan: StepPlan, memory: CacheManager) -> Callable[[], StepResult] | None:
         """Begin with a step of which the device draws the tokens, by a graph.
 
@@ -264,9 +288,9 @@ class ModelRunner:
         return SharedStorage(self.layout, shape, self.model, self._processes)
 
     def _together(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._processes is None else self._processes.together()
+        return _ALONE if self._processes is None else self._processes.together()
 
-    @torch.inference_mode()
+    @_in_inference_mode
     def draft(
         self, counts: Mapping[RunningSequence, int], memory: CacheManager
     ) -> dict[RunningSequence, tuple[int, ...]]:
@@ -293,7 +317,7 @@ class ModelRunner:
                 drafts[each].append(token)
         return {each: tuple(found) for each, found in drafts.items()}
 
-    @torch.inference_mode()
+    @_in_inference_mode
     def logits(
         self, token_ids: Sequence[int], cuts: Sequence[int] = (), model: nn.Module | None = None
     ) -> Tensor:
@@ -379,6 +403,7 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
         result: Gets the tokens and the log-probabilities.
     """
     ends: dict[RunningSequence, int] = {}  # the last of each one's rows
+    wanted: list[tuple[int, RunningSequence]] = []
     at = 0
     for index, row in enumerate(plan.rows):
         sequence, length, samples, drafts = row
@@ -386,21 +411,21 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
             continue
         start, at = at, at + (length if sequence.asks_of_prompt else samples + len(drafts))
         ends[sequence] = at - 1
+        if samples:
+            wanted.append((at - 1 - len(drafts), sequence))
         if sequence.asks_of_prompt:
             result.prompt_logprobs[index] = _prompt_logprobs(row, logits[start:at])
     for index, fork in enumerate(plan.forks):
         num_top = fork.sequence.request.params.prompt_logprobs
-        if not fork.samples and num_top is not None:
+        if fork.samples:
+            wanted.append((ends[fork.source], fork.sequence))
+        elif num_top is not None:
             token = fork.sequence.tokens[fork.length]
             (entry,) = many_logprobs(logits[ends[fork.source]][None], [token], num_top)
             result.fork_logprobs[index] = entry
-    rows = [row for row in plan.rows if row.samples and row.sequence.request.pooling is None]
-    forks = [fork for fork in plan.forks if fork.samples]
-    if not rows:
+    if not wanted:
         return
     draws = sampler.draws(logits)
-    wanted = [(ends[row.sequence] - len(row.drafts), row.sequence) for row in rows]
-    wanted += [(ends[fork.source], fork.sequence) for fork in forks]
     result.sampled = draws.draw(wanted)
 
     def draw_next(index: int, num_taken: int) -> Sampled:

@@ -43,8 +43,9 @@ class Bench:
             replace=self.networks.append,
             pacing=Pacing(share=2.0, token_budget=64),
             max_unfinished=max_unfinished,
-            record=record,
         )
+        if record is not None:
+            self.engine.warm_up(record)
 
     def build(self) -> Engine:
         self.build_fault()
