@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self, overload
 
 from blazr.engine.sampling_params import SamplingParams
@@ -50,14 +51,18 @@ class LLM(LanguageModel):
 
         Leaving the loop ends the replies.
         """
-        wake = threading.Event()
+        arrivals: SimpleQueue[None] = SimpleQueue()  # an Event would cost the engine more
         prepared = [self.core.prepare(each) for each in requests]
-        reply = Reply(self.core.engine, self.core.tokenizer, prepared, notify=wake.set)
+        notify = partial(arrivals.put, None)
+        reply = Reply(self.core.engine, self.core.tokenizer, prepared, notify=notify)
         try:
             while not reply.is_done:
-                if not wake.wait(RETRY_S if reply.is_starved else CHECK_S):
+                try:
+                    arrivals.get(timeout=RETRY_S if reply.is_starved else CHECK_S)
+                except Empty:
                     self.core.check()
-                wake.clear()
+                while not arrivals.empty():  # one call takes all there is
+                    arrivals.get()
                 yield from reply.take()
         finally:
             reply.abort()
