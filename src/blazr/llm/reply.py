@@ -106,14 +106,17 @@ class Reply:
                 if choice.waiting is output:
                     choice.waiting = None
             left -= 1
+            if choice.is_done:  # ended by a stop string while the engine was a step ahead
+                continue
             num_seen += max(len(output.token_ids), 1) + len(output.prompt_logprobs or ())
-            was_done = prompt.is_done
             events.extend(choice.push(output))
-            if choice.is_done and output.finish_reason is None and prompt.request_id is not None:
-                # a stop string or a whole call ended it, which the engine knows nothing of
-                self._engine.abort(prompt.request_id, output.index)
-            self._num_done += prompt.is_done and not was_done
-        self._submit(waited_s=monotonic() - self._started_s)
+            if choice.is_done:
+                if output.finish_reason is None and prompt.request_id is not None:
+                    # a stop string or a whole call ended it, which the engine knows nothing of
+                    self._engine.abort(prompt.request_id, output.index)
+                self._num_done += prompt.is_done
+        if self._num_submitted < len(self._prompts):
+            self._submit(waited_s=monotonic() - self._started_s)
         return events
 
     def abort(self) -> None:
@@ -221,8 +224,6 @@ class _ReplyState:
         return True
 
     def push(self, output: TokenOutput) -> list[Event]:
-        if self.is_done:  # ended by a stop string while the engine was a step ahead
-            return []
         events: list[Event] = []
         if not self._has_begun:
             self._has_begun = True

@@ -171,9 +171,10 @@ class TextStream:
         if not used:
             return []
         self._num_tokens += used
-        begun, *others = merge(["", *pieces])
+        is_plain = len(pieces) == 1 and isinstance(pieces[0], str)  # as most tokens are
+        begun, *others = pieces if is_plain else merge(["", *pieces])
         first = TextDelta(self._index, str(begun), tuple(token_ids[:used]), tuple(logprobs[:used]))
-        return [first, *self._events(others)]
+        return [first, *self._events(others)] if others else [first]
 
     def finish(self, reason: str) -> list[Event]:
         """The reply ended; get what is still held back, and `Finished`.
