@@ -132,6 +132,8 @@ class Speculator:
         """
         started = perf_counter()
         asked = [each for each in sequences if len(each.tokens) >= self._wake_at.get(each, 0)]
+        if not asked:  # as in most steps of a reply in which nothing repeats
+            return {}
         rates: list[tuple[Sequence, float]] = []
         for sequence in asked:
             self._learn_from_what_came(sequence)
@@ -141,7 +143,7 @@ class Speculator:
                 rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
         depths = self._choose_depths(len(sequences), rates, room) if rates else {}
         # a first look takes in the whole text
-        if asked and not depths and all(each in self._pauses for each in asked):
+        if not depths and all(each in self._pauses for each in asked):
             self._learn_vain_time((perf_counter() - started) / len(asked))
         longest = self._longest_pause(len(sequences))
         for sequence in asked:
@@ -174,7 +176,10 @@ class Speculator:
         """A step in which so many sequences decoded took so long."""
         self._num_steps += 1
         size = num_sequences, num_tokens
-        self._times.setdefault(size, _Time()).add(seconds, self._num_steps)
+        time = self._times.get(size)
+        if time is None:
+            time = self._times[size] = _Time()
+        time.add(seconds, self._num_steps)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
