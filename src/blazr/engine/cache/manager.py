@@ -155,13 +155,12 @@ class CacheManager:
         """
         grid = self.shape.grid
         upto = sequence.computed + num_tokens
-        if len(sequence.pages) * grid < upto and self.shape.has_pages:
-            while len(sequence.pages) * grid < upto:
-                page = self._allocate(ItemClass.PAGE)
-                assert sequence.run_slot is not None
-                self.block_tables.write(sequence.run_slot, len(sequence.pages), [page])
-                sequence.pages.append(page)
-                self.new_pages.append(page)
+        while len(sequence.pages) * grid < upto and self.shape.has_pages:
+            page = self._allocate(ItemClass.PAGE)
+            assert sequence.run_slot is not None
+            self.block_tables.write(sequence.run_slot, len(sequence.pages), [page])
+            sequence.pages.append(page)
+            self.new_pages.append(page)
         last_edge = upto // grid * grid
         if last_edge <= sequence.checkpoint_length or not self.shape.has_states:
             return
