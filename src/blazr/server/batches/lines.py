@@ -270,6 +270,7 @@ async def answer_all(
     async def answer(request: BatchRequest) -> None:
         write(await _answer(client, request, most_tries))
 
+    failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for request in requests:
@@ -278,10 +279,11 @@ async def answer_all(
                 # a callback, because a task that is cancelled before it begins does nothing
                 task.add_done_callback(lambda _: places.release())
     except* EngineError as errors:
-        failure: BaseException = errors
+        failure = errors
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
-        raise failure from None
+    if failure is not None:  # before Python 3.11.4, what is raised above comes out in a group
+        raise failure
 
 
 async def _answer(
