@@ -193,7 +193,7 @@ def working_rows(sequence: Sequence, num_drafts: int, shape: CacheShape) -> tupl
     sequence goes on from those before.
     """
     before = sequence.working_copy * shape.max_running
-    if not num_drafts or shape.working_copies == 1:
+    if not num_drafts or shape.working_copies < 2:
         return before, before
     return before, shape.max_running - before
 

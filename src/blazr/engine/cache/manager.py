@@ -32,7 +32,8 @@ class CacheShape:
         page_bytes: Of these, what a page takes.
         state_bytes: What a recurrent state takes.
         working_copies: Working states of a running sequence, `max_running` rows from one to the
-            next. With two, those before a step with drafts stay until it is known which are kept.
+            next; none where no layer has any. With two, those before a step with drafts stay until
+            it is known which are kept.
     """
 
     grid: int
@@ -186,7 +187,7 @@ class CacheManager:
         start = sequence.computed
         grid = self.shape.grid
         sequence.computed += num_tokens
-        sequence.was_truncated = num_drafts > 0 and self.shape.has_states
+        sequence.was_truncated = num_drafts > 0 and self.shape.working_copies > 0
         self._publish(sequence)
         for offset, slot in sequence.pending:
             edge = start + offset
@@ -238,7 +239,7 @@ class CacheManager:
                 made again from the log and what it was before that step, or the checkpoint.
         """
         sequence.computed += num_tokens
-        sequence.was_truncated = self.shape.has_states and num_tokens < num_drafts
+        sequence.was_truncated = self.shape.working_copies > 0 and num_tokens < num_drafts
         if not sequence.was_truncated and self.shape.working_copies > 1:
             sequence.working_copy = 1 - sequence.working_copy
 
@@ -260,7 +261,7 @@ class CacheManager:
         )
         del sequence.tokens[length:]
         sequence.computed = length
-        sequence.was_truncated = self.shape.has_states and length > edge
+        sequence.was_truncated = self.shape.working_copies > 0 and length > edge
         sequence.working_length = edge
         while len(sequence.pages) * grid >= length + grid:
             self.arena.release(ItemClass.PAGE, sequence.pages.pop())

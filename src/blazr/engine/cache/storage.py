@@ -58,9 +58,11 @@ def plan_layout(specs: Sequence[CacheSpec], *, working_copies: int = 1) -> Cache
 
     Args:
         specs: What each layer remembers.
-        working_copies: Working states of each sequence: two where drafts are computed, so that
-            those before the step are still there when drafts are rejected.
+        working_copies: Working states of each sequence, where layers have any: two where drafts
+            are computed, so that those before the step are still there when drafts are rejected.
     """
+    if not any(spec.working for spec in specs):
+        working_copies = 0
     page, state = _item_bytes(specs)
     if not page:
         pages, states = 0, min(1, state)
