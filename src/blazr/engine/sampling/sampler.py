@@ -13,7 +13,7 @@ from blazr.engine.outputs import TokenLogprobs, described
 from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
-from blazr.nn.ops.sampling import best, draw, likeliest_finder
+from blazr.nn.ops.sampling import best, drawer, likeliest_finder
 
 _MASK = 2**64 - 1
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
@@ -53,6 +53,7 @@ class Sampler:
         self.banned = frozenset(i for i in banned_ids if 0 <= i < vocab_size)
         self.banned_ids = torch.tensor(sorted(self.banned), dtype=torch.int64, device=device)
         self._likeliest = likeliest_finder(device)
+        self._draw = drawer(device)
 
     def draws(self, logits: Tensor) -> Draws:
         """Draws from a step's logits, (J, V) float32, which have to stay until the last."""
@@ -69,11 +70,12 @@ class Sampler:
             logits: (B, V), float32.
             sequences: B, in the same order.
         """
-        free = logits.index_fill(1, self.banned_ids, float("-inf")) if self.banned else logits
-        scores, errors = constrain(free, sequences)
-        scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
-        filters = torch.tensor(list(map(_filters_of, sequences)), dtype=torch.float64)
-        tokens = draw(scores, filters).tolist()
+        scores = logits.index_fill(1, self.banned_ids, float("-inf")) if self.banned else logits
+        errors: dict[int, BaseException] = {}
+        if not all(each.draws_plainly for each in sequences):
+            scores, errors = constrain(scores, sequences)
+            scores = _apply_steps(scores, sequences, is_copy=scores is not logits)
+        tokens = self._draw(scores, [*map(_filters_of, sequences)])
         sampled = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if index in errors:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.sampling import Finder
+from blazr.nn.kernels.cpu.sampling import Drawer, Finder
 from blazr.nn.ops.op import op
 
 _UNIT = 2**42
@@ -177,3 +177,10 @@ def likeliest_finder(device: torch.device) -> Callable[[Tensor], list[int]]:
     if device.type == "cpu" and likeliest.has_kernel(torch.float32):
         return Finder()
     return lambda scores: likeliest(scores).tolist()
+
+
+def drawer(device: torch.device) -> Callable[[Tensor, Sequence[Sequence[float]]], list[int]]:
+    """`draw` with lists of wishes and of places, at the least cost a step; for one thread."""
+    if device.type == "cpu" and draw.has_kernel(torch.float32):
+        return Drawer()
+    return lambda scores, wishes: draw(scores, torch.tensor(wishes, dtype=torch.float64)).tolist()

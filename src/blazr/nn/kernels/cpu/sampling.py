@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
 from weakref import ref
 
 import torch
@@ -59,16 +61,28 @@ class Finder:
 
     def __init__(self) -> None:
         self._entry = kernels().blazr_choose
-        self._rooms: dict[tuple[int, ...], _Room] = {}
+        self._room = lru_cache(_MOST_ROOMS)(_Room)
 
     def __call__(self, scores: Tensor) -> list[int]:
         """The places, as ``blazr.nn.ops.sampling.likeliest`` defines them."""
-        room = self._rooms.get(scores.shape)
-        if room is None:
-            if len(self._rooms) == _MOST_ROOMS:
-                self._rooms.clear()
-            room = self._rooms[scores.shape] = _Room(*scores.shape)
+        room = self._room(*scores.shape)
         scores = room.take(scores)  # held until its likeliest are found
+        self._entry(room.given, torch.get_num_threads())
+        return room.found[:]
+
+
+class Drawer:
+    """Draws tokens in room of its own, as `Finder` finds them. One thread's."""
+
+    def __init__(self) -> None:
+        self._entry = kernels().blazr_draw
+        self._room = lru_cache(_MOST_ROOMS)(_DrawRoom)
+
+    def __call__(self, scores: Tensor, wishes: Sequence[Sequence[float]]) -> list[int]:
+        """The places, as ``blazr.nn.ops.sampling.draw`` defines them."""
+        room = self._room(*scores.shape)
+        scores = room.take(scores)
+        room.wishes[:] = [*chain.from_iterable(wishes)]
         self._entry(room.given, torch.get_num_threads())
         return room.found[:]
 
@@ -77,14 +91,17 @@ class _Room:
     """Where likeliest tokens of scores of one shape are put."""
 
     def __init__(self, rows: int, size: int) -> None:
-        blocks = -(-size // _BLOCK)
-        self._memory = torch.empty(rows * blocks), torch.empty(rows, dtype=torch.int64)
-        peaks, places = (each.data_ptr() for each in self._memory)
+        self._blocks = -(-size // _BLOCK)
+        self._memory = [torch.empty(rows * self._blocks), torch.empty(rows, dtype=torch.int64)]
         # these are read faster than a tensor is
-        self.found = (ctypes.c_int64 * rows).from_address(places)
-        self._call = _Choice(0, peaks, places, rows, size, 0, blocks, 0)
+        self.found = (ctypes.c_int64 * rows).from_address(self._memory[1].data_ptr())
+        self._call = self._make_call(rows, size)
         self.given = ctypes.byref(self._call)
         self._last: Callable[[], Tensor | None] = lambda: None
+
+    def _make_call(self, rows: int, size: int) -> _Choice | _Draw:
+        peaks, places = (each.data_ptr() for each in self._memory)
+        return _Choice(0, peaks, places, rows, size, 0, self._blocks, 0)
 
     def take(self, scores: Tensor) -> Tensor:
         """Look at these from now on, or at a copy, which is returned."""
@@ -94,6 +111,26 @@ class _Room:
             self._call.scores = scores.data_ptr()
             self._call.stride = scores.stride(0)
         return scores
+
+
+class _DrawRoom(_Room):
+    """Where tokens that are drawn are put."""
+
+    def _make_call(self, rows: int, size: int) -> _Draw:
+        self.wishes = (ctypes.c_double * (_WISHES * rows))()
+        # sums are exact, so that it makes no difference how many parts there are
+        threads = torch.get_num_threads()
+        parts = max(1, min(_MOST_PARTS, self._blocks, -(-2 * threads // max(rows, 1))))
+        tallies = rows * parts * _TALLIES * _TALLY_BYTES
+        self._memory += [
+            torch.empty(count, dtype=torch.uint8)
+            for count in (tallies, rows * size * _CANDIDATE_BYTES)
+        ]
+        peaks, places, tallied, candidates = (each.data_ptr() for each in self._memory)
+        wishes = ctypes.addressof(self.wishes)
+        return _Draw(
+            0, wishes, peaks, tallied, candidates, places, rows, size, 0, self._blocks, parts
+        )
 
 
 def likeliest(scores: Tensor) -> Tensor:
@@ -126,32 +163,10 @@ def best(scores: Tensor, count: int) -> Tensor:
 
 def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.draw``; a row's draw depends on that row alone."""
-    scores, (rows, size) = _side_by_side(scores), scores.shape
-    if wishes.shape != (rows, _WISHES) or wishes.dtype != torch.float64:
-        expected = f"{(rows, _WISHES)} torch.float64"
+    if wishes.shape != (len(scores), _WISHES) or wishes.dtype != torch.float64:
+        expected = f"{(len(scores), _WISHES)} torch.float64"
         raise misfit("wishes and scores do not go together.", wishes, expected)
-    blocks = -(-size // _BLOCK)
-    # sums are exact, so that it makes no difference how many parts there are
-    parts = max(1, min(_MOST_PARTS, blocks, -(-2 * torch.get_num_threads() // max(rows, 1))))
-    wishes = wishes.contiguous()
-    peaks = torch.empty(rows * blocks, dtype=torch.float32)
-    tallies = torch.empty(rows * parts * _TALLIES * _TALLY_BYTES, dtype=torch.uint8)
-    candidates = torch.empty(rows * size * _CANDIDATE_BYTES, dtype=torch.uint8)
-    places = torch.empty(rows, dtype=torch.int64)
-    _Draw(
-        scores.data_ptr(),
-        wishes.data_ptr(),
-        peaks.data_ptr(),
-        tallies.data_ptr(),
-        candidates.data_ptr(),
-        places.data_ptr(),
-        rows,
-        size,
-        scores.stride(0),
-        blocks,
-        parts,
-    ).run()
-    return places
+    return torch.tensor(Drawer()(scores, wishes.tolist()), dtype=torch.int64)
 
 
 def _side_by_side(scores: Tensor) -> Tensor:
