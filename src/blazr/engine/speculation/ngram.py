@@ -97,9 +97,11 @@ class _Index:
         for _ in range(MOST_CANDIDATES):
             if place == _NOWHERE:
                 break
-            length = count_common(tokens, place, tokens, LEAST_MATCH)
-            if length > longest:
-                self.place, longest = place, length
+            # with another token there, no more can be the same
+            if not longest or tokens[max(place - longest - 1, 0)] == tokens[end - longest - 1]:
+                length = count_common(tokens, place, tokens, LEAST_MATCH)
+                if length > longest:
+                    self.place, longest = place, length
             place = self._before[place]
         self.match = longest
 

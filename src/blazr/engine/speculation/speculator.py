@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
+from operator import itemgetter
 from time import perf_counter
 from typing import NamedTuple
 
@@ -12,7 +14,8 @@ from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
 MOST_DRAFTS = 16  # of one sequence in a step
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step: each size is recorded once
+# Drafts in a step: each size is recorded once.
+COUNTS = frozenset({1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64})
 LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
 DECAY = 0.9  # what an outcome counts after the next one
 PRIOR = 2.0  # outcomes that other replies' count for in a new one
@@ -81,20 +84,11 @@ class _Time:
             self.measured_at = now
 
 
-class _Chance(NamedTuple):
-    """A draft that may be computed.
-
-    Args:
-        rate: How often such a one is kept.
-        sequence: Whose.
-        draw_s: How long it takes to draw what follows it, if it is kept.
-        num_computed: How many have to be guessed one after the other to have it.
-    """
-
-    rate: float
-    sequence: Sequence
-    draw_s: float
-    num_computed: int
+# A draft that may be computed: how often such a one is kept; whose it is; how long it takes to draw
+# what follows it, if it is kept; how many have to be guessed one after the other to have it. Plain
+# tuples, as there are many in each step.
+_Chance = tuple[float, Sequence, float, int]
+_rate_of = itemgetter(0)
 
 
 class Speculator:
@@ -111,6 +105,7 @@ class Speculator:
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
         self._drafters = tuple(drafters)
+        self._computes = any(isinstance(each, ComputingDrafter) for each in self._drafters)
         self._grid = grid
         self._proposals: dict[Sequence, Proposal] = {}
         self._common: dict[str, _Outcomes] = {}
@@ -142,14 +137,18 @@ class Speculator:
                 self._proposals[sequence] = proposal
                 rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
         depths = self._choose_depths(len(sequences), rates, room) if rates else {}
-        # a first look takes in the whole text
-        if not depths and all(each in self._pauses for each in asked):
-            self._learn_vain_time((perf_counter() - started) / len(asked))
-        longest = self._longest_pause(len(sequences))
-        for sequence in asked:
-            if sequence not in depths:
-                self._rest(sequence, longest)
-        self._compute(depths)
+        if len(depths) < len(asked):
+            # a first look takes in the whole text
+            if not depths and all(map(self._pauses.__contains__, asked)):
+                self._learn_vain_time((perf_counter() - started) / len(asked))
+            longest = self._longest_pause(len(sequences))
+            for sequence in asked:
+                if sequence not in depths:
+                    self._rest(sequence, longest)
+        if not depths:
+            return {}
+        if self._computes:
+            self._compute(depths)
         return {
             sequence: self._proposals[sequence].draft.token_ids[:depth]
             for sequence, depth in depths.items()
@@ -263,69 +262,84 @@ class Speculator:
         return self._outcomes(sequence, kind), self._common[kind]
 
     def _outcomes(self, sequence: Sequence, kind: str) -> _Outcomes:
-        common = self._common.setdefault(kind, _Outcomes())
-        own = self._own.setdefault(sequence, {})
-        if kind not in own:
-            own[kind] = _Outcomes(PRIOR * common.rate, PRIOR * (1 - common.rate))
-        return own[kind]
+        own = self._own.get(sequence)
+        if own is None:
+            own = self._own[sequence] = {}
+        outcomes = own.get(kind)
+        if outcomes is None:
+            common = self._common.setdefault(kind, _Outcomes())
+            outcomes = own[kind] = _Outcomes(PRIOR * common.rate, PRIOR * (1 - common.rate))
+        return outcomes
 
     def _choose_depths(
         self, num_sequences: int, rates: list[tuple[Sequence, float]], room: int
     ) -> dict[Sequence, int]:
         """How many drafts of each sequence give most tokens a second, the likeliest first."""
         base = self._measured(num_sequences, 0)
-        computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
-        compute_s = self._computing.get(len(computed), _Time()).seconds
-        # what drafts that are computed cost beside a step is known once one has been measured
-        wanted = rates if base else [pair for pair in rates if pair[0] not in computed]
-        chances: Iterator[_Chance] = chain.from_iterable(
-            self._chances(sequence, rate, is_computed=sequence in computed)
-            for sequence, rate in wanted
-        )
-        if len(rates) > 1:
-            chances = iter(sorted(chances, key=lambda each: -each.rate))
+        chances, compute_s = self._chances(rates, may_compute=base > 0)
         expected = float(num_sequences)
         time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
-        drawing_s, num_computed, allowed = 0.0, 0, FIRST_TRY
-        best, most = 0, LEAST_GAIN * expected
-        weighed: list[_Chance] = []
-        for count in COUNTS:
-            last = len(weighed)
-            if count > min(room, allowed):
+        beside_s, num_computed, allowed = 0.0, 0, min(room, FIRST_TRY)
+        best, most, last = 0, LEAST_GAIN * expected, 0
+        weighed: list[Sequence] = []
+        for rate, sequence, draw_s, place in chances:
+            weighed.append(sequence)
+            expected += rate
+            beside_s += rate * draw_s
+            if place > num_computed:
+                beside_s += compute_s
+                num_computed = place
+            count = len(weighed)
+            if count not in COUNTS:
+                continue
+            if count > allowed:
                 break
-            weighed += islice(chances, count - last)
-            if len(weighed) < count:
-                break
-            for chance in weighed[last:]:
-                expected += chance.rate
-                drawing_s += chance.rate * chance.draw_s
-                num_computed = max(num_computed, chance.num_computed)
             measured = self._measured(num_sequences, count)
             if base and measured:
-                time, allowed = measured / base, 2 * count
+                time, allowed = measured / base, min(room, 2 * count)
                 share = (time - 1) / count
             else:
                 time += share * (count - last)
-            beside_s = drawing_s + num_computed * compute_s
+            last = count
             whole = time + (beside_s / base if base else 0.0)
             if expected > most * whole:
                 best, most = count, expected / whole
             elif best and count >= 2 * best:
                 break  # later ones are less likely still
-        depths: dict[Sequence, int] = {}
-        for chance in weighed[:best]:
-            depths[chance.sequence] = depths.get(chance.sequence, 0) + 1
-        return depths
+        return Counter(weighed[:best])
 
-    def _chances(self, sequence: Sequence, rate: float, *, is_computed: bool) -> Iterator[_Chance]:
+    def _chances(
+        self, rates: list[tuple[Sequence, float]], *, may_compute: bool
+    ) -> tuple[Iterable[_Chance], float]:
+        """Drafts that may be computed, the likeliest first, and seconds that guessing one takes.
+
+        Args:
+            rates: How often such drafts are kept, by sequence.
+            may_compute: Whether there may be some that have to be guessed first.
+        """
+        compute_s = 0.0
+        if self._computes:
+            computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
+            compute_s = self._computing.get(len(computed), _Time()).seconds
+            # what they cost beside a step is known once one has been measured
+            if not may_compute:
+                rates = [pair for pair in rates if pair[0] not in computed]
+        chances = chain.from_iterable(self._chances_of(*pair) for pair in rates)
+        if len(rates) > 1:
+            return sorted(chances, key=_rate_of, reverse=True), compute_s
+        return chances, compute_s
+
+    def _chances_of(self, sequence: Sequence, rate: float) -> Iterator[_Chance]:
         """A sequence's drafts, as far as they are worth weighing."""
+        proposal = self._proposals[sequence]
         draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
+        is_computed = proposal.computed_by is not None
         chance = 1.0
-        for place in range(1, self._proposals[sequence].draft.most + 1):
+        for place in range(1, proposal.draft.most + 1):
             chance *= rate
             if chance < LEAST_RATE:
                 break
-            yield _Chance(chance, sequence, draw_s, place if is_computed else 0)
+            yield chance, sequence, draw_s, place if is_computed else 0
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""
