@@ -61,11 +61,11 @@ class EagerSpeculator(Speculator):
     def _choose_depths(self, num_sequences, rates, room):
         depths = {}
         for sequence, _ in rates:
-            depths[sequence] = min(max(room, 0), self._proposals[sequence].draft.most)
+            depths[sequence] = min(max(room, 0), self._proposal(sequence).draft.most)
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}
 
-    def _rest(self, sequence, longest):
+    def _rest(self, replies, num_sequences):
         """Ask again for each token."""
 
 

@@ -218,8 +218,11 @@ class Scheduler:
             self.memory.adopt(fork)
             self.waiting.remove(fork.sequence)
             self._run(fork.sequence)
-        if self.speculator is not None and all(row.decodes for row in plan.rows):
-            self.speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
+        speculator = self.speculator
+        if speculator is None or not speculator.has_looked:
+            return
+        if all(row.decodes for row in plan.rows):
+            speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
 
     def schedule_behind(self, plan: StepPlan) -> StepPlan | None:
         """Decide the step behind one that was launched, before what that one draws is known.

@@ -71,18 +71,20 @@ class _Index:
         self.match = 0
         self._length = 0  # of the text
         self._last: dict[bytes, int] = {}  # by the tokens, the latest place behind them
-        self._before = array("i", bytes(4 * LEAST_MATCH))  # by place, the one before of the same
+        # by place, the one before behind the same tokens
+        self._before = array("i", [_NOWHERE] * LEAST_MATCH)
 
     def extend(self, tokens: array[int]) -> None:
         """Take in the tokens that have come."""
-        for at in range(self._length, len(tokens)):
+        end = len(tokens)
+        for at in range(self._length, end):
             if self.place == _NOWHERE or tokens[self.place] != tokens[at]:
                 self.place = _NOWHERE
                 break
             self.place += 1
             self.match += 1
-        self._length = len(tokens)
-        for place in range(len(self._before), len(tokens)):
+        self._length = end
+        for place in range(len(self._before), end + 1):
             key = tokens[place - LEAST_MATCH : place].tobytes()
             self._before.append(self._last.get(key, _NOWHERE))
             self._last[key] = place
@@ -92,7 +94,7 @@ class _Index:
     def _find(self, tokens: array[int]) -> None:
         """Look for the place behind most of the last tokens."""
         end = len(tokens)
-        place = self._last.get(tokens[max(end - LEAST_MATCH, 0) :].tobytes(), _NOWHERE)
+        place = self._before[end]
         longest = 0
         for _ in range(MOST_CANDIDATES):
             if place == _NOWHERE:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from time import perf_counter
@@ -23,7 +23,8 @@ FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
 TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
-MOST_VAIN = 0.01  # of a step's time may go into looking for drafts in vain; more leads to pauses
+MOST_VAIN = 0.005  # of a step's time may go into looking for drafts in vain; more leads to pauses
+PATIENCE = 4  # looks in vain after which the pauses become longer by a token
 LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
@@ -69,6 +70,24 @@ class _Outcomes:
 
 
 @dataclass(slots=True)
+class _Reply:
+    """What is known of one reply.
+
+    Attributes:
+        proposal: Drafts of its next tokens, until it is known which are right.
+        outcomes: How often its drafts were kept, by kind.
+        wake_at: How many tokens it has when drafts are looked for again.
+        num_vain: How often there were none that were worth it; half of that is forgotten where
+            drafts were kept.
+    """
+
+    proposal: Proposal | None = None
+    outcomes: dict[str, _Outcomes] = field(default_factory=dict)
+    wake_at: int = 0
+    num_vain: int = 0
+
+
+@dataclass(slots=True)
 class _Time:
     """How long steps of one size take, in seconds, and after how many steps that was measured."""
 
@@ -101,17 +120,19 @@ class Speculator:
     Args:
         drafters: Asked in this order; the first that knows something counts.
         grid: Drafts end before the next multiple of it, since what is kept there stays.
+
+    Attributes:
+        has_looked: Whether any drafts were looked for before the step that is computed. The times
+            of others need not be learnt: most steps are such where nothing repeats.
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
         self._drafters = tuple(drafters)
         self._computes = any(isinstance(each, ComputingDrafter) for each in self._drafters)
         self._grid = grid
-        self._proposals: dict[Sequence, Proposal] = {}
+        self.has_looked = False
+        self._replies: dict[Sequence, _Reply] = {}
         self._common: dict[str, _Outcomes] = {}
-        self._own: dict[Sequence, dict[str, _Outcomes]] = {}
-        self._wake_at: dict[Sequence, int] = {}  # tokens that it has when drafts are looked for
-        self._pauses: dict[Sequence, int] = {}
         self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
         self._times: dict[tuple[int, int], _Time] = {}
         self._computing: dict[int, _Time] = {}  # one draft of each of so many sequences
@@ -126,42 +147,54 @@ class Speculator:
             room: Drafts at most.
         """
         started = perf_counter()
-        asked = [each for each in sequences if len(each.tokens) >= self._wake_at.get(each, 0)]
-        if not asked:  # as in most steps of a reply in which nothing repeats
+        asked = {each: self._reply(each) for each in sequences if self._is_awake(each)}
+        self.has_looked = bool(asked)
+        if not asked:
             return {}
         rates: list[tuple[Sequence, float]] = []
-        for sequence in asked:
-            self._learn_from_what_came(sequence)
-            proposal = self._ask(sequence)
+        for sequence, reply in asked.items():
+            self._learn_from_what_came(sequence, reply)
+            proposal = reply.proposal = self._ask(sequence)
             if proposal is not None:
-                self._proposals[sequence] = proposal
-                rates.append((sequence, self._outcomes(sequence, proposal.draft.kind).rate))
+                rates.append((sequence, self._outcomes(reply, proposal.draft.kind).rate))
         depths = self._choose_depths(len(sequences), rates, room) if rates else {}
+        # a first look takes in the whole text
+        if not depths and all(reply.num_vain for reply in asked.values()):
+            self._learn_vain_time((perf_counter() - started) / len(asked))
         if len(depths) < len(asked):
-            # a first look takes in the whole text
-            if not depths and all(map(self._pauses.__contains__, asked)):
-                self._learn_vain_time((perf_counter() - started) / len(asked))
-            longest = self._longest_pause(len(sequences))
-            for sequence in asked:
-                if sequence not in depths:
-                    self._rest(sequence, longest)
-        if not depths:
-            return {}
-        if self._computes:
+            self._rest({each: asked[each] for each in asked if each not in depths}, len(sequences))
+        if depths and self._computes:
             self._compute(depths)
         return {
-            sequence: self._proposals[sequence].draft.token_ids[:depth]
+            sequence: self._proposal(sequence).draft.token_ids[:depth]
             for sequence, depth in depths.items()
         }
+
+    def _is_awake(self, sequence: Sequence) -> bool:
+        reply = self._replies.get(sequence)
+        return reply is None or len(sequence.tokens) >= reply.wake_at
+
+    def _reply(self, sequence: Sequence) -> _Reply:
+        reply = self._replies.get(sequence)
+        if reply is None:
+            reply = self._replies[sequence] = _Reply()
+        return reply
+
+    def _proposal(self, sequence: Sequence) -> Proposal:
+        proposal = self._replies[sequence].proposal
+        assert proposal is not None
+        return proposal
 
     def learn_outcome(
         self, sequence: Sequence, num_drafts: int, num_kept: int, seconds: float = 0.0
     ) -> None:
         """So many of a sequence's drafts were kept; drawing what follows them took so long."""
-        kind = self._proposals.pop(sequence).draft.kind
-        self._wake_at.pop(sequence, None)
-        self._pauses.pop(sequence, None)
-        for outcomes in self._all_outcomes(sequence, kind):
+        reply = self._replies[sequence]
+        kind = self._proposal(sequence).draft.kind
+        reply.proposal, reply.wake_at = None, 0
+        if num_kept:
+            reply.num_vain //= 2
+        for outcomes in self._all_outcomes(reply, kind):
             outcomes.add(num_kept, has_failed=num_kept < num_drafts)
         if num_kept:
             likeliest, draw_s = sequence.takes_likeliest, seconds / num_kept
@@ -182,34 +215,34 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
-        self._proposals.pop(sequence, None)
-        self._own.pop(sequence, None)
-        self._wake_at.pop(sequence, None)
-        self._pauses.pop(sequence, None)
+        self._replies.pop(sequence, None)
         for drafter in self._drafters:
             drafter.forget(sequence)
-
-    def _longest_pause(self, num_sequences: int) -> int:
-        """How many tokens may pass without a look, for looks in vain to take little of a step."""
-        base_s = self._measured(num_sequences, 0)
-        if not base_s:
-            return LONGEST_PAUSE
-        return min(int(num_sequences * self._vain_s / (MOST_VAIN * base_s)), LONGEST_PAUSE)
 
     def _learn_vain_time(self, seconds: float) -> None:
         known = self._vain_s or seconds
         # one that was interrupted has waited for others
         self._vain_s = DECAY * known + (1 - DECAY) * min(seconds, LONGEST_DRAW * known)
 
-    def _rest(self, sequence: Sequence, longest: int) -> None:
-        """Do not look for drafts for a while, which becomes longer each time there are none."""
-        proposal = self._proposals.get(sequence)
-        if proposal is not None and proposal.computed_by is not None:
-            longest = LONGEST_PAUSE  # what is known of them fades with each look
-            for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
-                outcomes.fade()
-        pause = self._pauses[sequence] = min(2 * self._pauses.get(sequence, 0) + 1, longest)
-        self._wake_at[sequence] = len(sequence.tokens) + pause
+    def _rest(self, replies: Mapping[Sequence, _Reply], num_sequences: int) -> None:
+        """Do not look for drafts for a while, which becomes longer where there often are none.
+
+        Args:
+            replies: That have none in the next step.
+            num_sequences: All that decode in it.
+        """
+        base_s = self._measured(num_sequences, 0)
+        longest = LONGEST_PAUSE
+        if base_s:
+            longest = min(int(num_sequences * self._vain_s / (MOST_VAIN * base_s)), longest)
+        for sequence, reply in replies.items():
+            pause = longest
+            if reply.proposal is not None and reply.proposal.computed_by is not None:
+                pause = LONGEST_PAUSE  # what is known of them fades with each look
+                for outcomes in self._all_outcomes(reply, reply.proposal.draft.kind):
+                    outcomes.fade()
+            reply.num_vain += 1
+            reply.wake_at = len(sequence.tokens) + min(reply.num_vain // PATIENCE, pause)
 
     def _ask(self, sequence: Sequence) -> Proposal | None:
         length = len(sequence.tokens)
@@ -231,7 +264,7 @@ class Speculator:
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
         """Have those drafts computed that are to be, and are not yet."""
-        by = {each: self._proposals[each].computed_by for each in depths}
+        by = {each: self._proposal(each).computed_by for each in depths}
         for drafter in {each: None for each in by.values() if each is not None}:
             ready = drafter.prepare([each for each in depths if by[each] is drafter])
             wanted = {each: depths[each] for each in ready}
@@ -242,33 +275,32 @@ class Speculator:
             seconds = (perf_counter() - started) / max(wanted.values())
             self._computing.setdefault(len(wanted), _Time()).add(seconds, self._num_steps)
             for sequence, token_ids in found.items():
-                proposal = self._proposals[sequence]
+                proposal = self._proposal(sequence)
                 draft = proposal.draft._replace(token_ids=token_ids)
-                self._proposals[sequence] = proposal._replace(draft=draft)
+                self._replies[sequence].proposal = proposal._replace(draft=draft)
 
-    def _learn_from_what_came(self, sequence: Sequence) -> None:
+    def _learn_from_what_came(self, sequence: Sequence, reply: _Reply) -> None:
         """Whether the first token was right of a draft that was not computed."""
-        proposal = self._proposals.pop(sequence, None)
+        proposal = reply.proposal
         if proposal is None or len(sequence.tokens) <= proposal.length:
             return
         if not proposal.draft.token_ids:
             return
         is_right = sequence.tokens[proposal.length] == proposal.draft.token_ids[0]
-        for outcomes in self._all_outcomes(sequence, proposal.draft.kind):
+        for outcomes in self._all_outcomes(reply, proposal.draft.kind):
             outcomes.add(int(is_right), has_failed=not is_right)
 
-    def _all_outcomes(self, sequence: Sequence, kind: str) -> tuple[_Outcomes, _Outcomes]:
+    def _all_outcomes(self, reply: _Reply, kind: str) -> tuple[_Outcomes, _Outcomes]:
         """A reply's own, and those of all."""
-        return self._outcomes(sequence, kind), self._common[kind]
+        return self._outcomes(reply, kind), self._common[kind]
 
-    def _outcomes(self, sequence: Sequence, kind: str) -> _Outcomes:
-        own = self._own.get(sequence)
-        if own is None:
-            own = self._own[sequence] = {}
-        outcomes = own.get(kind)
+    def _outcomes(self, reply: _Reply, kind: str) -> _Outcomes:
+        outcomes = reply.outcomes.get(kind)
         if outcomes is None:
             common = self._common.setdefault(kind, _Outcomes())
-            outcomes = own[kind] = _Outcomes(PRIOR * common.rate, PRIOR * (1 - common.rate))
+            outcomes = reply.outcomes[kind] = _Outcomes(
+                PRIOR * common.rate, PRIOR * (1 - common.rate)
+            )
         return outcomes
 
     def _choose_depths(
@@ -319,7 +351,7 @@ class Speculator:
         """
         compute_s = 0.0
         if self._computes:
-            computed = {each for each, _ in rates if self._proposals[each].computed_by is not None}
+            computed = {each for each, _ in rates if self._proposal(each).computed_by is not None}
             compute_s = self._computing.get(len(computed), _Time()).seconds
             # what they cost beside a step is known once one has been measured
             if not may_compute:
@@ -331,7 +363,7 @@ class Speculator:
 
     def _chances_of(self, sequence: Sequence, rate: float) -> Iterator[_Chance]:
         """A sequence's drafts, as far as they are worth weighing."""
-        proposal = self._proposals[sequence]
+        proposal = self._proposal(sequence)
         draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
         is_computed = proposal.computed_by is not None
         chance = 1.0
