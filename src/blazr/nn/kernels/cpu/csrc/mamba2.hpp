@@ -113,6 +113,7 @@ struct Mamba2Of {
         dt[r] = step(r, h);
         total[r] = sum += double(dt[r]) * call.a[h];
       }
+      for (int64_t r = rows; r < round_up(rows, 16); r++) total[r] = sum;
     }
     // The products of c at row t with b at rows 0 to t.
     void similarities(int64_t t, const float* c, float* out) const {
@@ -135,7 +136,9 @@ struct Mamba2Of {
       const int64_t n = wide_n(), p = wide_p();
       float weight[Tokens][kGrid], out[Tokens][kMaxP];
       for (int k = 0; k < Tokens; k++) {
-        for (int64_t r = 0; r <= t + k; r++) weight[k][r] = exp_approx(float(total[t + k] - total[r]));
+        // whole vectors: one by one, the last ones would take longest
+        for (int64_t r = 0; r < round_up(t + k + 1, 16); r++)
+          weight[k][r] = exp_approx(float(total[t + k] - total[r]));
         for (int64_t r = 0; r <= t + k; r++) weight[k][r] *= similar[k * kGrid + r] * dt[r];
       }
       for (int64_t i = 0; i < p; i += 4) {
@@ -231,6 +234,8 @@ struct Mamba2Of {
           int64_t t = known;
           for (; t + 4 <= now.rows; t += 4)
             now.template outputs<4>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
+          for (; t + 2 <= now.rows; t += 2)
+            now.template outputs<2>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
           for (; t < now.rows; t++)
             now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
         };
