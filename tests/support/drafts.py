@@ -58,9 +58,9 @@ def compute_drafts(
 class EagerSpeculator(Speculator):
     """Has all drafts computed, whatever they cost."""
 
-    def _choose_depths(self, num_sequences, rates, room):
+    def _choose_depths(self, num_sequences, proposed, room):
         depths = {}
-        for sequence, _ in rates:
+        for sequence in proposed:
             depths[sequence] = min(max(room, 0), self._proposal(sequence).draft.most)
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from blazr.engine.sequence import Sequence
 
+MANY = 1 << 30  # more than there are drafts of one sequence
+
 Compute = Callable[[Mapping[Sequence, int]], dict[Sequence, tuple[int, ...]]]
 
 
@@ -19,11 +21,15 @@ class Draft(NamedTuple):
         token_ids: At least one; none where they are computed once it is known how many are wanted.
         kind: Drafts of one kind are expected to be kept equally often.
         later: How many can be computed.
+        num_first: So many of the first are of that kind, the others of `kind_behind`.
+        kind_behind: The others' kind.
     """
 
     token_ids: tuple[int, ...]
     kind: str
     later: int = 0
+    num_first: int = MANY
+    kind_behind: str = ""
 
     @property
     def most(self) -> int:

@@ -6,6 +6,7 @@ Source: Saxena 2023, "Prompt Lookup Decoding", github.com/apoorvumang/prompt-loo
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from typing_extensions import override
 
@@ -16,14 +17,14 @@ LEAST_MATCH = 2  # tokens
 LONGEST_MATCH = 32  # tokens that are compared
 MOST_CANDIDATES = 8  # places that are compared, the latest first
 _NOWHERE = -1
-_KINDS = [f"ngram {bits}" for bits in range(LONGEST_MATCH.bit_length() + 1)]
 
 
 class NgramDrafter(Drafter):
     """Looks for the last tokens earlier in prompt and reply, and proposes what followed them.
 
     Of the latest places the one is taken where most tokens before it are the same, and the latest
-    of equals.
+    of equals. As far as the same followed at the latest other place, drafts are kept more often:
+    these are of a kind of their own. So are those of a text's only place.
     """
 
     def __init__(self) -> None:
@@ -32,14 +33,19 @@ class NgramDrafter(Drafter):
     @override
     def propose(self, sequence: Sequence, most: int) -> Draft | None:
         tokens, index = sequence.tokens, self.index(sequence)
-        place = index.place
+        place, other = index.place, index.other
         if place == _NOWHERE:
             return None
         # a place so near the end that the draft would go beyond it: what repeats goes on repeating
         drafts = tuple(tokens[place : place + most])
         if len(drafts) < most:
             drafts = (drafts * (most // len(drafts) + 1))[:most]
-        return Draft(drafts, _KINDS[min(index.match, LONGEST_MATCH).bit_length()])
+        if other == _NOWHERE:
+            return Draft(drafts, "ngram")
+        num_agreed = _count_equal(drafts, tokens[other : other + most])
+        if not num_agreed:
+            return Draft(drafts, "ngram alone")
+        return Draft(drafts, "ngram agreed", num_first=num_agreed, kind_behind="ngram alone")
 
     def index(self, sequence: Sequence) -> _Index:
         """Where the tokens of a sequence have stood, up to its last ones."""
@@ -60,6 +66,7 @@ class _Index:
     Attributes:
         place: Behind the tokens that are like the last ones, or _NOWHERE.
         match: How many tokens are, at least LEAST_MATCH; 0 for none.
+        other: Behind the latest other ones of which LEAST_MATCH are, or _NOWHERE.
 
     Args:
         num_dropped: Tokens that the sequence has forgotten; with others, places are others.
@@ -69,6 +76,7 @@ class _Index:
         self.num_dropped = num_dropped
         self.place = _NOWHERE
         self.match = 0
+        self.other = _NOWHERE
         self._length = 0  # of the text
         self._last: dict[bytes, int] = {}  # by the tokens, the latest place behind them
         # by place, the one before behind the same tokens
@@ -90,6 +98,9 @@ class _Index:
             self._last[key] = place
         if self.place == _NOWHERE:
             self._find(tokens)
+        self.other = self._before[end]
+        if self.other == self.place != _NOWHERE:
+            self.other = self._before[self.other]
 
     def _find(self, tokens: array[int]) -> None:
         """Look for the place behind most of the last tokens."""
@@ -106,6 +117,16 @@ class _Index:
                     self.place, longest = place, length
             place = self._before[place]
         self.match = longest
+
+
+def _count_equal(these: Iterable[int], those: Iterable[int]) -> int:
+    """How many of the first are equal, one by one."""
+    count = 0
+    for one, other in zip(these, those, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def count_common(text: array[int], place: int, tokens: array[int], known: int) -> int:

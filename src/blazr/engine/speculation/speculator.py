@@ -151,13 +151,13 @@ class Speculator:
         self.has_looked = bool(asked)
         if not asked:
             return {}
-        rates: list[tuple[Sequence, float]] = []
+        proposed: list[Sequence] = []
         for sequence, reply in asked.items():
             self._learn_from_what_came(sequence, reply)
-            proposal = reply.proposal = self._ask(sequence)
-            if proposal is not None:
-                rates.append((sequence, self._outcomes(reply, proposal.draft.kind).rate))
-        depths = self._choose_depths(len(sequences), rates, room) if rates else {}
+            reply.proposal = self._ask(sequence)
+            if reply.proposal is not None:
+                proposed.append(sequence)
+        depths = self._choose_depths(len(sequences), proposed, room) if proposed else {}
         # a first look takes in the whole text
         if not depths and all(reply.num_vain for reply in asked.values()):
             self._learn_vain_time((perf_counter() - started) / len(asked))
@@ -190,12 +190,10 @@ class Speculator:
     ) -> None:
         """So many of a sequence's drafts were kept; drawing what follows them took so long."""
         reply = self._replies[sequence]
-        kind = self._proposal(sequence).draft.kind
+        self._add_outcome(reply, self._proposal(sequence).draft, num_drafts, num_kept)
         reply.proposal, reply.wake_at = None, 0
         if num_kept:
             reply.num_vain //= 2
-        for outcomes in self._all_outcomes(reply, kind):
-            outcomes.add(num_kept, has_failed=num_kept < num_drafts)
         if num_kept:
             likeliest, draw_s = sequence.takes_likeliest, seconds / num_kept
             known = self._draw_s.get(likeliest, draw_s)
@@ -287,8 +285,16 @@ class Speculator:
         if not proposal.draft.token_ids:
             return
         is_right = sequence.tokens[proposal.length] == proposal.draft.token_ids[0]
-        for outcomes in self._all_outcomes(reply, proposal.draft.kind):
-            outcomes.add(int(is_right), has_failed=not is_right)
+        self._add_outcome(reply, proposal.draft, 1, int(is_right))
+
+    def _add_outcome(self, reply: _Reply, draft: Draft, num_drafts: int, num_kept: int) -> None:
+        """So many of a draft's tokens were looked at, and these were right, from the first on."""
+        num_first = draft.num_first
+        for outcomes in self._all_outcomes(reply, draft.kind):
+            outcomes.add(min(num_kept, num_first), has_failed=num_kept < min(num_drafts, num_first))
+        if num_kept >= num_first and num_drafts > num_first:
+            for outcomes in self._all_outcomes(reply, draft.kind_behind):
+                outcomes.add(num_kept - num_first, has_failed=num_kept < num_drafts)
 
     def _all_outcomes(self, reply: _Reply, kind: str) -> tuple[_Outcomes, _Outcomes]:
         """A reply's own, and those of all."""
@@ -304,11 +310,11 @@ class Speculator:
         return outcomes
 
     def _choose_depths(
-        self, num_sequences: int, rates: list[tuple[Sequence, float]], room: int
+        self, num_sequences: int, proposed: list[Sequence], room: int
     ) -> dict[Sequence, int]:
         """How many drafts of each sequence give most tokens a second, the likeliest first."""
         base = self._measured(num_sequences, 0)
-        chances, compute_s = self._chances(rates, may_compute=base > 0)
+        chances, compute_s = self._chances(proposed, may_compute=base > 0)
         expected = float(num_sequences)
         time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
         beside_s, num_computed, allowed = 0.0, 0, min(room, FIRST_TRY)
@@ -341,37 +347,39 @@ class Speculator:
         return Counter(weighed[:best])
 
     def _chances(
-        self, rates: list[tuple[Sequence, float]], *, may_compute: bool
+        self, proposed: list[Sequence], *, may_compute: bool
     ) -> tuple[Iterable[_Chance], float]:
         """Drafts that may be computed, the likeliest first, and seconds that guessing one takes.
 
         Args:
-            rates: How often such drafts are kept, by sequence.
+            proposed: Whose.
             may_compute: Whether there may be some that have to be guessed first.
         """
         compute_s = 0.0
         if self._computes:
-            computed = {each for each, _ in rates if self._proposal(each).computed_by is not None}
+            computed = {each for each in proposed if self._proposal(each).computed_by is not None}
             compute_s = self._computing.get(len(computed), _Time()).seconds
             # what they cost beside a step is known once one has been measured
             if not may_compute:
-                rates = [pair for pair in rates if pair[0] not in computed]
-        chances = chain.from_iterable(self._chances_of(*pair) for pair in rates)
-        if len(rates) > 1:
+                proposed = [each for each in proposed if each not in computed]
+        chances = chain.from_iterable(map(self._chances_of, proposed))
+        if len(proposed) > 1:
             return sorted(chances, key=_rate_of, reverse=True), compute_s
         return chances, compute_s
 
-    def _chances_of(self, sequence: Sequence, rate: float) -> Iterator[_Chance]:
+    def _chances_of(self, sequence: Sequence) -> Iterator[_Chance]:
         """A sequence's drafts, as far as they are worth weighing."""
-        proposal = self._proposal(sequence)
+        reply, (draft, _, computed_by) = self._replies[sequence], self._proposal(sequence)
         draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
-        is_computed = proposal.computed_by is not None
+        rate = self._outcomes(reply, draft.kind).rate
         chance = 1.0
-        for place in range(1, proposal.draft.most + 1):
+        for place in range(draft.most):
+            if place == draft.num_first:
+                rate = self._outcomes(reply, draft.kind_behind).rate
             chance *= rate
             if chance < LEAST_RATE:
                 break
-            yield chance, sequence, draw_s, place if is_computed else 0
+            yield chance, sequence, draw_s, place + 1 if computed_by is not None else 0
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""

@@ -37,15 +37,23 @@ def test_of_what_is_new_nothing_is_known(tokens: list[int]) -> None:
     assert propose(tokens) is None
 
 
-def test_more_in_common_is_another_kind() -> None:
-    long, short = list(range(50)), list(range(48, 50))
-    kinds = set()
-    for before in (long, short):
-        draft = NgramDrafter().propose(running_sequence([*before, 70, *before]), 4)
-        assert draft is not None
-        assert draft.token_ids[0] == 70
-        kinds.add(draft.kind)
-    assert len(kinds) == 2
+def kinds(tokens: list[int], most: int = 4) -> list[str]:
+    """Of each token that is proposed."""
+    draft = NgramDrafter().propose(running_sequence(tokens), most)
+    assert draft is not None
+    places = range(len(draft.token_ids))
+    return [draft.kind if place < draft.num_first else draft.kind_behind for place in places]
+
+
+def test_what_followed_at_two_places_is_another_kind() -> None:
+    """As far as it did; what follows behind it may be another name."""
+    once = kinds([1, 2, 3, 4, 5, 6, 1, 2])
+    agreed = kinds([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 1, 2])
+    partly = kinds([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 8, 9, 1, 2])
+    never = kinds([1, 2, 3, 4, 5, 6, 1, 2, 7, 8, 9, 9, 1, 2])
+    assert [len(set(each)) for each in (once, agreed, partly, never)] == [1, 1, 2, 1]
+    assert partly == [*agreed[:2], *never[:2]]
+    assert len({once[0], agreed[0], never[0]}) == 3
 
 
 def test_a_text_that_grows_is_searched_as_one_that_was_there() -> None:

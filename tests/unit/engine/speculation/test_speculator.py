@@ -73,6 +73,21 @@ def test_drafts_that_are_never_kept_are_not_computed_for_long() -> None:
     assert sum(depths[-100:]) <= 5
 
 
+class Halves:
+    """Proposes ones, the first three of which are of another kind than those behind."""
+
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+        return Draft((1,) * most, "first", num_first=3, kind_behind="behind")
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+
+def test_drafts_end_where_a_kind_begins_that_is_never_kept() -> None:
+    depths, _ = drive(some(1), right=3, per_draft=0.02, drafter=Halves())
+    assert max(depths[-100:]) == 3
+
+
 def test_drafts_that_cost_as_much_as_steps_are_not_computed() -> None:
     """As where the arithmetic of a full batch takes the time, and not the reading of weights."""
     for count in (1, 8):
