@@ -116,7 +116,7 @@ def build_engine(
         engine.lasting_failure = lambda: processes.failure
     engine.call(device.use)  # by its thread, which alone computes from now on
     if config.warm_up:
-        drafts = [count for count in sorted(COUNTS) if drafters and count <= MOST_DRAFTS]
+        drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
         engine.warm_up(partial(runner.record, num_drafts=drafts))
     return engine
 

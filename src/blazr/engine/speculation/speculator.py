@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import itemgetter
 from time import perf_counter
 from typing import NamedTuple
@@ -14,8 +12,7 @@ from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
 MOST_DRAFTS = 16  # of one sequence in a step
-# Drafts in a step: each size is recorded once.
-COUNTS = frozenset({1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64})
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step: each size is recorded once
 LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
 DECAY = 0.9  # what an outcome counts after the next one
 PRIOR = 2.0  # outcomes that other replies' count for in a new one
@@ -104,7 +101,7 @@ class _Time:
 
 
 # A draft that may be computed: how often such a one is kept; whose it is; how long it takes to draw
-# what follows it, if it is kept; how many have to be guessed one after the other to have it. Plain
+# what follows it, on average; how many have to be guessed one after the other to have it. Plain
 # tuples, as there are many in each step.
 _Chance = tuple[float, Sequence, float, int]
 _rate_of = itemgetter(0)
@@ -315,40 +312,40 @@ class Speculator:
         """How many drafts of each sequence give most tokens a second, the likeliest first."""
         base = self._measured(num_sequences, 0)
         chances, compute_s = self._chances(proposed, may_compute=base > 0)
-        expected = float(num_sequences)
+        if not chances:
+            return {}
+        rates, owners, draws_s, places = zip(*chances, strict=True)
+        expected, beside_s = float(num_sequences), 0.0
         time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
-        beside_s, num_computed, allowed = 0.0, 0, min(room, FIRST_TRY)
         best, most, last = 0, LEAST_GAIN * expected, 0
-        weighed: list[Sequence] = []
-        for rate, sequence, draw_s, place in chances:
-            weighed.append(sequence)
-            expected += rate
-            beside_s += rate * draw_s
-            if place > num_computed:
-                beside_s += compute_s
-                num_computed = place
-            count = len(weighed)
-            if count not in COUNTS:
-                continue
-            if count > allowed:
+        allowed, possible = FIRST_TRY, min(room, len(chances))
+        for count in COUNTS:
+            if count > allowed or count > possible:
                 break
+            expected += sum(rates[last:count])
+            beside_s += sum(draws_s[last:count])
             measured = self._measured(num_sequences, count)
             if base and measured:
-                time, allowed = measured / base, min(room, 2 * count)
+                time, allowed = measured / base, 2 * count
                 share = (time - 1) / count
             else:
                 time += share * (count - last)
             last = count
-            whole = time + (beside_s / base if base else 0.0)
+            whole = time
+            if base:
+                whole += (beside_s + max(places[:count]) * compute_s) / base
             if expected > most * whole:
                 best, most = count, expected / whole
             elif best and count >= 2 * best:
                 break  # later ones are less likely still
-        return Counter(weighed[:best])
+        depths: dict[Sequence, int] = {}
+        for each in owners[:best]:
+            depths[each] = depths.get(each, 0) + 1
+        return depths
 
     def _chances(
         self, proposed: list[Sequence], *, may_compute: bool
-    ) -> tuple[Iterable[_Chance], float]:
+    ) -> tuple[list[_Chance], float]:
         """Drafts that may be computed, the likeliest first, and seconds that guessing one takes.
 
         Args:
@@ -362,12 +359,14 @@ class Speculator:
             # what they cost beside a step is known once one has been measured
             if not may_compute:
                 proposed = [each for each in proposed if each not in computed]
-        chances = chain.from_iterable(map(self._chances_of, proposed))
+        chances: list[_Chance] = []
+        for sequence in proposed:
+            self._add_chances(sequence, chances)
         if len(proposed) > 1:
-            return sorted(chances, key=_rate_of, reverse=True), compute_s
+            chances.sort(key=_rate_of, reverse=True)
         return chances, compute_s
 
-    def _chances_of(self, sequence: Sequence) -> Iterator[_Chance]:
+    def _add_chances(self, sequence: Sequence, chances: list[_Chance]) -> None:
         """A sequence's drafts, as far as they are worth weighing."""
         reply, (draft, _, computed_by) = self._replies[sequence], self._proposal(sequence)
         draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
@@ -379,7 +378,8 @@ class Speculator:
             chance *= rate
             if chance < LEAST_RATE:
                 break
-            yield chance, sequence, draw_s, place + 1 if computed_by is not None else 0
+            guessed = place + 1 if computed_by is not None else 0
+            chances.append((chance, sequence, chance * draw_s, guessed))
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""
