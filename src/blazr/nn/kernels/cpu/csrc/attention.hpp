@@ -212,7 +212,8 @@ struct AttentionOf {
       alignas(64) float wide[16 * (kMaxKey + kStoredBlock)];
       for (int64_t lot = 0; lot < kKeys; lot += 16)
         for (int part = 0; part < 2; part++) {
-          const int64_t size = call.keys[part].size, stride = round_up(size, kStoredBlock);
+          // what a row's last block has behind its numbers gives way to the next row
+          const int64_t size = call.keys[part].size, stride = round_up(size, 16);
           const auto keys = rows_of(call.keys[part], page);
           float* to = k + kKeys * (part ? call.keys[0].size : 0) + lot;
           if constexpr (!kWidens)

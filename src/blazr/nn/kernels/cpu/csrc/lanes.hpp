@@ -196,18 +196,49 @@ template <int N>
       a, b, c);
 }
 
-// The same of a row with `left` numbers left; there are zeros behind them.
-[[gnu::always_inline]] inline Lanes load_some(const float* p, int64_t left) {
-  if (left >= 16) return load16(p);
-  float some[16]{};
-  memcpy(some, p, size_t(left) * sizeof(float));
-  return load16(some);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Ones in the first `left` lanes of a register.
+[[gnu::always_inline]] inline __m256i first_lanes(int64_t left) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(left < 0 ? 0 : left)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-[[gnu::always_inline]] inline void store_some(float* p, int64_t left, const Lanes& v) {
-  if (left >= 16) return store16(p, v);
-  float some[16];
-  store16(some, v);
-  memcpy(p, some, size_t(left) * sizeof(float));
+#endif
+
+// The same of a row with `left` numbers left; there are zeros behind them.
+template <int N = kPerLanes>
+[[gnu::always_inline]] inline Registers<float, N> load_some(const float* p, int64_t left) {
+  constexpr int kHalf = N / 2 * (kRegister / 4);
+  if (left >= N * (kRegister / 4)) return load16<N>(p);
+  if constexpr (N > 1) {
+    return {load_some<N / 2>(p, left), load_some<N / 2>(p + kHalf, left - kHalf)};
+  } else {
+    using Vector = FloatRegister::Vector;
+#if defined(__AVX512F__)
+    return {(Vector)_mm512_maskz_loadu_ps(left < 0 ? 0 : (1u << left) - 1, p)};
+#elif defined(__AVX2__)
+    return {(Vector)_mm256_maskload_ps(p, first_lanes(left))};
+#else
+    Vector some{};
+    for (int64_t i = 0; i < left; i++) some[i] = p[i];
+    return {some};
+#endif
+  }
+}
+template <int N>
+[[gnu::always_inline]] inline void store_some(float* p, int64_t left, const Registers<float, N>& x) {
+  constexpr int kHalf = N / 2 * (kRegister / 4);
+  if (left >= N * (kRegister / 4)) return store16(p, x);
+  if constexpr (N > 1) {
+    store_some(p, left, x.lo), store_some(p + kHalf, left - kHalf, x.hi);
+  } else {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(p, left < 0 ? 0 : (1u << left) - 1, (__m512)x.v);
+#elif defined(__AVX2__)
+    _mm256_maskstore_ps(p, first_lanes(left), (__m256)x.v);
+#else
+    for (int64_t i = 0; i < left; i++) p[i] = x.v[i];
+#endif
+  }
 }
 
 // Lanes `kIndices` of a and b side by side.

@@ -25,9 +25,15 @@ struct Plain {
     int64_t c = 0;
     for (; c + kStoredBlock <= size; c += kStoredBlock) block(from + c, c, to);
     if (__builtin_expect(c == size, 1)) return;
-    T end[kStoredBlock] = {};
-    memcpy(end, from + c, size_t(size - c) * sizeof(T));
-    block(end, c, to);
+    if constexpr (std::is_same_v<T, float>) {
+      to(c, load_some(from + c, size - c), load_some(from + c + 16, size - c - 16));
+    } else if (size - c == 16) {
+      to(c, load16(from + c), Lanes{});
+    } else {
+      T end[kStoredBlock] = {};
+      memcpy(end, from + c, size_t(size - c) * sizeof(T));
+      block(end, c, to);
+    }
   }
   template <class To>
   [[gnu::always_inline]] static void block(const T* from, int64_t c, const To& to) {
