@@ -1,7 +1,11 @@
 """What speculation gains: the same replies with and without it, by turns.
 
 Each text is continued by one stream. Rounds of both engines alternate in one process, so that both
-meet the same machine; the first rounds, in which steps are recorded, do not count.
+meet the same machine, and a gain is the median of its rounds'; the first rounds, in which steps are
+recorded, do not count.
+
+Small models say neither code nor JSON. So these are also dictated: steps compute all that they do
+otherwise, but what is drawn is the next token of a text.
 
 Run: python -m benchmarks.speculation [MODEL] [--spec ngram] [--rounds 15]
 
@@ -15,43 +19,47 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from unittest.mock import patch
 
 from blazr import LLM, SamplingParams
+from blazr.engine.sampling.sampler import Draws, Sampled
+from blazr.engine.sequence import Sequence as RunningSequence
+from blazr.llm.generation import PromptInput
 from blazr.llm.results import Usage
 
 WARM_UP = 2  # rounds
 
 
-def code() -> str:
+def code(fields: Sequence[str] = ("name", "size", "age")) -> str:
     """A class of getters and setters, as generated code is."""
-    fields = ("name", "size", "age")
-    body = "".join(
+    return "class Box:\n" + "".join(
         f"    def get_{each}(self):\n        return self.{each}\n\n"
         f"    def set_{each}(self, {each}):\n        self.{each} = {each}\n\n"
         for each in fields
     )
-    return f"class Box:\n{body}    def get_"
 
 
-def rows() -> str:
+def rows(names: Sequence[str] = ("Tom", "Lily", "Ben", "Mia", "Sam")) -> str:
     """JSON objects of the same keys."""
-    names = ("Tom", "Lily", "Ben", "Mia", "Sam")
+    likes = ["the park", "a ball", "cats", "books"]
     objects = [
-        {"name": name, "age": 3 + index % 5, "likes": "the park"}
+        {"name": name, "age": 3 + index % 5, "likes": likes[index * index % 4]}
         for index, name in enumerate(names)
     ]
-    return "[\n" + ",\n".join(map(json.dumps, objects)) + ',\n{"name": "'
+    return "[\n" + ",\n".join(map(json.dumps, objects)) + ",\n"
 
 
-def quotes() -> str:
-    """A story that is told again."""
-    story = (
-        "Once upon a time, there was a little girl named Lily. She had a red ball. One day, Lily "
-        "went to the park with her mom. She saw a big dog. The dog took the red ball and ran away. "
-        "Lily was sad. Then the dog came back and gave her the ball. Lily was happy again. "
+def quotes(names: Sequence[str] = ("Lily",)) -> str:
+    """A story about each."""
+    return "".join(
+        f"Once upon a time, there was a little girl named {name}. She had a red ball. One day, "
+        f"{name} went to the park with her mom. She saw a big dog. The dog took the red ball and "
+        f"ran away. {name} was sad. Then the dog came back and gave her the ball. {name} was happy "
+        "again. "
+        for name in names
     )
-    return f"{story}The end. Once upon a time, there was a little"
 
 
 def noise() -> str:
@@ -70,25 +78,44 @@ def another(number: int) -> str:
 
 
 TEXTS: dict[str, Callable[[int], str]] = {
-    "code": lambda _: code(),
-    "JSON": lambda _: rows(),
-    "quotes": lambda _: quotes(),
+    "code": lambda _: code() + "    def get_",
+    "JSON": lambda _: rows() + '{"name": "',
+    "quotes": lambda _: quotes() + "The end. Once upon a time, there was a little",
     "random words": lambda _: noise(),
     "another story each time": another,
 }
+FIELDS = ["width", "height", "color", "label", "price", "count", "owner", "title"]
+NAMES = ["Tom", "Lily", "Ben", "Mia", "Sam", "Sue", "Tim", "Anna", "Max", "Lucy", "Sara", "Jack"]
+# What is dictated, behind which beginning.
+DICTATED = {
+    "code": ("class", code(FIELDS).removeprefix("class")),
+    "JSON": ("[", rows(NAMES).removeprefix("[")),
+    "quotes": (quotes(NAMES[:2]), quotes(NAMES[:2])),
+}
 
 
-def reply(engine: LLM, text: str, params: SamplingParams) -> tuple[tuple[int, ...], float, Usage]:
+def reply(
+    engine: LLM, prompt: PromptInput, params: SamplingParams
+) -> tuple[tuple[int, ...], float, Usage]:
     """Tokens, how many came in a second, and what they cost."""
     started = time.perf_counter()
-    (completion,) = engine.generate([text], params)
+    (completion,) = engine.generate([prompt], params)
     seconds = time.perf_counter() - started
     return completion.token_ids, len(completion.token_ids) / seconds, completion.usage
 
 
+def dictating(ids: Sequence[int]) -> AbstractContextManager[object]:
+    """While this is entered, replies are these tokens."""
+
+    def draw(_: Draws, rows: Sequence[tuple[int, RunningSequence]]) -> list[Sampled]:
+        return [Sampled(ids[sequence.num_output]) for _, sequence in rows]
+
+    return patch.object(Draws, "draw", draw)
+
+
 def compare(
     engines: list[LLM],
-    text: Callable[[int], str],
+    prompt: Callable[[int], PromptInput],
     *,
     temperature: float,
     tokens: int,
@@ -98,7 +125,7 @@ def compare(
 
     Args:
         engines: Without drafts, and with them.
-        text: What each round continues, by its number.
+        prompt: What each round continues, by its number.
         temperature: Of the draws.
         tokens: Of a reply.
         rounds: That count.
@@ -109,19 +136,20 @@ def compare(
         params = SamplingParams(
             temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=True
         )
-        replies = [reply(engine, text(number), params) for engine in engines]
+        order = (0, 1) if number % 2 else (1, 0)
+        replies = {place: reply(engines[place], prompt(number), params) for place in order}
         assert replies[0][0] == replies[1][0], "the replies differ"
         if number >= WARM_UP:
-            for each, (_, speed, _) in zip(speeds, replies, strict=True):
-                each.append(speed)
+            for place, (_, speed, _) in replies.items():
+                speeds[place].append(speed)
             num_drafts += replies[1][2].draft_tokens
             num_kept += replies[1][2].kept_draft_tokens
     without, speculated = map(statistics.median, speeds)
+    gain = statistics.median(new / old for old, new in zip(*speeds, strict=True))
     share = f"{num_kept / num_drafts:.0%}" if num_drafts else "none"
     steps = rounds * tokens - num_kept
     return (
-        f"{without:.0f} | {speculated:.0f} | {speculated / without:.2f} | {share}"
-        f" | {rounds * tokens / steps:.2f}"
+        f"{without:.0f} | {speculated:.0f} | {gain:.2f} | {share} | {rounds * tokens / steps:.2f}"
     )
 
 
@@ -131,6 +159,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="nano")
     parser.add_argument("--spec", default="ngram")
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--dictated", type=int, default=400, help="most tokens of what is dictated")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     engines = [LLM(args.model, warm_up=True), LLM(args.model, spec=args.spec, warm_up=True)]
@@ -145,6 +174,17 @@ def main() -> None:
                 rounds=args.rounds,
             )
             print(f"{name}, {temperature} | {row}", flush=True)
+    for name, (beginning, text) in DICTATED.items():
+        ids = engines[0].tokenizer.encode(text)[: args.dictated]
+        with dictating(ids):
+            row = compare(
+                engines,
+                lambda _, beginning=beginning: beginning,
+                temperature=0.0,
+                tokens=len(ids),
+                rounds=args.rounds,
+            )
+        print(f"{name}, dictated | {row}", flush=True)
 
 
 if __name__ == "__main__":

@@ -252,11 +252,11 @@ class Engine:
         outputs = self.expire(now)
         if self._launched is not None:
             return outputs + self._go_on(self._launched)
+        started = perf_counter()
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
             return outputs + self._fail_stuck()
         self._stuck = 0
-        started = perf_counter()
         try:
             self._launched = self._launch(plan)
             if self._launched is not None:
@@ -266,14 +266,15 @@ class Engine:
             raise
         except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
             return outputs + self._cancel(plan, error)
-        seconds = perf_counter() - started
         self._collect_of_prompts(plan, result)
-        self.scheduler.commit(plan, seconds)
+        self.scheduler.commit(plan)
         for index in result.prompt_logprobs:
             keep_scores(plan.rows[index].sequence, self.scheduler.memory.shape.grid)
         self.counts.steps += 1
         self.counts.computed_tokens += plan.num_tokens
-        return outputs + self._append_sampled(plan, result)
+        outputs += self._append_sampled(plan, result)
+        self.scheduler.learn_time(plan, perf_counter() - started)
+        return outputs
 
     def _launch(self, plan: StepPlan) -> _Launched | None:
         read = None if self._launch_step is None else self._launch_step(plan)

@@ -205,8 +205,8 @@ class Scheduler:
             kept.sort(key=lambda row: not (row.num_tokens == 1 and row.samples))
         return self._finish_plan(kept)
 
-    def commit(self, plan: StepPlan, seconds: float = 0.0) -> None:
-        """The step was computed, which took so many seconds."""
+    def commit(self, plan: StepPlan) -> None:
+        """The step was computed."""
         for row in plan.rows:
             sequence, num_tokens, _, drafts = row
             num_drafts = len(drafts)
@@ -218,10 +218,14 @@ class Scheduler:
             self.memory.adopt(fork)
             self.waiting.remove(fork.sequence)
             self._run(fork.sequence)
+
+    def learn_time(self, plan: StepPlan, seconds: float) -> None:
+        """All of a step took so long, from deciding what to compute to what came out."""
         speculator = self.speculator
         if speculator is None or not speculator.has_looked:
             return
         if all(row.decodes for row in plan.rows):
+            seconds -= speculator.apart_s
             speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
 
     def schedule_behind(self, plan: StepPlan) -> StepPlan | None:

@@ -21,8 +21,9 @@ TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has b
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
 MOST_VAIN = 0.005  # of a step's time may go into looking for drafts in vain; more leads to pauses
-PATIENCE = 4  # looks in vain after which the pauses become longer by a token
-LONGEST_PAUSE = 7  # tokens of a reply for which nothing is drafted in vain
+PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
+LONGEST_PAUSE = 31  # tokens of a reply for which nothing is drafted in vain
+COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
 LASTING = 64  # steps after which the time of one with drafts is not known any more
@@ -121,6 +122,8 @@ class Speculator:
     Attributes:
         has_looked: Whether any drafts were looked for before the step that is computed. The times
             of others need not be learnt: most steps are such where nothing repeats.
+        apart_s: How long it took to compute drafts for that step, and to draw what follows those
+            that were kept. Its time is learnt without these, which are counted by the draft.
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
@@ -128,6 +131,7 @@ class Speculator:
         self._computes = any(isinstance(each, ComputingDrafter) for each in self._drafters)
         self._grid = grid
         self.has_looked = False
+        self.apart_s = 0.0
         self._replies: dict[Sequence, _Reply] = {}
         self._common: dict[str, _Outcomes] = {}
         self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
@@ -143,11 +147,17 @@ class Speculator:
             sequences: All that decode in it.
             room: Drafts at most.
         """
-        started = perf_counter()
-        asked = {each: self._reply(each) for each in sequences if self._is_awake(each)}
-        self.has_looked = bool(asked)
+        asked: dict[Sequence, _Reply] = {}
+        for sequence in sequences:
+            reply = self._replies.get(sequence)
+            if reply is None:
+                reply = self._replies[sequence] = _Reply()
+            if len(sequence.tokens) >= reply.wake_at:
+                asked[sequence] = reply
+        self.has_looked, self.apart_s = bool(asked), 0.0
         if not asked:
             return {}
+        started = perf_counter()
         proposed: list[Sequence] = []
         for sequence, reply in asked.items():
             self._learn_from_what_came(sequence, reply)
@@ -161,21 +171,13 @@ class Speculator:
         if len(depths) < len(asked):
             self._rest({each: asked[each] for each in asked if each not in depths}, len(sequences))
         if depths and self._computes:
+            started = perf_counter()
             self._compute(depths)
+            self.apart_s = perf_counter() - started
         return {
             sequence: self._proposal(sequence).draft.token_ids[:depth]
             for sequence, depth in depths.items()
         }
-
-    def _is_awake(self, sequence: Sequence) -> bool:
-        reply = self._replies.get(sequence)
-        return reply is None or len(sequence.tokens) >= reply.wake_at
-
-    def _reply(self, sequence: Sequence) -> _Reply:
-        reply = self._replies.get(sequence)
-        if reply is None:
-            reply = self._replies[sequence] = _Reply()
-        return reply
 
     def _proposal(self, sequence: Sequence) -> Proposal:
         proposal = self._replies[sequence].proposal
@@ -189,6 +191,7 @@ class Speculator:
         reply = self._replies[sequence]
         self._add_outcome(reply, self._proposal(sequence).draft, num_drafts, num_kept)
         reply.proposal, reply.wake_at = None, 0
+        self.apart_s += seconds
         if num_kept:
             reply.num_vain //= 2
         if num_kept:
@@ -233,11 +236,12 @@ class Speculator:
         for sequence, reply in replies.items():
             pause = longest
             if reply.proposal is not None and reply.proposal.computed_by is not None:
-                pause = LONGEST_PAUSE  # what is known of them fades with each look
+                pause = COMPUTED_PAUSE
                 for outcomes in self._all_outcomes(reply, reply.proposal.draft.kind):
                     outcomes.fade()
-            reply.num_vain += 1
-            reply.wake_at = len(sequence.tokens) + min(reply.num_vain // PATIENCE, pause)
+            if reply.num_vain**2 < PATIENCE * pause or not reply.num_vain:
+                reply.num_vain += 1
+            reply.wake_at = len(sequence.tokens) + min(reply.num_vain**2 // PATIENCE, pause)
 
     def _ask(self, sequence: Sequence) -> Proposal | None:
         length = len(sequence.tokens)
