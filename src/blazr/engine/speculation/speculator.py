@@ -166,7 +166,7 @@ class Speculator:
                 proposed.append(sequence)
         depths = self._choose_depths(len(sequences), proposed, room) if proposed else {}
         # a first look takes in the whole text
-        if not depths and all(reply.num_vain for reply in asked.values()):
+        if not depths and all(0 < reply.num_vain < PATIENCE for reply in asked.values()):
             self._learn_vain_time((perf_counter() - started) / len(asked))
         if len(depths) < len(asked):
             self._rest({each: asked[each] for each in asked if each not in depths}, len(sequences))
