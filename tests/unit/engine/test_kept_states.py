@@ -174,8 +174,8 @@ def test_who_parts_where_no_state_was_kept_leaves_one() -> None:
 
 def test_a_growing_reply_keeps_few_states() -> None:
     memory = Memory()
-    memory.ask(numbers(70), max_tokens=4000)
-    blocks = (70 + 4000 - 1) // 64
+    memory.ask(numbers(70), max_tokens=1500)
+    blocks = (70 + 1500 - 1) // 64
     assert set(memory.states()) == {1, *geometric_blocks(blocks)}  # the prompt's end, the reply's
     assert len(memory.states()) < 3 * blocks.bit_length()
 

@@ -20,6 +20,8 @@ _BLOCK, _TALLIES, _WISHES = 512, 50 * 16 + 2, 5
 _TALLY_BYTES = _CANDIDATE_BYTES = 16
 _MOST_PARTS = 16
 _MOST_ROOMS = 64  # shapes of scores: one for each number of tokens of a step
+# To draw takes 16 bytes a score and more: room for many scores, whose draws take long, is not kept.
+_MOST_DRAW_ROOMS, _MOST_KEPT = 8, 2**22
 
 
 @structure
@@ -76,11 +78,12 @@ class Drawer:
 
     def __init__(self) -> None:
         self._entry = kernels().blazr_draw
-        self._room = lru_cache(_MOST_ROOMS)(_DrawRoom)
+        self._room = lru_cache(_MOST_DRAW_ROOMS)(_DrawRoom)
 
     def __call__(self, scores: Tensor, wishes: Sequence[Sequence[float]]) -> list[int]:
         """The places, as ``blazr.nn.ops.sampling.draw`` defines them."""
-        room = self._room(*scores.shape)
+        make = self._room if scores.numel() <= _MOST_KEPT else _DrawRoom
+        room = make(*scores.shape)
         scores = room.take(scores)
         room.wishes[:] = [*chain.from_iterable(wishes)]
         self._entry(room.given, torch.get_num_threads())
