@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import random
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,8 @@ R = TypeVar("R")
 LOST_S = 30.0
 # How often an engine at rest whose last requests failed is tried.
 TRIAL_S = 1.0
+# A process that ends waits so long for the step of an engine that nobody has closed.
+EXIT_S = 10.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 60.0
 # Of a warm-up: steps of up to so many sequences are recorded, and so long a prompt is read.
@@ -46,6 +50,7 @@ RECORDED_SIZES = 8
 WARM_UP_TOKENS = 16
 
 logger = logging.getLogger(__name__)
+_RUNNING: WeakSet[AsyncEngine] = WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ class AsyncEngine:
         self._pulse = Pulse()
         self._thread = threading.Thread(target=self._supervise, name="blazr-engine", daemon=True)
         self._thread.start()
+        _RUNNING.add(self)
 
     def expect_recording(self) -> None:
         """Have patience with the present step; called by what is about to record it."""
@@ -376,12 +382,16 @@ class AsyncEngine:
         """How far the replies have come that are computed now."""
         return self._engine.running()
 
-    def close(self) -> None:
-        """Stop the thread; what still runs ends with an error. May be called twice."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the thread; what still runs ends with an error. May be called twice.
+
+        Args:
+            timeout_s: How long to wait for it; None waits until it has stopped.
+        """
         self._closing = True
         self._inbox.put(lambda: None)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def call(self, work: Callable[[], R]) -> R:
         """Run something between two steps on the engine's thread and wait for its result.
@@ -665,3 +675,10 @@ def _errors(request_id: int, indices: Iterable[int], message: str) -> list[Token
         TokenOutput(request_id=request_id, index=i, finish_reason=reason, error=message)
         for i in indices
     ]
+
+
+@atexit.register
+def _close_running() -> None:
+    """Let no thread be in the middle of a step when Python ends, which would abort the process."""
+    for engine in list(_RUNNING):
+        engine.close(timeout_s=EXIT_S)

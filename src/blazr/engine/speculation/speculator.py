@@ -26,7 +26,7 @@ LONGEST_PAUSE = 31  # tokens of a reply for which nothing is drafted in vain
 COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
-LASTING = 64  # steps after which the time of one with drafts is not known any more
+LASTING = 64  # steps that were timed, after which the time of one with drafts is not known any more
 PLAIN_LASTING = 512  # and of one without: where drafts are kept, these are rare
 FADING = 0.98  # what is known of computed drafts counts after each time that none is worth its time
 
@@ -194,7 +194,6 @@ class Speculator:
         self.apart_s += seconds
         if num_kept:
             reply.num_vain //= 2
-        if num_kept:
             likeliest, draw_s = sequence.takes_likeliest, seconds / num_kept
             known = self._draw_s.get(likeliest, draw_s)
             # without a limit, one that was interrupted would keep drafts away for good
