@@ -36,6 +36,7 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES, most_used_type
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
+from blazr.pipelines.kinds import check_language_model
 from blazr.pipelines.network import load_without_code, network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
 from blazr.pipelines.sight import TYPE_IDS
@@ -113,11 +114,12 @@ def load_fallback(
 
     Raises:
         UnknownFamilyError: transformers is not installed, or does not know the model.
-        CheckpointError: The files do not hold what the network needs.
+        CheckpointError: The files do not hold what the network needs, or it gives no text.
     """
-    _library(cause)
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
+    check_language_model(checkpoint.config)
+    _library(cause)
     network: Any
     try:
         network = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
@@ -202,10 +204,12 @@ def describe_fallback(
 
     Raises:
         UnknownFamilyError: transformers is not installed, or does not know the model.
+        CheckpointError: It gives no text.
     """
-    transformers = _library(cause)
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
+    check_language_model(checkpoint.config)
+    transformers = _library(cause)
     try:
         config: Any = load_without_code(transformers.AutoConfig, checkpoint.directory)
         auto = getattr(transformers, _auto_name(checkpoint))

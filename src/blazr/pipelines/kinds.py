@@ -6,11 +6,13 @@ Importing this imports no torch, so that a server can tell what its models are b
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blazr.core.errors import CheckpointError
 from blazr.core.table import Table
 
 if TYPE_CHECKING:
@@ -88,6 +90,33 @@ PIPELINES: Table[PipelineKind] = Table(
         **dict.fromkeys((_BY_MODULES, *_ENCODERS), _ENCODER),
     },
 )
+
+
+# What to do with a model that has no text to give, by the first thing that it can.
+_INSTEAD = {
+    TRANSCRIPTION: "blazr transcribe, or blazr serve and /v1/audio/transcriptions",
+    SPEECH: "blazr speak, or blazr serve and /v1/audio/speech",
+    EMBEDDING: "blazr serve and /v1/embeddings",
+}
+
+
+def check_language_model(config: Mapping[str, object]) -> None:
+    """Refuse a model that is none, by its config.json.
+
+    Raises:
+        CheckpointError: Its type is of another kind; the message says what it is for.
+    """
+    name, architectures = config.get("model_type"), config.get("architectures")
+    first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if first.endswith(("ForCausalLM", "LMHeadModel")):  # an encoder's layers that look back
+        return
+    if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
+        capability = PIPELINES[name].capabilities[0]
+        raise CheckpointError(
+            "this is no language model.",
+            found=f"model_type {name!r:.50}, a model for {capability}",
+            hint=_INSTEAD[capability],
+        )
 
 
 def kind_of(place: Path) -> PipelineKind | None:
