@@ -15,8 +15,9 @@ with LLM() as llm:
     completions = llm.generate(prompts, params)
     elapsed_s = time.monotonic() - start
 
-for completion in completions:
-    prompt = prompts[completion.index // params.n]
-    print(f"{completion.index}: {prompt}{completion.text[:60]!r}")
-num_tokens = sum(completion.usage.completion_tokens for completion in completions)
-print(f"[{len(completions)} replies, {num_tokens / elapsed_s:.0f} tokens/s]")
+replies = [reply for completion in completions for reply in completion.outputs]
+for reply in replies:
+    prompt = prompts[reply.index // params.n]
+    print(f"{reply.index}: {prompt}{reply.text[:60]!r}")
+num_tokens = sum(len(reply.token_ids) for reply in replies)
+print(f"[{len(replies)} replies, {num_tokens / elapsed_s:.0f} tokens/s]")

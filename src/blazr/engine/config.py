@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from os import PathLike, fspath
+from typing import get_type_hints
 
 from blazr.core.errors import ConfigError
 
+LEAST_CONTEXT = 2  # tokens
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -58,6 +61,15 @@ class EngineConfig:
     sharers: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory, int | float):  # as a share is written in Python
+            object.__setattr__(self, "memory", str(self.memory))
+        self._check_types()
+        if self.max_seq_len is not None and self.max_seq_len < LEAST_CONTEXT:
+            raise ConfigError(
+                "max_seq_len is out of range.",
+                found=str(self.max_seq_len),
+                expected=f"at least {LEAST_CONTEXT} tokens",
+            )
         for name in ("max_running", "max_waiting", "token_budget", "sharers"):
             if getattr(self, name) < 1:
                 raise ConfigError(
@@ -74,6 +86,22 @@ class EngineConfig:
         if self.memory != "auto":
             parse_memory(self.memory, free_bytes=0)
         parse_memory(self.cache_disk, free_bytes=0)
+
+    def _check_types(self) -> None:
+        """From Python a value may be anything; the command line has read it."""
+        hints = get_type_hints(type(self))
+        for name in (each.name for each in fields(self)):
+            value, kind = getattr(self, name), hints[name]
+            if isinstance(value, PathLike):
+                value = fspath(value)
+                object.__setattr__(self, name, value)
+            wanted = int | float if kind is float else kind
+            if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(
+                    f"{name} has the wrong type.",
+                    found=f"{value!r:.80}",
+                    expected=getattr(kind, "__name__", str(kind).replace(" | None", "")),
+                )
 
 
 def parse_memory(text: str, *, free_bytes: int) -> int:

@@ -253,9 +253,14 @@ class SamplingParams:
     def _check_ranges(self) -> None:
         for name, low, high in RANGES:
             value = getattr(self, name)
-            # written so that NaN, which compares false with everything, is refused too
-            if value is not None and not low <= value <= high:
-                _refuse(name, value, f"a number from {low:g} to {high:g}")
+            if value is None:
+                continue
+            try:
+                fits = low <= value <= high  # NaN does not
+            except TypeError:  # no number
+                fits, value = False, repr(value)[:80]
+            if not fits:
+                _refuse(name, value, f"a number from {_plain(low)} to {_plain(high)}")
         if self.mirostat not in {0, 2}:
             _refuse("mirostat", self.mirostat, "0, or 2 for its second version")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -377,6 +382,11 @@ RANGES = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),
 )
+
+
+def _plain(number: float) -> str:
+    """All digits of a whole number."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def _refuse(name: str, found: object, expected: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Literal, cast
@@ -152,6 +152,13 @@ def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [_as_prompt(prompts)]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            "a prompt cannot be read.",
+            param="prompts",
+            found=f"{prompts!r:.80}",
+            expected="text, token ids, or a list of prompts",
+        )
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [cast("list[int]", items)]
@@ -187,18 +194,18 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
     """
     if isinstance(message, Message):
         return message
-    extra = dict(message)
+    extra = dict(message) if isinstance(message, Mapping) else {}
     role = extra.pop("role", None)
     content = extra.pop("content", None)
     images: tuple[Image, ...] = ()
     if isinstance(content, list | tuple):
         content, images = join_parts(map(_read_part, content))
     if not isinstance(role, str) or not (content is None or isinstance(content, str)):
-        expected = '{"role": "user", "content": "…"}'
         raise RequestError(
             "a message has no role, or its content is not text.",
             param="messages",
-            expected=expected,
+            found=f"{message!r:.80}",
+            expected='{"role": "user", "content": "…"}, in a list',
         )
     return Message(role=role, content=content, images=images, extra=extra or None)
 
@@ -252,10 +259,19 @@ def params_of_each(params: Params, count: int) -> list[SamplingParams]:
     """Return the sampling parameters of each of so many requests.
 
     Raises:
-        RequestError: There are not as many as requests.
+        RequestError: There are not as many as requests, or they are something else.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if isinstance(params, str | Mapping) or not all(
+        isinstance(each, SamplingParams) for each in params
+    ):
+        raise RequestError(
+            "sampling parameters are something else.",
+            param="params",
+            found=f"{params!r:.80}",
+            expected="SamplingParams(max_tokens=…), or a list of them",
+        )
     if len(params) != count:
         raise RequestError(
             "there are not as many sampling parameters as prompts.",

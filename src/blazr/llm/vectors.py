@@ -56,13 +56,14 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
     """
     left = [first] if isinstance(first, str) else list(first)
     right = [second] if isinstance(second, str) else list(second)
+    found = f"{len(left)} and {len(right)}"
     if len(left) == 1:
         left *= len(right)
     if len(left) != len(right) or not left:
         raise RequestError(
             "the texts do not form pairs.",
             param="text_2",
-            found=f"{len(left)} and {len(right)}",
+            found=found,
             expected="one and any number, or equal numbers",
         )
     return list(zip(left, right, strict=True))
