@@ -366,13 +366,18 @@ def pick_model(named: str | None, positional: str | None) -> str:
     """The model that a command line names.
 
     Raises:
-        ConfigError: It names two.
+        ConfigError: It names two, or one without a name.
     """
     if named is not None and positional is not None:
         raise ConfigError(
             "two models are named.", found=f"{named[:50]!r} and {positional[:50]!r}", expected="one"
         )
-    return named or positional or BUILT_IN
+    name = positional if named is None else named
+    if name == "":
+        raise ConfigError(
+            "the model has no name.", found="an empty one", hint=f"leave it out for {BUILT_IN}"
+        )
+    return BUILT_IN if name is None else name
 
 
 def set_threads(count: int | None) -> None:

@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import (
     Any,
     Generic,
+    Literal,
     NoReturn,
     TypeAlias,
     TypedDict,
@@ -313,7 +314,7 @@ class Endpoint:
         try:
             return await decode_form(connection.headers, raw, self._route.body)
         except msgspec.ValidationError as error:
-            raise _invalid_value(error) from None
+            raise _invalid_value(error, self._route.body) from None
 
     async def _fetch_media(
         self, body: object, service: Hosted, grow: Callable[[int], None]
@@ -394,7 +395,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     except RecursionError:
         raise HttpError(400, "the JSON is nested too deep.", code="invalid_json") from None
     except msgspec.ValidationError as error:
-        raise _invalid_value(error) from None
+        raise _invalid_value(error, decoder.type) from None
     except msgspec.DecodeError as error:
         message = clean(f"the body is not JSON: {error}.", 200)
         raise HttpError(400, message, code="invalid_json") from None
@@ -411,13 +412,28 @@ def _decode_query(kind: type[msgspec.Struct], given: Mapping[str, str]) -> msgsp
     try:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _invalid_value(error) from None
+        raise _invalid_value(error, kind) from None
 
 
-def _invalid_value(error: msgspec.ValidationError) -> HttpError:
-    field = _FIELD.search(str(error))
-    message = clean(f"{error}.", 200)
-    return HttpError(400, message, param=field[1] if field else None, code="invalid_value")
+def _invalid_value(error: msgspec.ValidationError, kind: object) -> HttpError:
+    """What is wrong with a value, and with one of a few what there is.
+
+    Args:
+        error: Says the first.
+        kind: What was to be read.
+    """
+    found = _FIELD.search(str(error))
+    name = found[1] if found else None
+    choices: list[object] = []
+    if name and "enum value" in str(error) and isinstance(kind, type):
+        hint = get_type_hints(kind).get(name)
+        choices = [choice for each in (hint, *get_args(hint)) for choice in _literals(each)]
+    expected = f" Expected: one of {', '.join(map(repr, choices))}." if choices else ""
+    return HttpError(400, clean(f"{error}.{expected}", 400), param=name, code="invalid_value")
+
+
+def _literals(hint: object) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _check_size(body: object) -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from blazr.core.errors import RequestError
 from blazr.text.grammars.tool_call import CallPart, InputText, Maybe, TextUntil, ToolGrammar
 from blazr.text.splitter import Scan, Sink, Splitter
 from blazr.text.tool_calls.custom import INPUT, PARAMETERS, custom_name, input_grammar, is_custom
@@ -174,7 +175,8 @@ def tool_specs(tools: Sequence[Mapping[str, object]]) -> list[ToolSpec]:
     """Tools as the OpenAI API describes them; what has no name is left out.
 
     Raises:
-        RequestError: The format of a custom tool's input is of no known kind.
+        RequestError: The format of a custom tool's input is of no known kind, or what a tool takes
+            is no object.
     """
     specs = []
     for tool in tools:
@@ -185,10 +187,23 @@ def tool_specs(tools: Sequence[Mapping[str, object]]) -> list[ToolSpec]:
             continue
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
-            known = parameters if isinstance(parameters, Mapping) else {}
-            specs.append(ToolSpec(str(function["name"]), known))
+            specs.append(ToolSpec(str(function["name"]), _parameters_of(function)))
     return specs
+
+
+def _parameters_of(function: Mapping[str, object]) -> Mapping[str, object]:
+    parameters = function.get("parameters")
+    if parameters is None:
+        return {}
+    kind = parameters.get("type", "object") if isinstance(parameters, Mapping) else None
+    if isinstance(parameters, Mapping) and "object" in (kind if isinstance(kind, list) else [kind]):
+        return parameters
+    raise RequestError(
+        "a tool's parameters are no schema of an object.",
+        param="tools",
+        found=f"{parameters!r:.100}",
+        expected='{"type": "object", "properties": {...}}',
+    )
 
 
 def as_json(value: object) -> str:
