@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.drafts import EagerSpeculator, GuessingDrafter
 from tests.support.loopback import serving
 from tests.support.seeds import examples, run_seed
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "oxidizr"
 VOCAB = 20
 MOVES = {0: {3: 1, 4: 2}, 1: {5: 2}, 2: {6: 3, 7: 0, 8: 1}, 3: {9: 4}, 4: {10: 0, 11: 2}}
 TEXTS = {
@@ -118,6 +120,49 @@ def test_what_is_drawn_is_distributed_as_the_scores_say():
 def eager(monkeypatch):
     """Drafts are computed whether they are worth their time or not: that is up to the machine."""
     monkeypatch.setattr("blazr.engine.build.Speculator", EagerSpeculator)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_failure_behind_drafts_ends_its_own_reply_alone() -> None:
+    """As one before them does, with the tokens that came until then."""
+
+    def failing(at: int) -> SamplingParams:
+        def fail(ids, logits):
+            if len(ids) == at:
+                raise ValueError("mine")
+            return logits
+
+        return SamplingParams(
+            temperature=0, max_tokens=80, ignore_eos=True, logits_processors=(fail,)
+        )
+
+    story = TEXTS["a story"]
+    usual = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    with LLM() as plain, LLM(spec="ngram") as drafting:
+        (whole,) = plain.generate([story], usual)
+        asked = [*map(failing, range(30, 60)), usual]
+        found = drafting.generate([story] * len(asked), asked)
+        assert drafting.core.engine.stats()["restarts"] == 0
+        assert drafting.core.engine.stats()["kept_draft_tokens"] > 50
+    for at, each in zip(range(30, 60), found, strict=False):
+        assert (each.finish_reason, each.error) == ("error", "ValueError: mine")
+        assert each.token_ids == whole.token_ids[:at]
+    assert found[-1].token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("spec", [None, "ngram"])
+def test_a_recurrent_model_goes_on_beyond_its_context(spec: str | None) -> None:
+    with LLM(str(GOLDEN / "mamba2_pure"), spec=spec, memory="300MB") as llm:
+        length = llm.core.info.max_seq_len
+        params = [
+            SamplingParams(temperature=0, max_tokens=length + count, ignore_eos=True)
+            for count in (1, 20, 40)
+        ]
+        prompts = [[3] * (length + 1), [3, 4], [5]]
+        found = llm.generate(prompts, params)
+        alone = [llm.generate([prompts[i]], params[i])[0] for i in range(3)]
+    assert [each.finish_reason for each in found] == ["length"] * 3
+    assert [each.token_ids for each in found] == [each.token_ids for each in alone]
 
 
 @pytest.mark.usefixtures("eager")

@@ -69,14 +69,12 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         elif samples:
             wanted += range(last - 1 - len(drafts), last)
         first = last
-    grid = memory.shape.grid
     tables = memory.block_tables.rows[runs]
     at = np.array(places, np.int64)
-    slots = tables[owners, at // grid] * grid + at % grid
     return ForwardBatch(
         token_ids=_place(tokens, device),
         positions=_place(_positions(plan, at), device),
-        slot_mapping=_place(slots, device),
+        slot_mapping=_place(_slots(memory.shape, tables, owners, at), device),
         logits_indices=_place(wanted, device),
         table=StepTable(
             tuple(spans),
@@ -88,6 +86,25 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
         adapters=_place(adapters, device) if any(adapters) else None,
         given=_given_embeddings(plan.rows, device),
     )
+
+
+def _slots(
+    shape: CacheShape,
+    tables: NDArray[np.int64],
+    owners: list[int] | NDArray[np.int64],
+    places: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Where tokens lie in pages, (T,).
+
+    Args:
+        shape: Where it has no pages, a sequence may go on beyond its blocks; then all is 0.
+        tables: (B, blocks): the pages of each sequence.
+        owners: (T,), whose tokens.
+        places: (T,), their places in the sequence.
+    """
+    if not shape.has_pages:
+        return np.zeros_like(places)
+    return tables[owners, places // shape.grid] * shape.grid + places % shape.grid
 
 
 def _positions(plan: StepPlan, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,7 +182,6 @@ def build_draft_batch(
     starts = [sequence.computed + num_drafted for sequence in sequences]
     runs = [sequence.run_slot or 0 for sequence in sequences]
     adapters = [sequence.adapter_slot for sequence in sequences]
-    grid = memory.shape.grid
     tables = memory.block_tables.rows[runs]
     at = np.array(starts, np.int64)
     positions = at + np.array([sequence.position_shift for sequence in sequences], np.int64)
@@ -178,7 +194,7 @@ def build_draft_batch(
     return ForwardBatch(
         token_ids=_place(list(last.values()), device),
         positions=_place(positions, device),
-        slot_mapping=_place(tables[places, at // grid] * grid + at % grid, device),
+        slot_mapping=_place(_slots(memory.shape, tables, places, at), device),
         logits_indices=_place(places, device),
         table=StepTable(tuple(spans), _place(tables, device), len(sequences)),
         lengths=_place(lengths, device),

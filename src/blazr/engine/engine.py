@@ -503,7 +503,7 @@ class Engine:
         taken = self._take(sequence, sampled)
         started = perf_counter()
         while taken.reason is None and taken.token_ids == drafts[: len(taken.token_ids)]:
-            more = self._take(sequence, draw_next(len(taken.token_ids)))
+            more = self._take(sequence, _drawn_by(draw_next, len(taken.token_ids)))
             token_ids = taken.token_ids + more.token_ids
             logprobs = taken.logprobs + more.logprobs
             taken = more._replace(token_ids=token_ids, logprobs=logprobs)
@@ -602,6 +602,16 @@ class Engine:
             return []
         first = next(self.scheduler.in_turn(), self.scheduler.waiting[0])
         return [self._fail(first, "the cache memory cannot hold this request")]
+
+
+def _drawn_by(draw_next: Callable[[int], Sampled], num_taken: int) -> Sampled:
+    """What is drawn behind so many drafts; a failure ends one reply, as it does in the step."""
+    try:
+        return draw_next(num_taken)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+        return Sampled(-1, error=described(error))
 
 
 def _accept_forced(
