@@ -461,6 +461,19 @@ def test_200_times_loaded_and_unloaded_under_load(llm: LLM, shelf: Path) -> None
         assert len(lora.table.factors) <= 5
 
 
+def test_one_that_is_unloaded_goes_with_its_last_reply(llm: LLM, shelf: Path) -> None:
+    """Also where that is aborted, and nothing else runs."""
+    slots = llm.core.engine._put_adapter.__self__._adapters
+    free = len(slots._free)
+    llm.core.adapters.load("leaving", shelf / "a1")
+    reply = llm.stream([1, *IDS], greedy(200), adapter="leaving")
+    next(reply)
+    llm.core.adapters.unload("leaving")
+    reply.close()
+    llm.core.engine.call(lambda: None)  # after what was asked before
+    assert len(slots._free) == free
+
+
 def num_factors() -> int:
     """How many changes of matrices are in memory."""
     gc.collect()

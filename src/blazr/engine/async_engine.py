@@ -501,6 +501,7 @@ class AsyncEngine:
 
     def _begin_afresh(self) -> None:
         self._engine = self._build()
+        self._drop_unused_adapters()
         for listener in self._listeners:
             listener(AllRemoved())
             self._engine.scheduler.memory.trie.tell(listener)
@@ -544,8 +545,6 @@ class AsyncEngine:
                     *(stats[name] for name in names),
                 )
             self._deliver(outputs)
-            if self._leaving:
-                self._drop_unused_adapters()
             if self._pauses:
                 self._end_drained_pauses()
 
@@ -646,6 +645,8 @@ class AsyncEngine:
             except BaseException:
                 logger.exception("a reader of request %d failed", output.request_id)
                 self.abort(output.request_id)
+        if self._leaving:
+            self._drop_unused_adapters()
 
     def _drop_unused_adapters(self) -> None:
         used = {each.request.adapter for each in self._engine.scheduler.sequences()}
