@@ -118,8 +118,9 @@ class SamplingParams:
         dry_sequence_breakers: Texts that no repetition goes beyond.
         bad_words: Texts that may not come.
         allowed_token_ids: The only ids that may come, ends of text included; None allows all.
-        logits_processors: Called with the ids of the reply so far and the logits, (V,) float32,
-            and return other ones; after all that comes before the filters. On the engine's thread.
+        logits_processors: Called with the ids of the reply so far (those that context_shift has not
+            forgotten) and the logits, (V,) float32, and return other ones; after all that comes
+            before the filters. On the engine's thread.
         samplers: In which order SAMPLERS apply, all of them, where not in the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.

@@ -48,6 +48,7 @@ def row_of(prompt=(), output=(), *, greedy: bool = False, **given_params) -> Row
         num_output=more.pop("num_output", len(output)),
         stop_ids=more.pop("stop_ids", ()),
         history=(*prompt, *output),
+        num_prompt=len(prompt),
         bad_words=bad_words,
         **more,
     )
@@ -313,9 +314,10 @@ def test_processors_see_the_reply_and_may_change_what_they_get():
         seen.append(ids)
         return scores + 1
 
-    row = row_of((1, 2), (3, 4, 5), num_output=2, logits_processors=(halve, add))
+    # what the context had no room for is forgotten
+    row = row_of((1, 2), (3, 4, 5), num_output=9, logits_processors=(halve, add))
     assert apply("processors", torch.full((4,), 6.0), row) == [4.0] * 4
-    assert seen == [[4, 5], [4, 5]]
+    assert seen == [[3, 4, 5], [3, 4, 5]]
 
 
 some_rows = st.lists(

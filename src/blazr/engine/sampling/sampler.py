@@ -231,6 +231,7 @@ def _row_of(sequence: RunningSequence) -> Row | None:
         num_output=sequence.num_output,
         stop_ids=stops,
         history=sequence.tokens,
+        num_prompt=sequence.num_prompt_left,
         # another than the draw's own
         chance=uniform(sequence.seed ^ _MASK, sequence.num_prompt + sequence.num_output),
         breakers=request.dry_breakers,

@@ -36,6 +36,7 @@ class Row:
         num_output: How many have been generated.
         stop_ids: Ids that would end the reply.
         history: Prompt and reply, as far as they have not been forgotten.
+        num_prompt: How much of that is the prompt.
         chance: A random number in [0, 1) of this token's own.
         breakers: Ids that no repetition goes beyond.
         bad_words: Ids that may not come one after the other.
@@ -48,6 +49,7 @@ class Row:
     num_output: int
     stop_ids: tuple[int, ...]
     history: Sequence[int] = ()
+    num_prompt: int = 0
     chance: float = 0.0
     breakers: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -211,7 +213,7 @@ def repetitions(history: Sequence[int], breakers: Set[int]) -> dict[int, int]:
 def processors_step(scores: Tensor, row: Row) -> Tensor:
     """Call `logits_processors`."""
     for process in row.params.logits_processors:
-        scores = process([*row.history[len(row.history) - row.num_output :]], scores.clone())
+        scores = process([*row.history[row.num_prompt :]], scores.clone())
     return scores
 
 

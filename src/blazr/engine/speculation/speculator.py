@@ -35,7 +35,7 @@ KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft begins with
 
 
 class Proposal(NamedTuple):
-    """Drafts for a sequence, how many tokens it had then, and who computes drafts that are not."""
+    """Drafts for a sequence, how many tokens it had had, and who computes those that are not."""
 
     draft: Draft
     length: int
@@ -74,7 +74,7 @@ class _Reply:
     Attributes:
         proposal: Drafts of its next tokens, until it is known which are right.
         outcomes: How often its drafts were kept, by kind.
-        wake_at: How many tokens it has when drafts are looked for again.
+        wake_at: How many tokens it has had when drafts are looked for again.
         num_vain: How often there were none that were worth it; half of that is forgotten where
             drafts were kept.
     """
@@ -152,7 +152,7 @@ class Speculator:
             reply = self._replies.get(sequence)
             if reply is None:
                 reply = self._replies[sequence] = _Reply()
-            if len(sequence.tokens) >= reply.wake_at:
+            if len(sequence.tokens) + sequence.num_dropped >= reply.wake_at:
                 asked[sequence] = reply
         self.has_looked, self.apart_s = bool(asked), 0.0
         if not asked:
@@ -240,7 +240,8 @@ class Speculator:
                     outcomes.fade()
             if reply.num_vain**2 < PATIENCE * pause or not reply.num_vain:
                 reply.num_vain += 1
-            reply.wake_at = len(sequence.tokens) + min(reply.num_vain**2 // PATIENCE, pause)
+            length = len(sequence.tokens) + sequence.num_dropped
+            reply.wake_at = length + min(reply.num_vain**2 // PATIENCE, pause)
 
     def _ask(self, sequence: Sequence) -> Proposal | None:
         length = len(sequence.tokens)
@@ -257,7 +258,7 @@ class Speculator:
             draft = drafter.propose(sequence, most)
             if draft is not None:
                 by = drafter if isinstance(drafter, ComputingDrafter) else None
-                return Proposal(draft, length, by)
+                return Proposal(draft, length + sequence.num_dropped, by)
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
@@ -280,11 +281,12 @@ class Speculator:
     def _learn_from_what_came(self, sequence: Sequence, reply: _Reply) -> None:
         """Whether the first token was right of a draft that was not computed."""
         proposal = reply.proposal
-        if proposal is None or len(sequence.tokens) <= proposal.length:
+        if proposal is None or not proposal.draft.token_ids:
             return
-        if not proposal.draft.token_ids:
+        place = proposal.length - sequence.num_dropped
+        if not 0 <= place < len(sequence.tokens):
             return
-        is_right = sequence.tokens[proposal.length] == proposal.draft.token_ids[0]
+        is_right = sequence.tokens[place] == proposal.draft.token_ids[0]
         self._add_outcome(reply, proposal.draft, 1, int(is_right))
 
     def _add_outcome(self, reply: _Reply, draft: Draft, num_drafts: int, num_kept: int) -> None:
