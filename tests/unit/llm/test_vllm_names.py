@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 
 import pytest
 
 from blazr import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
-from blazr.core.errors import RequestError, UnknownNameError
+from blazr.core.errors import ConfigError, RequestError, UnknownNameError
+from blazr.llm.generation import prompt_requests
 from blazr.llm.options import LoadOptions
 from blazr.llm.vllm_names import dtype_name, translate
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core
@@ -100,6 +102,35 @@ def test_a_refused_argument_is_named_with_what_to_write(argument: dict, hint: st
     (name,) = argument
     with pytest.raises(TypeError, match=rf"{name}=.*write instead: .*{hint}"):
         LLM("no/such/model", **argument)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [{"max_seq_len": "4096"}, {"max_seq_len": -5}, {"max_running": True}, {"prefix_cache": 1}],
+    ids=str,
+)
+def test_a_value_that_cannot_be_is_refused_before_a_model_is_looked_for(argument: dict) -> None:
+    ((name, value),) = argument.items()
+    with pytest.raises(ConfigError, match=rf"(?s){name}.*found +{value!r}.*expected"):
+        LLM("no/such/model", **argument)
+
+
+def test_a_share_of_the_memory_may_be_a_number() -> None:
+    assert LoadOptions(memory=0.5).memory == "0.5"
+    with pytest.raises(ConfigError, match="size in memory"):
+        LoadOptions(memory=-1)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, "greedy", [{"max_tokens": 3}]], ids=str)
+def test_what_are_no_sampling_parameters(params: object) -> None:
+    with pytest.raises(RequestError, match=r"(?s)sampling parameters.*SamplingParams"):
+        prompt_requests("Once", params)
+
+
+@pytest.mark.parametrize("value", ["5", [5], math.nan], ids=str)
+def test_a_parameter_that_is_no_number(value: object) -> None:
+    with pytest.raises(RequestError, match=r"(?s)top_p.*found.*a number from 0 to 1"):
+        SamplingParams(top_p=value)
 
 
 def test_an_unknown_dtype_of_keys_is_refused_before_a_model_is_looked_for() -> None:

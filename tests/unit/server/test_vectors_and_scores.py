@@ -76,6 +76,11 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
     assert reply.json()["error"]["param"] == param
 
 
+def test_a_value_that_there_is_not_is_answered_with_those_there_are(loopback: Loopback) -> None:
+    message = embed(loopback, input="a", encoding_format="hex").json()["error"]["message"]
+    assert message.endswith("Expected: one of 'float', 'base64'.")
+
+
 def cosine(a: int, b: int) -> float:
     """Of the script's vectors for prompts of so many tokens."""
     return (25 + a * b) / math.sqrt((25 + a * a) * (25 + b * b))

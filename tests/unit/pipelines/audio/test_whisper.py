@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from blazr.cli.app import app
 from blazr.core.errors import CheckpointError, RequestError
 from blazr.models.checkpoint.open import ModelFiles
 from blazr.nn.device import resolve_device
@@ -216,3 +218,12 @@ def test_language_models_are_no_pipelines(tmp_path: Path) -> None:
     for text in ('{"model_type": "llama"}', "[]", "{", '{"model_type": 3}'):
         (tmp_path / "config.json").write_text(text)
         assert kind_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("words", [["generate", "-p", "hi"], ["info"]], ids=str)
+def test_it_is_no_language_model(directory: Path, words: list[str]) -> None:
+    command, *flags = words
+    done = CliRunner().invoke(app, [command, str(directory), *flags])
+    assert isinstance(done.exception, CheckpointError)
+    assert "a model for transcription" in str(done.exception)
+    assert "blazr transcribe" in str(done.exception)

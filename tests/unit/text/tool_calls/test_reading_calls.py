@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from blazr.core.errors import RequestError
 from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
 from blazr.text.tool_calls.format import ToolSpec, tool_specs
 from blazr.text.tool_calls.rows import TOOL_FORMATS
@@ -138,3 +139,15 @@ def test_tools_are_read_as_the_api_describes_them() -> None:
     assert [spec.name for spec in specs] == ["f", "g"]
     assert specs[0].required == {"a"}
     assert not specs[1].properties
+
+
+@pytest.mark.parametrize("parameters", ["x", [], {"type": "array"}, {"type": ["null"]}], ids=str)
+def test_what_a_tool_takes_is_an_object(parameters: object) -> None:
+    with pytest.raises(RequestError, match=r"(?s)no schema of an object.*properties"):
+        tool_specs([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": ["object", "null"]}], ids=str)
+def test_what_a_tool_takes_may_be_left_open(parameters: object) -> None:
+    (spec,) = tool_specs([{"name": "f", "parameters": parameters}])
+    assert spec.parameters == (parameters or {})
