@@ -19,6 +19,7 @@ is for our own invariants.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 
@@ -147,6 +148,11 @@ class CapacityError(BlazrError):
 
 class EngineError(BlazrError):
     """The engine failed or has stopped."""
+
+
+def said_by(error: BaseException) -> str:
+    """What another library says, without the addresses of the objects that it names."""
+    return re.sub(r"'?<[^<>]* at 0x[0-9a-f]+>'?", "the file", str(error))
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from blazr.core.errors import BlazrError
+
 
 class FinishReason(StrEnum):
     """Why a reply ended."""
@@ -19,7 +21,10 @@ class FinishReason(StrEnum):
 
 
 def described(error: BaseException) -> str:
-    """What a reply says of an error."""
+    """What a reply says of an error, on one line."""
+    if isinstance(error, BlazrError):
+        found = f" Found: {error.found}." if error.found else ""
+        return f"{error.message}{found}"[:300]
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, said_by
 from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES, too_large
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_image(
         raise RequestError(
             "an image cannot be read.",
             param=param,
-            found=f"{type(error).__name__}: {str(error)[:100]}",
+            found=f"{type(error).__name__}: {said_by(error)[:100]}",
             expected=EXPECTED,
         ) from error
     if num_frames != 1:

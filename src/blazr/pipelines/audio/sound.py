@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, said_by
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,7 +90,7 @@ def _blocks(
                 _check_length(num_frames / rate, max_s)
                 yield rate, np.nan_to_num(block.mean(axis=1), posinf=1, neginf=-1).clip(-1, 1)
     except (soundfile.SoundFileError, OSError, ValueError) as error:
-        raise _refusal("the sound cannot be read.", str(error)[-100:]) from error
+        raise _refusal("the sound cannot be read.", said_by(error)[-100:]) from error
 
 
 def _check_length(seconds: float, max_s: float) -> None:
