@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from os import PathLike, fspath
 from typing import get_type_hints
 
@@ -94,7 +95,9 @@ class EngineConfig:
             value, kind = getattr(self, name), hints[name]
             if isinstance(value, PathLike):
                 value = fspath(value)
-                object.__setattr__(self, name, value)
+            elif isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
+                value = int(value)
+            object.__setattr__(self, name, value)
             wanted = int | float if kind is float else kind
             if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigError(
