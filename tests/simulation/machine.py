@@ -99,7 +99,7 @@ class Thread:
     def is_alive(self) -> bool:
         return not self._is_over
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         while not self._is_over:
             if self.timer is None:
                 raise RuntimeError("a thread is waited for that waits itself")

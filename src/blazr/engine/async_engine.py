@@ -681,5 +681,7 @@ def _errors(request_id: int, indices: Iterable[int], message: str) -> list[Token
 @atexit.register
 def _close_running() -> None:
     """Let no thread be in the middle of a step when Python ends, which would abort the process."""
+    threads = threading.enumerate()  # no simulated ones
     for engine in list(_RUNNING):
-        engine.close(timeout_s=EXIT_S)
+        if engine._thread in threads:
+            engine.close(timeout_s=EXIT_S)

@@ -62,7 +62,7 @@ CLIENTS = (
             "embeddings",
             "models",
         ),
-        unsupported="audio, images made or by URL, files, batches, fine-tuning, conversations",
+        unsupported="fine-tuning, conversations",
     ),
     Client(
         "OpenAI (Node)",
@@ -78,7 +78,7 @@ CLIENTS = (
         "sdk",
         ("anthropic==2.12.0",),
         ("chat", "stream", "tools", "json", "count_tokens", "models"),
-        unsupported="documents, images by URL, batches, Anthropic's own tools",
+        unsupported="documents, batches, Anthropic's own tools",
     ),
     Client(
         "Ollama (Python)",
@@ -183,7 +183,7 @@ CLIENTS = (
         "sdk",
         ("smolagents[openai]==1.26.0",),
         ("chat", "stream", "tools"),
-        unsupported="agents on the built-in model, whose context is too short",
+        unsupported="agents on the built-in model, which is too small",
     ),
     Client(
         "Haystack",
