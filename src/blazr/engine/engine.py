@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from itertools import takewhile
 from time import perf_counter
 from typing import NamedTuple
 
@@ -32,6 +31,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
 from blazr.engine.scores import continue_scores, keep_scores
 from blazr.engine.sequence import Phase, Sequence
+from blazr.engine.speculation.drafter import count_equal
 
 Execute = Callable[[StepPlan], StepResult]
 # Begins with a step of which the device draws the tokens, and returns what waits for it; None where
@@ -507,8 +507,7 @@ class Engine:
             token_ids = taken.token_ids + more.token_ids
             logprobs = taken.logprobs + more.logprobs
             taken = more._replace(token_ids=token_ids, logprobs=logprobs)
-        pairs = zip(taken.token_ids, drafts, strict=False)
-        num_kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        num_kept = count_equal(taken.token_ids, drafts)
         self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
         return self._append(sequence, taken)
 

@@ -117,7 +117,6 @@ class Scheduler:
     ) -> None:
         self.memory = memory
         self.speculator = speculator
-        self._has_asked = False  # for drafts of the step
         self.token_budget = token_budget
         self.cuts_prompts = cuts_prompts
         self.waiting: list[Sequence] = []
@@ -178,7 +177,8 @@ class Scheduler:
             prefill_budget: Most prefill tokens beside decoding sequences; None is no limit.
         """
         self._fork_points.clear()
-        self._has_asked = False
+        if self.speculator is not None:
+            self.speculator.has_looked = False  # as long as it is not asked
         for sequence, until in list(self._suspects.items()):
             if sequence.phase is not Phase.FINISHED and sequence.computed < until:
                 return self._schedule_alone(sequence)
@@ -193,7 +193,6 @@ class Scheduler:
         room = max(self.token_budget - len(decodes), 1)
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculator is not None and decodes and not prefills:
-            self._has_asked = True
             drafts = self.speculator.propose(decodes, room=self.token_budget - len(decodes))
         rows = [row for s in decodes if (row := self._plan(s, 1, drafts.get(s, ()))) is not None]
         if prefills:
@@ -225,7 +224,7 @@ class Scheduler:
     def learn_time(self, plan: StepPlan, seconds: float) -> None:
         """All of a step took so long, from deciding what to compute to what came out."""
         speculator = self.speculator
-        if speculator is None or not self._has_asked or not speculator.has_looked:
+        if speculator is None or not speculator.has_looked:
             return
         if all(row.decodes for row in plan.rows):
             seconds -= speculator.apart_s

@@ -834,10 +834,8 @@ class Models:
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001  (see STOPS)
-            if isinstance(error, BlazrError):  # it says what is wrong
-                _log.error("%s cannot be loaded: %s", name, error)
-            else:
-                _log.exception("%s cannot be loaded", name)
+            is_told = isinstance(error, BlazrError)  # what is wrong
+            _log.error("%s cannot be loaded: %s", name, error, exc_info=not is_told)
             lacks_memory = isinstance(error, CapacityError | MemoryError)
             reason = error.message if isinstance(error, BlazrError) else type(error).__name__
             failure = HttpError(

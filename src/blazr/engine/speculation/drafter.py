@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,16 @@ class ComputingDrafter(Drafter):
     @abstractmethod
     def compute(self, counts: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
         """Tokens that may follow each of the sequences, as many of each as it says."""
+
+
+def count_equal(these: Iterable[int], those: Iterable[int]) -> int:
+    """How many of the first are equal, one by one."""
+    count = 0
+    for one, other in zip(these, those, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,11 @@ Source: Saxena 2023, "Prompt Lookup Decoding", github.com/apoorvumang/prompt-loo
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 from typing_extensions import override
 
 from blazr.engine.sequence import Sequence
-from blazr.engine.speculation.drafter import Draft, Drafter
+from blazr.engine.speculation.drafter import Draft, Drafter, count_equal
 
 LEAST_MATCH = 2  # tokens
 LONGEST_MATCH = 32  # tokens that are compared
@@ -42,7 +41,7 @@ class NgramDrafter(Drafter):
             drafts = (drafts * (most // len(drafts) + 1))[:most]
         if other == _NOWHERE:
             return Draft(drafts, "ngram")
-        num_agreed = _count_equal(drafts, tokens[other : other + most])
+        num_agreed = count_equal(drafts, tokens[other : other + most])
         if not num_agreed:
             return Draft(drafts, "ngram alone")
         return Draft(drafts, "ngram agreed", num_first=num_agreed, kind_behind="ngram alone")
@@ -117,16 +116,6 @@ class _Index:
                     self.place, longest = place, length
             place = self._before[place]
         self.match = longest
-
-
-def _count_equal(these: Iterable[int], those: Iterable[int]) -> int:
-    """How many of the first are equal, one by one."""
-    count = 0
-    for one, other in zip(these, those, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def count_common(text: array[int], place: int, tokens: array[int], known: int) -> int:

@@ -35,10 +35,10 @@ KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft begins with
 
 
 class Proposal(NamedTuple):
-    """Drafts for a sequence, how many tokens it had had, and who computes those that are not."""
+    """Drafts for a sequence, how long its reply was then, and who computes those that are not."""
 
     draft: Draft
-    length: int
+    num_output: int
     computed_by: ComputingDrafter | None = None
 
 
@@ -74,7 +74,7 @@ class _Reply:
     Attributes:
         proposal: Drafts of its next tokens, until it is known which are right.
         outcomes: How often its drafts were kept, by kind.
-        wake_at: How many tokens it has had when drafts are looked for again.
+        wake_at: How many tokens there are of it when drafts are looked for again.
         num_vain: How often there were none that were worth it; half of that is forgotten where
             drafts were kept.
     """
@@ -152,7 +152,7 @@ class Speculator:
             reply = self._replies.get(sequence)
             if reply is None:
                 reply = self._replies[sequence] = _Reply()
-            if len(sequence.tokens) + sequence.num_dropped >= reply.wake_at:
+            if sequence.num_output >= reply.wake_at:
                 asked[sequence] = reply
         self.has_looked, self.apart_s = bool(asked), 0.0
         if not asked:
@@ -240,8 +240,7 @@ class Speculator:
                     outcomes.fade()
             if reply.num_vain**2 < PATIENCE * pause or not reply.num_vain:
                 reply.num_vain += 1
-            length = len(sequence.tokens) + sequence.num_dropped
-            reply.wake_at = length + min(reply.num_vain**2 // PATIENCE, pause)
+            reply.wake_at = sequence.num_output + min(reply.num_vain**2 // PATIENCE, pause)
 
     def _ask(self, sequence: Sequence) -> Proposal | None:
         length = len(sequence.tokens)
@@ -258,7 +257,7 @@ class Speculator:
             draft = drafter.propose(sequence, most)
             if draft is not None:
                 by = drafter if isinstance(drafter, ComputingDrafter) else None
-                return Proposal(draft, length + sequence.num_dropped, by)
+                return Proposal(draft, sequence.num_output, by)
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
@@ -283,7 +282,7 @@ class Speculator:
         proposal = reply.proposal
         if proposal is None or not proposal.draft.token_ids:
             return
-        place = proposal.length - sequence.num_dropped
+        place = len(sequence.tokens) - (sequence.num_output - proposal.num_output)
         if not 0 <= place < len(sequence.tokens):
             return
         is_right = sequence.tokens[place] == proposal.draft.token_ids[0]
