@@ -50,8 +50,8 @@ struct Cut {
 // Parts small enough to share out evenly, large enough to read in long runs.
 Cut cut_of(const Linear& call, int threads) {
   const bool few = call.m <= kStillFew;
-  const int64_t columns = clamp(call.n / (few ? 4 * threads : 2 * threads), 16,
-                                few ? kFewColumns : kManyColumns);
+  const int64_t shares = threads == 1 ? 1 : few ? 4 * threads : 2 * threads;
+  const int64_t columns = clamp(call.n / shares, 16, few ? kFewColumns : kManyColumns);
   return {call.m, call.n, few ? kStillFew : typed(call.dtype).many_rows, (columns + 3) / 4 * 4};
 }
 

@@ -81,10 +81,24 @@ struct Matmul {
     bool adds;
   };
 
-  // Sums of R rows of w with C rows of x. Meanwhile memory fetches the numbers of `next` that lie as
-  // those of w do, unless it is null.
+  // Tiles of the same rows of x one after the other: w begins so many numbers further in the next, and
+  // its sums go so many numbers further.
+  struct Turns {
+    int64_t count, w, out;
+  };
+
+  // Sums of R rows of w with C rows of x, and so of the next ones. Meanwhile memory fetches the numbers
+  // of `next` that lie as those of w do, unless it is null.
   template <int R, int C, class X>
-  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next) {
+  [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next, Turns turns) {
+    for (int64_t turn = 0; turn < turns.count; turn++) {
+      one_tile<R, C>(w, x, k, sums, next);
+      w.first += turns.w, sums.out += turns.out;
+      if (next) next += turns.w;
+    }
+  }
+  template <int R, int C, class X>
+  [[gnu::always_inline]] static void one_tile(Rows w, X x, int64_t k, Sums sums, const T* next) {
     int64_t i = 0;
     do {
       const int64_t end = smaller(i + kChunk, k);
@@ -217,13 +231,14 @@ struct Matmul {
 
   // The same for num_cols rows of x, as equal tiles.
   template <int R, class X>
-  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const T* next) {
+  static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const T* next,
+                    Turns turns = {1, 0, 0}) {
     const int64_t num_tiles = (num_cols + kCols<X> - 1) / kCols<X>;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
     for (int64_t c = 0; c < num_cols; c += step) {
       with_count<kCols<X>>(smaller(step, num_cols - c), [&](auto count) {
         tile<R, count>(w, X{x[c], x.stride}, k,
-                       {sums.out + c * sums.ld, sums.ld, sums.gap, sums.adds}, next);
+                       {sums.out + c * sums.ld, sums.ld, sums.gap, sums.adds}, next, turns);
       });
       next = nullptr;
     }
@@ -233,14 +248,16 @@ struct Matmul {
   template <class X>
   static void chunk(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, Sums sums,
                     const T* next) {
-    const auto some = [&](auto count, int64_t r) {
+    const auto some = [&](auto count, int64_t r, int64_t turns) {
       tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.adds},
-                   next ? next + r * w.stride : nullptr);
+                   next ? next + r * w.stride : nullptr, {turns, count * w.stride, count});
     };
+    // where all of x makes one tile, it meets all rows of w in turn
+    const int64_t whole = num_rows / kTileRows<X>, turns = num_cols <= kCols<X> ? whole : 1;
     int64_t r = 0;
-    for (; r + kTileRows<X> <= num_rows; r += kTileRows<X>)
-      some(std::integral_constant<int, kTileRows<X>>{}, r);
-    for (; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r);
+    for (; r < whole * kTileRows<X>; r += turns * kTileRows<X>)
+      some(std::integral_constant<int, kTileRows<X>>{}, r, turns);
+    for (; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r, 1);
   }
 
   // Rows [m0, m1), columns [n0, n1).
@@ -274,9 +291,8 @@ struct Matmul {
     float sums[2][kRunCols * kManyColumns];
     for (int i = 0; i < (call.w2 ? 2 : 1); i++) {
       const Rows w = matrix(call, i, n0);
-      for (int64_t r = 0; r < quarter; r++)
-        tiles<kRows>(rows, Rows{w[r], quarter * w.stride}, x, call.k,
-                     {sums[i] + r, n, quarter, false}, nullptr);
+      tiles<kRows>(rows, Rows{w[0], quarter * w.stride}, x, call.k, {sums[i], n, quarter, false}, nullptr,
+                   {quarter, w.stride, 1});
       for (int64_t r = quarter * kRows; r < n; r++)
         tiles<1>(rows, Rows{w[r], 0}, x, call.k, {sums[i] + r, n, 0, false}, nullptr);
     }

@@ -16,7 +16,12 @@ struct Dot {
   template <int kPiece>
   static Reg piece(const T* p) { return load(p); }
   static Reg load(const T* p) { return Isa::load(p); }
-  static Reg load_tail(const T* p, int n) { return padded_load<Dot>(p, n); }
+  static Reg load_tail(const T* p, int n) {
+    if constexpr (std::is_same_v<T, float>)
+      return (Reg)load_some<1>(p, n).v;
+    else
+      return padded_load<Dot>(p, n);
+  }
   static Reg dot(Reg acc, Reg a, Reg b) { return Isa::fma(a, b, acc); }
 };
 
