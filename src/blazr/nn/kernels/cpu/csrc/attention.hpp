@@ -60,7 +60,10 @@ struct AttentionOf {
     alignas(64) float k[kInPairs ? 1 : kKeys * (kMaxKey + kStoredBlock)];  // of kKeys keys, by channels
     C narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
-    float best[kQueriesTogether], total[kQueriesTogether], scales[kQueriesTogether];
+    float total[kQueriesTogether], scales[kQueriesTogether];
+    // The highest score so far, that of a page, and what is left of the sums where it is higher.
+    alignas(64) float best[kQueriesTogether], tops[kQueriesTogether], factors[kQueriesTogether];
+    int64_t positions[kQueriesTogether];
     struct Nothing {};
     std::conditional_t<kInWhole, WholeNumbers<Isa>, Nothing> whole;
 
@@ -77,10 +80,9 @@ struct AttentionOf {
     int64_t wide_value() const { return round_up(call.values.size, kChannels); }
     int64_t token(int64_t i) const { return (first + i) / group(); }
     int64_t head(int64_t i) const { return kv_head * group() + (first + i) % group(); }
-    int64_t position(int64_t i) const { return span.start + token(i); }
     // The first position that query i may see.
     int64_t oldest(int64_t i) const {
-      return call.window ? larger(position(i) - call.window + 1, 0) : 0;
+      return call.window ? larger(positions[i] - call.window + 1, 0) : 0;
     }
 
     void read_queries() {
@@ -96,8 +98,12 @@ struct AttentionOf {
             whole.read_query(i, block, q + i * kMaxKey + part * call.keys[0].size + c, n);
           });
         const bool has_sink = call.sinks;
-        const float periods = float(1 + position(i) / call.temperature_length);
-        scales[i] = call.scale * (1.0f + call.temperature * logf(periods));
+        positions[i] = span.start + token(i);
+        scales[i] = call.scale;
+        if (call.temperature != 0) {
+          const float periods = float(1 + positions[i] / call.temperature_length);
+          scales[i] *= 1.0f + call.temperature * logf(periods);
+        }
         best[i] = has_sink ? call.sinks[head(i)] : -INFINITY;
         total[i] = has_sink ? 1.0f : 0.0f;
       }
@@ -160,7 +166,7 @@ struct AttentionOf {
         multiply(page, rows);
       for (int64_t i = 0; i < count; i++) {
         float* s = weights + i * kGrid;
-        for (int64_t r = 0; r < rows; r++) s[r] *= scales[i];
+        for (int64_t r = 0; r < rows; r += 16) store16(s + r, load16(s + r) * scales[i]);
         if (call.softcap > 0)
           for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
       }
@@ -217,7 +223,7 @@ struct AttentionOf {
           const auto keys = rows_of(call.keys[part], page);
           float* to = k + kKeys * (part ? call.keys[0].size : 0) + lot;
           if constexpr (!kWidens)
-            if (size % (kRegister / 4) == 0) {
+            if (size % kTransposed == 0) {
               transpose16(keys[first + lot], keys.stride, size, to, kKeys);
               continue;
             }
@@ -274,21 +280,38 @@ struct AttentionOf {
       memcpy(to, &numbers, sizeof numbers);
     }
 
-    // Turn the scores of query i, of which [low, high) are seen, into weights; returns the factor
-    // for what was summed before.
-    float weigh(int64_t i, int64_t low, int64_t high) {
-      float* s = weights + i * kGrid;
-      for (int64_t r = 0; r < low; r++) s[r] = -INFINITY;
-      for (int64_t r = larger(low, high); r < kGrid; r++) s[r] = -INFINITY;
+    // Turn the scores of a page that begins at position `base` into weights: first the highest of each
+    // query, then the factors of all. Rows [low, high) are seen by any of them.
+    void weigh(int64_t base, int64_t& low, int64_t& high) {
+      low = kGrid, high = 0;
+      for (int64_t i = 0; i < count; i++) {
+        const int64_t from = smaller(larger(oldest(i) - base, 0), kGrid);
+        const int64_t to = smaller(larger(positions[i] - base + 1, 0), kGrid);
+        if (from < to) low = smaller(low, from), high = larger(high, to);
+        tops[i] = top_of(weights + i * kGrid, from, to);
+      }
+      for (int64_t i = 0; i < count; i += 16) {
+        const Lanes old = load16(best + i), top = load16(tops + i), now = select(top > old, top, old);
+        store16(best + i, now);
+        store16(factors + i, select(now > old, exp16_to_one(old - now), all16(1.0f)));
+      }
+      for (int64_t i = 0; i < count; i++) weigh(i);
+    }
+
+    // The highest of a query's scores, of which [low, high) are seen; the others become -inf.
+    static float top_of(float* s, int64_t low, int64_t high) {
+      if (low > 0 || high < kGrid)
+        for (int64_t r = 0; r < kGrid; r += 16)
+          store16(s + r, select(between(low - r, high - r), load16(s + r), all16(-INFINITY)));
       const auto greater = [](auto a, auto b) { return a > b ? a : b; };
       Lanes tops = load16(s);
       for (int64_t r = 16; r < kGrid; r += 16) tops = each<float>(greater, tops, load16(s + r));
-      const float top = fold<float>(greater, tops);
-      const float now = top > best[i] ? top : best[i];
-      float factor = 1;  // as that of zero
-      if (now != best[i]) factor = best[i] == -INFINITY ? 0.0f : exp_approx(best[i] - now);
-      best[i] = now;
-      const float highest = now == -INFINITY ? 0.0f : now;  // nothing was seen, and all of it is -inf
+      return fold<float>(greater, tops);
+    }
+
+    void weigh(int64_t i) {
+      float* s = weights + i * kGrid;
+      const float highest = best[i] == -INFINITY ? 0.0f : best[i];  // nothing was seen, and all of it is -inf
       Lanes parts{};
       for (int64_t r = 0; r < kGrid; r += 32) {
         Lanes lo = exp16_to_one(load16(s + r) - highest), hi = exp16_to_one(load16(s + r + 16) - highest);
@@ -301,8 +324,10 @@ struct AttentionOf {
         }
         parts = (parts + lo) + hi;
       }
-      total[i] = total[i] * factor + sum16(parts);
-      return factor;
+      total[i] = total[i] * factors[i] + sum16(parts);
+      float* sum = sums + i * wide_value();
+      if (factors[i] != 1.0f)
+        for (int64_t c = 0; c < call.values.size; c += 16) store16(sum + c, load16(sum + c) * factors[i]);
     }
 
     // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them.
@@ -324,6 +349,12 @@ struct AttentionOf {
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
       } else {
+        if constexpr (!kWidens)
+          if (channels <= 16) {
+            for (int64_t r = low; r < high; r++)
+              store16(v + r * kChannels, load_some(values[r] + at, channels));
+            return;
+          }
         for (int64_t r = low; r < high; r++)
           Stored::widen(values[r] + at, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
             put(lo, hi, v + r * kChannels);
@@ -331,19 +362,19 @@ struct AttentionOf {
       }
     }
 
-    // Add rows [low, high) of v, weighed, to 16 channels for each vector of the sums of `Count`
+    // Add rows [low, high) of v, weighed, to 16 channels for each of the vectors of the sums of `Count`
     // queries from query i on; `at` is their first channel, and that of v is `c`. One row at a time, or
     // two.
-    template <int Count>
+    template <int Count, int Vectors>
     [[gnu::noinline]] void mix(int64_t i, int64_t at, int64_t c, int64_t low, int64_t high, Ahead ahead) {
       constexpr int64_t kStep = kInPairs ? 2 : 1;
       const int64_t ld = wide_value();
       float* to = sums + i * ld + at;
-      Lanes out[Count][kVectors];
+      Lanes out[Count][Vectors];
 #pragma GCC unroll 8
       for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
-        for (int h = 0; h < kVectors; h++) out[n][h] = load16(to + n * ld + 16 * h);
+        for (int h = 0; h < Vectors; h++) out[n][h] = load16(to + n * ld + 16 * h);
       const int64_t first = low / kStep * kStep;
       const float *row = v + first * kChannels / kStep + c, *weight = weights + i * kGrid + first;
       const C* rounded = narrow + i * kGrid + first;
@@ -352,7 +383,7 @@ struct AttentionOf {
 #pragma GCC unroll 8
         for (int n = 0; n < Count; n++) {
 #pragma GCC unroll 2
-          for (int h = 0; h < kVectors; h++) {
+          for (int h = 0; h < Vectors; h++) {
             if constexpr (kInPairs)
               add_pair(out[n][h], ((const typename D::Reg*)row)[h], rounded + n * kGrid);
             else
@@ -364,7 +395,7 @@ struct AttentionOf {
 #pragma GCC unroll 8
       for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
-        for (int h = 0; h < kVectors; h++) store16(to + n * ld + 16 * h, out[n][h]);
+        for (int h = 0; h < Vectors; h++) store16(to + n * ld + 16 * h, out[n][h]);
     }
     template <class Sums, class Pair>
     static void add_pair(Sums& sums, const Pair& rows, const C* weights) {
@@ -374,20 +405,14 @@ struct AttentionOf {
     void page(int64_t base, int64_t rows) {
       const int64_t page = table[base / kGrid];
       score(page, rows);
-      int64_t low = kGrid, high = 0;
-      for (int64_t i = 0; i < count; i++) {
-        const int64_t from = smaller(larger(oldest(i) - base, 0), kGrid);
-        const int64_t to = smaller(larger(position(i) - base + 1, 0), kGrid);
-        const float factor = weigh(i, from, to);
-        float* sum = sums + i * wide_value();
-        if (factor != 1.0f)
-          for (int64_t c = 0; c < wide_value(); c++) sum[c] *= factor;
-        if (from < to) low = smaller(low, from), high = larger(high, to);
-      }
+      int64_t low, high;
+      weigh(base, low, high);
       const int64_t size = call.values.size;
       const auto values = rows_of(call.values, page);
-      const bool is_last = base + kGrid > position(count - 1);
-      const int64_t blocks = (size + kChannels - 1) / kChannels, lots = kChannels / (16 * kVectors);
+      const bool is_last = base + kGrid > positions[count - 1];
+      const int64_t blocks = (size + kChannels - 1) / kChannels;
+      // 16 channels fill no second vector
+      const int vectors = size <= 16 ? 1 : kVectors, lots = size <= 16 ? 1 : kChannels / (16 * kVectors);
       const int64_t parts = blocks * lots, next = is_last ? page : table[base / kGrid + 1];
       const PagedRows* next_keys = is_last ? nullptr : &call.keys[0];
       for (int64_t block = 0; block < blocks; block++) {
@@ -405,9 +430,9 @@ struct AttentionOf {
         in_tiles<kTile>(count, [&](auto together, int64_t i) {
           for (int64_t lot = 0; lot < lots; lot++) {
             const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
-            mix<together>(i, c + at, at, low, high,
-                          ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
-                                   kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1)));
+            const Ahead ahead = ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
+                                         kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1));
+            with_count<kVectors>(vectors, [&](auto v) { mix<together, v>(i, c + at, at, low, high, ahead); });
           }
         });
       }
@@ -415,7 +440,7 @@ struct AttentionOf {
 
     void run() {
       read_queries();
-      const int64_t end = position(count - 1) + 1;
+      const int64_t end = positions[count - 1] + 1;
       for (int64_t base = oldest(0) / kGrid * kGrid; base < end; base += kGrid)
         page(base, smaller(end - base, kGrid));
       for (int64_t i = 0; i < count; i++) {

@@ -241,6 +241,13 @@ template <int N>
   }
 }
 
+// Ones in the lanes from `low` on that lie before `high`.
+[[gnu::always_inline]] inline Lane between(int64_t low, int64_t high) {
+  alignas(64) static constexpr int32_t kPlaces[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Lane place = bits_of(load16((const float*)kPlaces));
+  return (place > all(int32_t(low) - 1)) & (all(int32_t(high)) > place);
+}
+
 // Lanes `kIndices` of a and b side by side.
 template <int... kIndices, class V>
 [[gnu::always_inline]] inline auto pick(V a, V b) {
@@ -274,11 +281,10 @@ template <class T, class Of, int N>
   return fold<float>([](auto a, auto b) { return a + b; }, v);
 }
 
-// As many rows as a register has lanes, as columns: of each two rows at a distance, what lies at that
+// As many rows as they have numbers, as columns: of each two rows at a distance, what lies at that
 // distance changes places, and so at half of it, down to 1.
-template <int kDistance = kRegister / 8>
-[[gnu::always_inline]] inline void transpose(Registers<float, 1>::Vector* rows) {
-  constexpr int kCount = kRegister / 4;
+template <int kCount, int kDistance = kCount / 2, class V>
+[[gnu::always_inline]] inline void transpose(V* rows) {
   if constexpr (kDistance > 0) {
 #pragma GCC unroll 16
     for (int r = 0; r < kCount; r++) {
@@ -289,23 +295,32 @@ template <int kDistance = kRegister / 8>
         rows[r + kDistance] = pick<(i & kDistance ? kCount + i : i + kDistance)...>(a, b);
       }(std::make_integer_sequence<int, kCount>());
     }
-    transpose<kDistance / 2>(rows);
+    transpose<kCount, kDistance / 2>(rows);
   }
 }
 
-// Sixteen rows of `n` numbers, a multiple of the lanes of a register, as n rows of sixteen, `ld` apart.
+// Sixteen rows of kCount numbers as kCount rows of sixteen, `ld` apart.
+template <int kCount>
+[[gnu::always_inline]] inline void transpose16(const float* from, int64_t stride, float* to, int64_t ld) {
+  using Vector = typename Registers<float, 1, 4 * kCount>::Vector;
+  for (int64_t r = 0; r < 16; r += kCount) {
+    Vector rows[kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; i++) rows[i] = load_as<Vector>(from + (r + i) * stride);
+    transpose<kCount>(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; i++) memcpy(to + i * ld + r, rows + i, sizeof(Vector));
+  }
+}
+
+// The same of `n` numbers, a multiple of kTransposed: as many at a time as a register has, and at the
+// end half as many where that is wide.
+constexpr int kTransposed = kRegister / 4 < 8 ? kRegister / 4 : 8;
 inline void transpose16(const float* from, int64_t stride, int64_t n, float* to, int64_t ld) {
   constexpr int kCount = kRegister / 4;
-  using Vector = Registers<float, 1>::Vector;
-  for (int64_t c = 0; c < n; c += kCount)
-    for (int64_t r = 0; r < 16; r += kCount) {
-      Vector rows[kCount];
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; i++) rows[i] = load_as<Vector>(from + (r + i) * stride + c);
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; i++) memcpy(to + (c + i) * ld + r, rows + i, sizeof(Vector));
-    }
+  int64_t c = 0;
+  for (; c + kCount <= n; c += kCount) transpose16<kCount>(from + c, stride, to + c * ld, ld);
+  if (kTransposed < kCount && c < n) transpose16<kTransposed>(from + c, stride, to + c * ld, ld);
 }
 
 // The larger number in each lane, and the largest of all lanes.

@@ -76,7 +76,7 @@ struct AmxProduct {
       for (int r = 0; r < kSide; r++)
         pairs[r] = (Registers<float, 1>::Vector)_mm512_maskz_loadu_epi16(r < count ? valid : 0,
                                                                          rows[r < count ? r : 0] + i);
-      transpose(pairs);
+      transpose<kSide>(pairs);
 #pragma GCC unroll 16
       for (int r = 0; r < kSide; r++) memcpy(to + r * kStep, pairs + r, sizeof pairs[r]);
     }
