@@ -501,14 +501,15 @@ class Engine:
         """
         sequence, drafts = row.sequence, row.drafts
         taken = self._take(sequence, sampled)
+        token_ids, logprobs = [*taken.token_ids], [*taken.logprobs]
         started = perf_counter()
-        while taken.reason is None and taken.token_ids == drafts[: len(taken.token_ids)]:
-            more = self._take(sequence, _drawn_by(draw_next, len(taken.token_ids)))
-            token_ids = taken.token_ids + more.token_ids
-            logprobs = taken.logprobs + more.logprobs
-            taken = more._replace(token_ids=token_ids, logprobs=logprobs)
-        num_kept = count_equal(taken.token_ids, drafts)
+        while taken.reason is None and (*token_ids,) == drafts[: len(token_ids)]:
+            taken = self._take(sequence, _drawn_by(draw_next, len(token_ids)))
+            token_ids += taken.token_ids
+            logprobs += taken.logprobs
+        num_kept = count_equal(token_ids, drafts)
         self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
+        taken = taken._replace(token_ids=(*token_ids,), logprobs=(*logprobs,))
         return self._append(sequence, taken)
 
     def _append(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
