@@ -17,18 +17,14 @@ from typing_extensions import override
 from blazr.engine.cache.prefix import salt_key
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft
-from blazr.engine.speculation.ngram import (
-    LONGEST_MATCH,
-    MOST_CANDIDATES,
-    NgramDrafter,
-    count_common,
-)
+from blazr.engine.speculation.ngram import NgramDrafter
+from blazr.nn.ops.repeats import LONGEST_MATCH, NOWHERE
 
 LEAST_MATCH = 4  # tokens
+MOST_CANDIDATES = 8  # places that are compared, the latest first
 LONGEST_REPLY = 1 << 12  # tokens at its end that are remembered, in about two milliseconds
 MOST_TOKENS = 1 << 16  # of all replies that are remembered; each takes about 230 bytes
 _PLACES = 1 << 32  # in a reply, at most
-_NOWHERE = -1
 
 
 class SuffixDrafter(NgramDrafter):
@@ -49,8 +45,10 @@ class SuffixDrafter(NgramDrafter):
         if followed is None or followed.num_dropped != sequence.num_dropped:
             followed = self._followed[sequence] = _Followed(self._replies, sequence)
         followed.extend()
-        if followed.match <= self.index(sequence).match:
-            return super().propose(sequence, most)
+        least = max(min(followed.match, LONGEST_MATCH), 1)
+        own = self.propose_beyond(least - 1, sequence, most)
+        if own is not None or not followed.match:
+            return own
         drafts = tuple(followed.reply[followed.place : followed.place + most])
         return Draft(drafts, f"suffix {min(followed.match, LONGEST_MATCH).bit_length()}")
 
@@ -92,9 +90,9 @@ class _Replies:
         """Remember a reply, and forget the oldest for it."""
         if len(tokens) <= LEAST_MATCH:
             return
-        reply = _Reply(salt, tokens, array("q", [_NOWHERE] * LEAST_MATCH))
+        reply = _Reply(salt, tokens, array("q", [NOWHERE] * LEAST_MATCH))
         for place, key in _keys(reply):
-            reply.before.append(self._last.get(key, _NOWHERE))
+            reply.before.append(self._last.get(key, NOWHERE))
             self._last[key] = self._num_added * _PLACES + place
         self._replies[self._num_added] = reply
         self._num_added += 1
@@ -105,13 +103,13 @@ class _Replies:
     def find(self, salt: bytes, tokens: array[int]) -> tuple[array[int], int, int]:
         """A reply, the place in it behind most of the last tokens, and how many these are, or 0."""
         found: tuple[array[int], int, int] = (tokens, len(tokens), 0)
-        at = self._last.get(salt + tokens[-LEAST_MATCH:].tobytes(), _NOWHERE)
+        at = self._last.get(salt + tokens[-LEAST_MATCH:].tobytes(), NOWHERE)
         for _ in range(MOST_CANDIDATES):
             number, place = divmod(at, _PLACES)
             reply = self._replies.get(number)
             if reply is None:  # there is none, or it is forgotten, as all before it are
                 break
-            match = count_common(reply.tokens, place, tokens, LEAST_MATCH)
+            match = _count_common(reply.tokens, place, tokens)
             if match > found[2]:
                 found = reply.tokens, place, match
             at = reply.before[place]
@@ -129,6 +127,21 @@ def _keys(reply: _Reply) -> Iterator[tuple[int, bytes]]:
     """Each place that something follows, and what stands before it."""
     for place in range(LEAST_MATCH, len(reply.tokens)):
         yield place, reply.salt + reply.tokens[place - LEAST_MATCH : place].tobytes()
+
+
+def _count_common(text: array[int], place: int, tokens: array[int]) -> int:
+    """How many tokens before a place of a text are the last ones of others, up to LONGEST_MATCH.
+
+    Args:
+        text: The text.
+        place: How many of its tokens come before.
+        tokens: The others, of which the last LEAST_MATCH are the same.
+    """
+    length, end = LEAST_MATCH, len(tokens)
+    most = min(place, end, LONGEST_MATCH)
+    while length < most and text[place - length - 1] == tokens[end - length - 1]:
+        length += 1
+    return length
 
 
 class _Followed:

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from blazr.nn.kernels import KERNELS
-from blazr.nn.kernels.cpu import compiled
+from blazr.nn.kernels.cpu import compiled, repeats
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
 
@@ -27,7 +27,7 @@ def test_structures_are_those_of_the_library() -> None:
 
 def _structures() -> Iterator[type[Structure]]:
     modules = {row.target.partition(":")[0] for row in KERNELS.values() if row.device == "cpu"}
-    for name in (*modules, compiled.__name__):
+    for name in (*modules, compiled.__name__, repeats.__name__):
         for each in vars(import_module(name)).values():
             if not isinstance(each, type) or each is compiled.Call:
                 continue

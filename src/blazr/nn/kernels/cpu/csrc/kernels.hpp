@@ -541,6 +541,18 @@ struct Draw {
   int64_t rows, size, stride, blocks, parts;
 };
 
+// Where the last tokens of a text stood before (see repeats.hpp).
+struct Repeat {
+  const int32_t* tokens;
+  int64_t length;      // of the text
+  int64_t longest;     // tokens that are compared
+  int64_t candidates;  // places that are compared, the latest first
+  int64_t most;        // tokens behind them that are compared
+  // What is found: the place behind most of the last tokens, or -1; how many these are; and how many
+  // tokens behind it are those behind the latest other place, or -1 where there is none.
+  int64_t place, match, num_agreed;
+};
+
 // A call that was made, to be made again.
 struct Recorded {
   void (*run)(const void* call, int threads);

@@ -59,6 +59,7 @@ std::string layouts() {
       LAYOUT(Rotary, q, k, v, cos, sin, slots, out, keys, values, tokens, heads, kv_heads, pairs, q_stride, q_head, k_stride, v_stride, out_stride, out_head, interleaved, dtype, stored),
       LAYOUT(Choice, scores, peaks, places, rows, size, stride, blocks, count),
       LAYOUT(Draw, scores, wishes, peaks, tallies, candidates, places, rows, size, stride, blocks, parts),
+      LAYOUT(Repeat, tokens, length, longest, candidates, most, place, match, num_agreed),
       LAYOUT(Pack, blocks, zeros, out, packing, rows, supers),
       LAYOUT(Encode, x, out, blocks),
       LAYOUT(Attention, q, keys[0], keys[1], values, out, sinks, block_tables, spans, table_stride, num_spans, longest, heads, kv_heads, window, dtype, stored, temperature_length, scale, softcap, temperature),

@@ -10,6 +10,7 @@
 #endif
 
 #include "layouts.hpp"
+#include "repeats.hpp"
 #include "threads.hpp"
 
 namespace {
@@ -516,6 +517,8 @@ void blazr_draw(const Draw* call, int threads) {
     if (call->places[row] >= 0) call->places[row] = kernels->draw(*call, row);
   });
 }
+
+void blazr_find_repeat(Repeat* call, int) { Repeats::find(*call); }
 
 // Make calls again, one after the other.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
