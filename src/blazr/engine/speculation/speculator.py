@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from time import perf_counter
@@ -20,7 +20,7 @@ FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
 TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
 FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
-MOST_VAIN = 0.005  # of a step's time may go into looking for drafts in vain; more leads to pauses
+MOST_VAIN = 0.002  # of a step's time may go into looking for drafts in vain; more leads to pauses
 PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
 LONGEST_PAUSE = 31  # tokens of a reply for which nothing is drafted in vain
 COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
@@ -123,7 +123,8 @@ class Speculator:
         has_looked: Whether any drafts were looked for before the step that is computed. The times
             of others need not be learnt: most steps are such where nothing repeats.
         apart_s: How long it took to compute drafts for that step, and to draw what follows those
-            that were kept. Its time is learnt without these, which are counted by the draft.
+            that were kept; where none were worth it, to look for them. Its time is learnt without
+            these, as the first two are counted by the draft, and others do not look.
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
@@ -138,6 +139,7 @@ class Speculator:
         self._times: dict[tuple[int, int], _Time] = {}
         self._computing: dict[int, _Time] = {}  # one draft of each of so many sequences
         self._vain_s = 0.0  # what it takes to look for drafts of a sequence where there are none
+        self._num_vain = 0  # of the last reply that was long enough to tell
         self._num_steps = 0
 
     def propose(self, sequences: list[Sequence], room: int) -> dict[Sequence, tuple[int, ...]]:
@@ -151,7 +153,8 @@ class Speculator:
         for sequence in sequences:
             reply = self._replies.get(sequence)
             if reply is None:
-                reply = self._replies[sequence] = _Reply()
+                # it repeats as seldom as others did
+                reply = self._replies[sequence] = _Reply(num_vain=self._num_vain)
             if sequence.num_output >= reply.wake_at:
                 asked[sequence] = reply
         self.has_looked, self.apart_s = bool(asked), 0.0
@@ -165,9 +168,8 @@ class Speculator:
             if reply.proposal is not None:
                 proposed.append(sequence)
         depths = self._choose_depths(len(sequences), proposed, room) if proposed else {}
-        # a first look takes in the whole text
-        if not depths and all(0 < reply.num_vain < PATIENCE for reply in asked.values()):
-            self._learn_vain_time((perf_counter() - started) / len(asked))
+        if not depths:
+            self._learn_vain_time(asked.values(), perf_counter() - started)
         if len(depths) < len(asked):
             self._rest({each: asked[each] for each in asked if each not in depths}, len(sequences))
         if depths and self._computes:
@@ -212,14 +214,22 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""
-        self._replies.pop(sequence, None)
+        reply = self._replies.pop(sequence, None)
+        has_tried = sequence.request.params.speculate and sequence.num_output > LONGEST_PAUSE
+        if reply is not None and has_tried:
+            self._num_vain = reply.num_vain
         for drafter in self._drafters:
             drafter.forget(sequence)
 
-    def _learn_vain_time(self, seconds: float) -> None:
-        known = self._vain_s or seconds
-        # one that was interrupted has waited for others
-        self._vain_s = DECAY * known + (1 - DECAY) * min(seconds, LONGEST_DRAW * known)
+    def _learn_vain_time(self, replies: Collection[_Reply], seconds: float) -> None:
+        """To look for drafts of these took so long, and none are computed."""
+        self.apart_s = seconds
+        # behind longer pauses all of it has left the caches
+        if all(reply.num_vain < PATIENCE for reply in replies):
+            each_s = seconds / len(replies)
+            known = self._vain_s or each_s
+            # one that was interrupted has waited for others
+            self._vain_s = DECAY * known + (1 - DECAY) * min(each_s, LONGEST_DRAW * known)
 
     def _rest(self, replies: Mapping[Sequence, _Reply], num_sequences: int) -> None:
         """Do not look for drafts for a while, which becomes longer where there often are none.
@@ -318,18 +328,19 @@ class Speculator:
         chances, compute_s = self._chances(proposed, may_compute=base > 0)
         if not chances:
             return {}
-        rates, owners, draws_s, places = zip(*chances, strict=True)
-        expected, beside_s = float(num_sequences), 0.0
+        expected, beside_s, farthest = float(num_sequences), 0.0, 0
         time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
         best, most, last = 0, LEAST_GAIN * expected, 0
         allowed, possible = FIRST_TRY, min(room, len(chances))
         for count in COUNTS:
             if count > allowed or count > possible:
                 break
-            expected += sum(rates[last:count])
-            beside_s += sum(draws_s[last:count])
-            measured = self._measured(num_sequences, count)
-            if base and measured:
+            for rate, _, draw_s, num_guessed in chances[last:count]:
+                expected += rate
+                beside_s += draw_s
+                farthest = max(farthest, num_guessed)
+            measured = self._measured(num_sequences, count) if base else 0.0
+            if measured:
                 time, allowed = measured / base, 2 * count
                 share = (time - 1) / count
             else:
@@ -337,14 +348,14 @@ class Speculator:
             last = count
             whole = time
             if base:
-                whole += (beside_s + max(places[:count]) * compute_s) / base
+                whole += (beside_s + farthest * compute_s) / base
             if expected > most * whole:
                 best, most = count, expected / whole
             elif best and count >= 2 * best:
                 break  # later ones are less likely still
         depths: dict[Sequence, int] = {}
-        for each in owners[:best]:
-            depths[each] = depths.get(each, 0) + 1
+        for _, owner, _, _ in chances[:best]:
+            depths[owner] = depths.get(owner, 0) + 1
         return depths
 
     def _chances(
@@ -376,14 +387,14 @@ class Speculator:
         draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
         rate = self._outcomes(reply, draft.kind).rate
         chance = 1.0
+        is_guessed, num_first = computed_by is not None, draft.num_first
         for place in range(draft.most):
-            if place == draft.num_first:
+            if place == num_first:
                 rate = self._outcomes(reply, draft.kind_behind).rate
             chance *= rate
             if chance < LEAST_RATE:
                 break
-            guessed = place + 1 if computed_by is not None else 0
-            chances.append((chance, sequence, chance * draw_s, guessed))
+            chances.append((chance, sequence, chance * draw_s, place + 1 if is_guessed else 0))
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds of a step, or 0 where that is not known."""

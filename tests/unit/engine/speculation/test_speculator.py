@@ -243,3 +243,36 @@ def test_a_draw_that_took_long_once_keeps_no_drafts_away() -> None:
         speculator.learn_outcome(sequence, 1, 1, seconds)
     depths, _ = drive([sequence], right=8, per_draft=0.02, steps=50, speculator=speculator)
     assert sum(depths[-20:]) > 60
+
+
+class Nothing(Drafter):
+    """Proposes nothing."""
+
+    def propose(self, sequence: Sequence, most: int) -> None:
+        return None
+
+
+def looks(speculator: Speculator, sequence: Sequence, num_tokens: int) -> int:
+    """How often drafts of a reply are looked for, on a machine whose steps take no longer."""
+    count = 0
+    for _ in range(num_tokens):
+        assert not speculator.propose([sequence], room=100)
+        count += speculator.has_looked
+        sequence.tokens.append(0)
+        speculator.learn_time(1, 1, 1e-7)
+    speculator.forget(sequence)
+    return count
+
+
+def test_a_reply_is_looked_at_as_seldom_as_the_last_one_that_repeated_nothing() -> None:
+    speculator = Speculator([Nothing()], grid=GRID)
+    first, second = (looks(speculator, some(1)[0], 300) for _ in range(2))
+    assert second < first / 2
+
+
+def test_short_replies_and_those_that_refuse_say_nothing_of_others() -> None:
+    speculator, other = (Speculator([Nothing()], grid=GRID) for _ in range(2))
+    for _ in range(20):
+        looks(speculator, some(1)[0], 5)
+    looks(speculator, running_sequence([1] * 20, speculate=False), 300)
+    assert looks(speculator, some(1)[0], 300) == looks(other, some(1)[0], 300)
