@@ -19,8 +19,9 @@ CLASSES = [
 @pytest.fixture(scope="module")
 def made(sources: Mapping[str, ast.Module]) -> set[str]:
     """Names of everything called anywhere: an error is raised where it is made, or handed on."""
-    calls = (n for tree in sources.values() for n in ast.walk(tree) if isinstance(n, ast.Call))
-    return {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+    calls = [n for tree in sources.values() for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    return names | {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if name != "BlazrError"])
