@@ -32,9 +32,10 @@ def _is_ours(parts: tuple[str, ...]) -> bool:
 def _find(pattern: str, files: list[Path], root: Path) -> list[str]:
     found = []
     for path in files:
-        if path == Path(__file__):
+        text = path.read_text("utf-8", "replace")
+        if path == Path(__file__) or not re.search(pattern, text, re.MULTILINE):
             continue
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+        for number, line in enumerate(text.splitlines(), 1):
             if re.search(pattern, line):
                 found.append(f"{path.relative_to(root)}:{number}: {line.strip()[:80]}")
     return found
