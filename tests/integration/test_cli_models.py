@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -33,7 +34,9 @@ IN_ONE_PROCESS = """
 import contextlib, io, json, sys
 from blazr.cli.app import main
 
-for args, said in json.load(sys.stdin):
+given = sys.stdin
+for line in given:
+    args, said = json.loads(line)
     out, err, code = io.StringIO(), io.StringIO(), None
     sys.argv, sys.stdin = ["blazr", *args], io.StringIO(said)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -41,36 +44,43 @@ for args, said in json.load(sys.stdin):
             main()
         except SystemExit as end:
             code = end.code
-    assert not code, (args, code, err.getvalue())
-    print(json.dumps([out.getvalue(), err.getvalue()]))
+    print(json.dumps([out.getvalue(), err.getvalue(), code or 0]), flush=True)
 """
 
 
-def run_each(*commands: tuple[tuple[str, ...], str]) -> list[tuple[str, str]]:
-    """What commands print, stdout and stderr, one after another in a process of their own.
+class Shell:
+    """Commands one after another in a process of their own."""
 
-    Args:
-        commands: Of each the arguments, and what it is given as stdin.
-    """
-    done = subprocess.run(
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def run(self, *args: str, stdin: str = "", check: int = 0) -> tuple[str, str]:
+        """What a command prints, stdout and stderr."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps((args, stdin)) + "\n")
+        self._process.stdin.flush()
+        out, err, code = json.loads(self._process.stdout.readline())
+        assert code == check, (args, code, err)
+        return out, err
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with subprocess.Popen(
         [sys.executable, "-c", IN_ONE_PROCESS],
-        input=json.dumps(commands),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    ) as process:
+        yield Shell(process)
 
 
-def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
+def test_generate_prints_the_text_and_nothing_else(model_path: Path, shell: Shell) -> None:
     greedy = ("--temperature", "0", "--max-tokens", "6", "--cpu")
     plain = run("generate", "--model", str(model_path), "--prompt", "hello", *greedy)
-    (piped, _), (as_json, _) = run_each(
-        (("generate", str(model_path), "-", *greedy), "hello"),
-        (("generate", "-m", str(model_path), "hello", *greedy, "--json"), ""),
-    )
+    piped, _ = shell.run("generate", str(model_path), "-", *greedy, stdin="hello")
+    as_json, _ = shell.run("generate", "-m", str(model_path), "hello", *greedy, "--json")
     found = json.loads(as_json)
     assert plain.stdout == piped == found["text"]
     assert re.fullmatch(r"tiny on cpu \(.*\)\n", plain.stderr)
@@ -79,27 +89,22 @@ def test_generate_prints_the_text_and_nothing_else(model_path: Path) -> None:
     assert set(found["timings"]) == {"load_s", "first_token_s", "generate_s"}
 
 
-def test_a_word_alone_is_the_prompt() -> None:
+def test_a_word_alone_is_the_prompt(shell: Shell) -> None:
     greedy = ("--temperature", "0", "--max-tokens", "6")
-    (alone, _), (named, _) = run_each(
-        (("generate", "Once upon a time", *greedy), ""),
-        (("generate", "-p", "Once upon a time", *greedy), ""),
-    )
+    alone, _ = shell.run("generate", "Once upon a time", *greedy)
+    named, _ = shell.run("generate", "-p", "Once upon a time", *greedy)
     assert alone == named
     assert alone
 
 
-def test_run_asks_one_question_in_the_template(model_path: Path) -> None:
+def test_run_asks_one_question_in_the_template(model_path: Path, shell: Shell) -> None:
     flags = ("--temperature", "0", "--max-tokens", "6", "--cpu", "--threads", "1")
     more = ("--system", "be kind", "--min-p", "0.01", "--repetition-penalty", "1.1")
     asked = ("run", str(model_path), "hello", *flags, *more, "--max-seq-len", "200")
-    (plain, told), (as_json, _), (with_more, _), (_, at_length) = run_each(
-        (asked, ""),
-        ((*asked, "--json"), ""),
-        ((*asked, "--json"), "and this"),
-        ((*asked, "--verbose"), ""),
-    )
-    found, both = json.loads(as_json), json.loads(with_more)
+    plain, told = shell.run(*asked)
+    found = json.loads(shell.run(*asked, "--json")[0])
+    both = json.loads(shell.run(*asked, "--json", stdin="and this")[0])
+    _, at_length = shell.run(*asked, "--verbose")
     assert plain == found["text"] + "\n"
     assert "1 threads), context 200 tokens" in told
     assert "tokens/s" not in told
@@ -107,38 +112,37 @@ def test_run_asks_one_question_in_the_template(model_path: Path) -> None:
     assert "tokens/s" in at_length
 
 
-def test_run_follows_a_schema(model_path: Path, tmp_path: Path) -> None:
+def test_run_follows_a_schema(model_path: Path, tmp_path: Path, shell: Shell) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["yes", "no"]}')
-    answer = run("run", str(model_path), "is it?", "--json-schema", str(schema), "--cpu").stdout
-    assert json.loads(answer) in {"yes", "no"}
+    asked = ("run", str(model_path), "is it?", "--json-schema", str(schema), "--cpu")
+    assert json.loads(shell.run(*asked)[0]) in {"yes", "no"}
 
 
 def test_run_without_a_question() -> None:
     assert "give a question" in run("run", "nano", check=2).stderr
 
 
-def test_generate_refuses_what_cannot_be(model_path: Path) -> None:
+def test_generate_refuses_what_cannot_be(model_path: Path, shell: Shell) -> None:
     done = run("generate", "-m", str(model_path), "-p", "a", "--temperature", "9", check=2)
     assert "temperature is out of range" in done.stderr
-    done = run("generate", "-m", str(model_path / "nothing"), "-p", "a", check=1)
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    _, told = shell.run("generate", "-m", str(model_path / "nothing"), "-p", "a", check=1)
+    assert told.startswith("error: ")
+    assert "Traceback" not in told
 
 
-def test_chat_reads_plain_lines(model_path: Path) -> None:
-    done = run(
+def test_chat_reads_plain_lines(model_path: Path, shell: Shell) -> None:
+    said, told = shell.run(
         "chat", str(model_path), "--system", "be kind", "--max-tokens", "4", "--temperature", "0",
         stdin="hello\n/help\n/clear\n",
     )  # fmt: skip
-    assert done.stdout.strip()
-    assert "/system TEXT" in done.stderr
+    assert said.strip()
+    assert "/system TEXT" in told
 
 
-def test_info_describes(model_path: Path) -> None:
-    (as_json, _), (shown, _) = run_each(
-        (("info", "--model", str(model_path), "--json"), ""), (("show", str(model_path)), "")
-    )
+def test_info_describes(model_path: Path, shell: Shell) -> None:
+    as_json, _ = shell.run("info", "--model", str(model_path), "--json")
+    shown, _ = shell.run("show", str(model_path))
     found = json.loads(as_json)
     assert found["config"]["layer_types"] == ["Mamba2", "MlaWithMoe"]
     assert found["parameters"]["total"] > 0
@@ -150,8 +154,8 @@ def test_info_describes(model_path: Path) -> None:
     assert "weights bytes" in shown
 
 
-def test_doctor() -> None:
-    found = json.loads(run("doctor", "--json", "--tables").stdout)
+def test_doctor(shell: Shell) -> None:
+    found = json.loads(shell.run("doctor", "--json", "--tables")[0])
     assert found["device"]["auto"]
     assert "cl100k_base" in found["tables"]["blazr.text.vocabs:VOCABS"]
     assert "POST /v1/completions" in found["tables"]["blazr.server.routes:ROUTES"]
