@@ -12,6 +12,7 @@ from tests.integration.clients import table as clients
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MODULES = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "src").rglob("*.py")]
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 
@@ -71,9 +72,8 @@ PRESENT = [name for name in NAMES if not re.match(r"docs/adr/|CHANGELOG|CONTRIBU
 @pytest.mark.parametrize("name", PRESENT)
 def test_modules_named_anywhere_exist(name: str) -> None:
     """Their paths may begin at any folder of src/blazr."""
-    modules = {f"/{path.relative_to(ROOT)}" for path in (ROOT / "src").rglob("*.py")}
     for file in set(re.findall(r"`((?:\w+/)+\w+\.py)`", (ROOT / name).read_text("utf-8"))):
-        is_there = any(module.endswith(f"/{file}") for module in modules) or (ROOT / file).exists()
+        is_there = any(module.endswith(f"/{file}") for module in MODULES) or (ROOT / file).exists()
         assert is_there or file.endswith("/x.py"), file
 
 
