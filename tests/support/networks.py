@@ -250,10 +250,7 @@ class Lab:
         def spoil(cls: ItemClass, item: int, byte: int = NAN_BYTE) -> None:
             storage.write(cls, item, bytearray([byte]) * storage.item_bytes[cls])
 
-        # those of either class cover all of the memory
-        some = ItemClass.PAGE if shape.has_pages else ItemClass.STATE
-        for item in range(shape.num_superpages * arena.per[some]):
-            spoil(some, item)
+        storage._arena[: storage.nbytes].fill_(NAN_BYTE)  # item by item takes milliseconds
         if shape.has_states:
             spoil(ItemClass.STATE, 0, 0)  # the zero state
 
