@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blazr.nn.kernels.cpu.compiled import missing
-from blazr.nn.kernels.cpu.repeats import RepeatFinder
-
 LONGEST_MATCH = 32  # tokens that are compared
 MOST_CANDIDATES = 64  # places that are compared, the latest first
 NOWHERE = -1
@@ -68,4 +65,8 @@ def _match(text: np.ndarray, place: int) -> int:
 
 def repeat_finder() -> Callable[[array[int], int], tuple[int, int, int]]:
     """`find_repeat` at the least cost a step; to be used by one thread."""
+    # these import torch, and who reads options knows drafters without it
+    from blazr.nn.kernels.cpu.compiled import missing
+    from blazr.nn.kernels.cpu.repeats import RepeatFinder
+
     return find_repeat if missing() else RepeatFinder(LONGEST_MATCH, MOST_CANDIDATES)
