@@ -120,9 +120,11 @@ class CudaGraphs(GraphDevice):
         """See `GraphDevice.capture`."""
         aside = torch.cuda.Stream(self._device)
         aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):
-            warm_up(run)
-        torch.cuda.current_stream(self._device).wait_stream(aside)
+        try:
+            with torch.cuda.stream(aside):
+                warm_up(run)
+        finally:  # what it was refused behind is still under way
+            torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # what other threads do on the GPU meanwhile is none of the graph's business
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
