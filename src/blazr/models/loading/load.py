@@ -337,7 +337,9 @@ def read_weights(
         storing = storage.get(step.parameter)
         where = _CPU if stays(step.parameter) else device
         if storing is not None:
-            weight: Weight | None = kept.find(step, dtype) if kept else None
+            weight: Weight | None = None
+            if kept and where.type == "cpu":  # by its kernels, which read what is kept
+                weight = kept.find(step, dtype)
             if weight is None:
                 weight = read_weight(step, checkpoint, storing, dtype=dtype, device=where)
             tensors[step.parameter] = weight

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from blazr.models.loading import kept as keeping
+from blazr.models.loading import load as loading
 from blazr.models.loading.load import load
-from blazr.nn.device import resolve_device
+from blazr.nn.device import Device, resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.packed import PackedWeight
 
@@ -106,6 +107,34 @@ def test_a_file_that_is_cut_short_is_written_again(home, model, length, caplog):
         assert are_same(first, packed(model))
     assert "written again" in caplog.text
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("cpu_experts", [0, 10**6])
+def test_what_goes_to_a_gpu_is_not_taken_from_what_is_kept(home, model, monkeypatch, cpu_experts):
+    first = packed(model)
+    asked = set()
+    read_weight, read_tensor = loading.read_weight, loading._read_tensor
+
+    def note(step, checkpoint, storing, *, dtype, device):
+        assert device == torch.device("cuda")
+        asked.add(step.parameter)
+        return read_weight(step, checkpoint, storing, dtype=dtype, device=torch.device("cpu"))
+
+    def stay(step, checkpoint, dtype, _):
+        return read_tensor(step, checkpoint, dtype, torch.device("cpu"))
+
+    monkeypatch.setattr(loading, "read_weight", note)
+    monkeypatch.setattr(loading, "_read_tensor", stay)
+    load(
+        str(model),
+        device=Device("cuda", "a card"),
+        dtype=str(next(iter(first.values())).dtype).removeprefix("torch."),
+        quantize="q4_0",
+        free_bytes=2**30,
+        cpu_experts=cpu_experts,
+    )
+    stay = {name for name in first if ".experts." in name and cpu_experts}
+    assert asked == first.keys() - stay
 
 
 def test_without_room_the_model_loads_all_the_same(home, model, caplog):
