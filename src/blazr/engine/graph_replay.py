@@ -287,6 +287,14 @@ class GraphReplays:
             self._made[bucket] = None
             why = f"some decode steps are not captured as graphs, but computed: {error}"
             log.once(logger, logging.INFO, why)
+        except torch.OutOfMemoryError:  # a graph has memory of its own
+            self._made[bucket] = None
+            logger.warning(
+                "decode steps of %d sequences of up to %d blocks are computed: there is no memory"
+                " left for their graph",
+                bucket.sequences,
+                bucket.blocks,
+            )
         finally:
             runs.copy_(before)
 

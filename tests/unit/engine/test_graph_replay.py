@@ -367,6 +367,23 @@ def test_the_first_step_of_a_network_can_be_captured():
     assert graphs.num_captured == 1
 
 
+class FullGraphs(RecordedGraphs):
+    def capture(self, run):
+        self.num_captured += 1
+        raise torch.OutOfMemoryError
+
+
+def test_steps_are_computed_where_there_is_no_memory_for_their_graphs(caplog):
+    graphs = FullGraphs()
+    lab = Lab(network(), graphs=graphs)
+    asked = lab.ask(prompt_of(1, 0), max_tokens=MOST_TOKENS)
+    lab.run()
+    assert lab.errors[asked, 0] is None
+    assert lab.tokens[asked, 0] == reply_of(1, 0, 0)
+    assert graphs.num_captured == 1
+    assert "no memory left" in caplog.text
+
+
 @torch.inference_mode()
 def test_a_graph_does_again_what_was_captured_and_decides_nothing_anew():
     memory, y, steps = {"x": torch.zeros(3)}, torch.zeros(3), []
