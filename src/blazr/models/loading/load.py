@@ -208,14 +208,17 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     storage = choose_storage(planned.plan, planned.module, policy)
     free = device.free_bytes() if free_bytes is None else free_bytes
     stays = partial(_stays_on_cpu, num_layers=cpu_experts if device.kind != "cpu" else 0)
-    has_kernel = stored_linear.has_kernel(chosen, device.kind)
     storage = dequantize_if_room(
         planned.plan,
         storage,
         chosen,
         room=int(free * _ROOM),
-        has_kernels=lambda parameter: has_kernel and not stays(parameter),
+        has_kernels=stored_linear.has_kernel(chosen, device.kind),
+        lies_there=lambda parameter: not stays(parameter),
     )
+    if cpu_experts:  # whose room is another
+        room = int(Device("cpu", "").free_bytes() * _ROOM)
+        storage = dequantize_if_room(planned.plan, storage, chosen, room=room, lies_there=stays)
     named = ((stage_name(name, config), each) for name, each in storage.items())
     storage = {name: each for name, each in named if name is not None}
     _check_room(plan, partial(weight_bytes, dtype=chosen, storage=storage), stays, free)

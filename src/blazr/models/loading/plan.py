@@ -581,7 +581,8 @@ def dequantize_if_room(
     dtype: torch.dtype,
     room: int,
     *,
-    has_kernels: Callable[[str], bool] = lambda _: False,
+    has_kernels: bool = False,
+    lies_there: Callable[[str], bool] = lambda _: True,
 ) -> Storage:
     """Let floats and tables become plain numbers where there is room, as those are far faster.
 
@@ -590,16 +591,20 @@ def dequantize_if_room(
         storage: What was chosen.
         dtype: Of plain parameters.
         room: Bytes that they may take in all.
-        has_kernels: Whether kernels read a parameter's floats where it goes; then they stay.
+        has_kernels: Whether kernels read floats there; then they stay.
+        lies_there: Of which parameters it is the room; others stay as they are.
     """
 
     def is_slow(step: LoadStep) -> bool:
         layouts = [each.layout for each in step.sources if isinstance(each, QuantizedInfo)]
-        stay = has_kernels(step.parameter)
-        return any(not (each.is_grid or (each.is_float and stay)) for each in layouts)
+        return any(not (each.is_grid or (each.is_float and has_kernels)) for each in layouts)
 
     steps = [
-        step for step in plan.steps if storage.get(step.parameter) == "as stored" and is_slow(step)
+        step
+        for step in plan.steps
+        if storage.get(step.parameter) == "as stored"
+        and lies_there(step.parameter)
+        and is_slow(step)
     ]
     if sum(math.prod(step.shape) for step in steps) * dtype.itemsize > room:
         return storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from blazr.models.loading.load import load
 from blazr.nn.device import Device
 from blazr.nn.layers.moe import Experts
 from tests.support import tiny
+from tests.support.quantized import quantize_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,16 @@ def test_only_what_goes_to_the_card_has_to_fit_there(path):
         load(path, device=Card("cuda", "a card", free=40_000))
     assert "--cpu-moe" in caught.value.hint
     load(path, device=Card("cuda", "a card", free=120_000), cpu_experts=3)
+
+
+@pytest.mark.parametrize("free", [200_000, 2**30])
+def test_those_that_stay_are_plain_if_there_is_room_where_they_are(path, tmp_path, free):
+    """Floats for which the processor has no kernels; the card's room is not theirs."""
+    quantize_directory(Path(path), "fp8 per matrix", tmp_path / "packed", tmp_path / "plain")
+    card = Card("cuda", "a card", free=free)
+    module = load(str(tmp_path / "packed"), device=card, cpu_experts=10**6).module
+    experts = [part for part in module.modules() if isinstance(part, Experts)]
+    assert {type(part.down_proj) for part in experts} == {torch.nn.Parameter}
 
 
 @pytest.mark.parametrize(
