@@ -479,8 +479,15 @@ def _rows_of_scores(dtype: torch.dtype) -> Iterator[Tensor]:
     wide[1, 150:] = float("-inf")
     wide[2], wide[3, 700] = float("-inf"), float("inf")
     yield wide
-    wide[0, 3] = float("nan")
     yield torch.zeros(2, 600).to(dtype)
+
+
+def _and_with_nan(dtype: torch.dtype) -> Iterator[Tensor]:
+    yield from _rows_of_scores(dtype)
+    for place in (0, 3, 599):
+        scores = torch.randn(3, 600).to(dtype)
+        scores[1, place] = float("nan")
+        yield scores
 
 
 def _penalize(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -495,7 +502,7 @@ def _penalize(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 def _likeliest(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for scores in _rows_of_scores(dtype):
+    for scores in _and_with_nan(dtype):
         yield (scores,)
 
 
@@ -506,7 +513,7 @@ def _best(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 
 def _draw(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    for scores in _rows_of_scores(dtype):
+    for scores in _and_with_nan(dtype):
         wishes = torch.rand(len(scores), 5, dtype=torch.float64)
         yield scores, wishes * torch.tensor([2, 0, 1, 0.1, 1])
         wishes[:, 0], wishes[:, 1] = 1, (wishes[:, 1] * 60).floor()
