@@ -130,6 +130,7 @@ class GraphMachine(RuleBasedStateMachine):
 
     @rule(cls=st.sampled_from(list(ItemClass)), times=st.integers(1, 5))
     def evict(self, cls, times):
+        self.graphs.join()  # what is evicted is spoilt at once, and a step under way may read it
         for _ in range(times):
             self.lab.memory.trie.evict(cls)
 
