@@ -238,10 +238,16 @@ class GraphReplays:
                 self._mirrored[run, _Cell.TOKEN] = max(token, 0)
         return tokens
 
-    def finish(self) -> None:
-        """Wait for all that was launched, before what it uses goes away."""
+    def capture_again(self, model: CausalLM) -> None:
+        """Forget all graphs, as this is the network from now on, or what it uses is elsewhere.
+
+        What the device holds of sequences stays: the host may not know their last tokens.
+        """
         if self._wait_for_last is not None:
             self._wait_for_last()
+        self._model = model
+        self._made.clear()
+        self._seen.clear()
 
     def record(self, sizes: Iterable[Size]) -> None:
         """Capture decode steps before they are met, for sequences of the fewest blocks."""

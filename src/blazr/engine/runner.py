@@ -156,8 +156,8 @@ class ModelRunner:
 
     def _forget_recorded(self) -> None:
         if isinstance(self.replays, GraphReplays):
-            self.replays.finish()
-        if self.replays is not None:
+            self.replays.capture_again(self.model)
+        elif self.replays is not None:
             self.replays = self._new_replays()
 
     def _new_replays(self) -> Replays | GraphReplays:

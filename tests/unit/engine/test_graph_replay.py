@@ -368,6 +368,19 @@ def test_the_first_step_of_a_network_can_be_captured():
     assert graphs.num_captured == 1
 
 
+def test_a_token_that_only_the_device_knows_is_there_when_steps_are_captured_again():
+    """As they are when an adapter is loaded while a step is under way."""
+    graphs = RecordedGraphs(hurries=False)
+    lab = Lab(network(), graphs=graphs)
+    asked = lab.ask(prompt_of(1, 0), max_tokens=MOST_TOKENS)
+    while graphs.num_launched < 3:
+        lab.step()
+    lab.runner._forget_recorded()
+    lab.run()
+    assert lab.tokens[asked, 0] == reply_of(1, 0, 0)
+    assert graphs.num_captured == 2
+
+
 class FullGraphs(RecordedGraphs):
     def capture(self, run):
         self.num_captured += 1
