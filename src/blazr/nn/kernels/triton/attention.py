@@ -245,7 +245,7 @@ def _attention(
     columns = chunk * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     is_kept = is_query[:, None] & (columns < VALUE)[None, :]
     if IS_PART:
-        row = place * heads + head
+        row = (place * heads + head).to(tl.int64)  # many sequences have many parts
         tl.store(sums_ptr + row[:, None] * VALUE + columns[None, :], acc, mask=is_kept)
         tl.store(ends_ptr + row * 2, m, mask=is_query)
         tl.store(ends_ptr + row * 2 + 1, total, mask=is_query)
@@ -282,7 +282,7 @@ def _join_parts(
     for place in range(
         tl.load(firsts_ptr + sequence).to(tl.int32), tl.load(firsts_ptr + sequence + 1).to(tl.int32)
     ):
-        row = place * heads + head + one
+        row = (place * heads + head + one).to(tl.int64)
         part = tl.load(
             sums_ptr + row[:, None] * VALUE + columns[None, :], mask=columns[None, :] < VALUE
         )
