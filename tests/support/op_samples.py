@@ -33,6 +33,7 @@ from tests.support.step_samples import STEP_SAMPLES
 _LINEAR_SIZES = (
     (1, 64, 32),
     (5, 96, 16),
+    (5, 0, 32),
     (3, 33, 7),
     (2, 31, 1),
     (7, 1, 5),

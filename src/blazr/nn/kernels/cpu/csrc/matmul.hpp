@@ -209,7 +209,7 @@ struct Matmul {
   static void copy(Rows from, int64_t rows, int64_t k, Wide* out) {
     for (int64_t row = 0; row < rows; row++, out += kChunk) {
       if constexpr (!kWidens) {
-        memcpy(out, from[row], size_t(k) * sizeof(T));
+        if (k) memcpy(out, from[row], size_t(k) * sizeof(T));  // what has no numbers may lie nowhere
       } else {
         const T* numbers = from[row];
         int64_t i = 0;

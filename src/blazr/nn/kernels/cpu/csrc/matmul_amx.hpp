@@ -138,10 +138,10 @@ struct AmxProduct {
     }
   }
 
-  // As Matmul::part. Where a matrix has no tile, or a packed one no room, the products are Plain's,
-  // for any number of rows.
+  // As Matmul::part. Where a matrix has no tile, or a packed one no room or no numbers, the products are
+  // Plain's, for any number of rows.
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    if (call.n < kSide || call.k > kMostK) return Plain::part(call, m0, m1, n0, n1);
+    if (call.n < kSide || call.k == 0 || call.k > kMostK) return Plain::part(call, m0, m1, n0, n1);
     const Tiles tiles;
     alignas(64) bf16 packed[kMostPacked];
     call.m <= kStillFew ? few(call, m0, m1, n0, n1, packed) : many(call, m0, m1, n0, n1, packed);
