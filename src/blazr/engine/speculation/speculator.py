@@ -22,7 +22,7 @@ FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice 
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
 MOST_VAIN = 0.002  # of a step's time may go into looking for drafts in vain; more leads to pauses
 PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
-LONGEST_PAUSE = 31  # tokens of a reply for which nothing is drafted in vain
+LONGEST_PAUSE = 63  # tokens of a reply for which nothing is drafted in vain
 COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
 LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
@@ -123,8 +123,7 @@ class Speculator:
         has_looked: Whether any drafts were looked for before the step that is computed. The times
             of others need not be learnt: most steps are such where nothing repeats.
         apart_s: How long it took to compute drafts for that step, and to draw what follows those
-            that were kept; where none were worth it, to look for them. Its time is learnt without
-            these, as the first two are counted by the draft, and others do not look.
+            that were kept. Its time is learnt without these, which are counted by the draft.
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
@@ -223,7 +222,6 @@ class Speculator:
 
     def _learn_vain_time(self, replies: Collection[_Reply], seconds: float) -> None:
         """To look for drafts of these took so long, and none are computed."""
-        self.apart_s = seconds
         # behind longer pauses all of it has left the caches
         if all(reply.num_vain < PATIENCE for reply in replies):
             each_s = seconds / len(replies)
