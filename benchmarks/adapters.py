@@ -1,10 +1,10 @@
 """What adapters cost: eight streams with none, one, or one each, by turns.
 
 All run on one engine over a network of random weights, with adapters of one rank on every
-projection but the head. Rounds of all cases alternate, so that they meet the same machine; the
-first rounds, in which steps are recorded, do not count.
+projection but the head, or on those that are named. Rounds of all cases alternate, so that they
+meet the same machine; the first rounds, in which steps are recorded, do not count.
 
-Run: python -m benchmarks.adapters [SHAPE] [--rank 16] [--streams 8] [--rounds 7]
+Run: python -m benchmarks.adapters [SHAPE] [--rank 16] [--targets q_proj,v_proj] [--streams 8]
 
 OMP_NUM_THREADS chooses the number of threads.
 """
@@ -15,7 +15,7 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 
 import torch
@@ -38,11 +38,14 @@ WARM_UP = 2  # rounds
 TOKENS = 48
 
 
-def random_adapter(network: CausalLM, rank: int) -> dict[str, LoraFactors]:
-    """Small random changes of every projection but the head."""
+def random_adapter(
+    network: CausalLM, rank: int, targets: Collection[str] = ()
+) -> dict[str, LoraFactors]:
+    """Small random changes of projections of these names, or of every one but the head."""
     found = {}
     for name, part in network.named_modules():
-        if isinstance(part, Linear) and name != "lm_head":
+        is_target = name.rpartition(".")[2] in targets if targets else name != "lm_head"
+        if isinstance(part, Linear) and is_target:
             rows, columns = part.weight.shape
             a = torch.randn(rank, columns) * columns**-0.5
             b = torch.randn(rank, rows) * 0.01
@@ -104,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", nargs="?", default="qwen2-0.5b")
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", default="", help="names of projections, with commas between")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", default="auto")
@@ -112,8 +116,10 @@ def main() -> None:
     network = random_network(RANDOM_SHAPES[args.shape](), device=device, dtype=args.dtype)
     engine = build_engine(network, device, config=EngineConfig(max_running=args.streams))
     try:
+        targets = [*filter(None, args.targets.split(","))]
         adapters = [
-            engine.load_adapter(random_adapter(network, args.rank)) for _ in range(args.streams)
+            engine.load_adapter(random_adapter(network, args.rank, targets))
+            for _ in range(args.streams)
         ]
         speeds = measure(engine, adapters, rounds=args.rounds)
     finally:
