@@ -50,6 +50,12 @@ def test_kernel_and_reference_agree(num_kinds: int) -> None:
             tokens += tokens[: rng.randrange(80)]
         most = rng.randint(1, 20)
         assert find(tokens, most) == find_repeat(tokens, most)
+        place, match, _ = find_repeat(tokens, most)
+        if place == NOWHERE:
+            assert not tokens or tokens[-1] not in tokens[:-1]
+        else:
+            assert 0 < match <= place < len(tokens)
+            assert tokens[place - match : place] == tokens[-match:]
 
 
 def test_what_is_compared_has_limits() -> None:
