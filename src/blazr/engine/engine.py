@@ -501,16 +501,18 @@ class Engine:
         """
         sequence, drafts = row.sequence, row.drafts
         taken = self._take(sequence, sampled)
-        token_ids, logprobs = [*taken.token_ids], [*taken.logprobs]
+        token_ids, logprobs = taken.token_ids, taken.logprobs
+        num_kept, last_ids = 0, token_ids
         started = perf_counter()
-        while taken.reason is None and (*token_ids,) == drafts[: len(token_ids)]:
-            taken = self._take(sequence, _drawn_by(draw_next, len(token_ids)))
-            token_ids += taken.token_ids
+        while taken.reason is None and last_ids == drafts[num_kept : num_kept + len(last_ids)]:
+            num_kept += len(last_ids)
+            taken = self._take(sequence, _drawn_by(draw_next, num_kept))
+            last_ids = taken.token_ids
+            token_ids += last_ids
             logprobs += taken.logprobs
-        num_kept = count_equal(token_ids, drafts)
+        num_kept += count_equal(last_ids, drafts[num_kept:])
         self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
-        taken = taken._replace(token_ids=(*token_ids,), logprobs=(*logprobs,))
-        return self._append(sequence, taken)
+        return self._append(sequence, taken._replace(token_ids=token_ids, logprobs=logprobs))
 
     def _append(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
         """Put out what a sequence got, and end it if it has ended."""

@@ -224,9 +224,7 @@ class Scheduler:
     def learn_time(self, plan: StepPlan, seconds: float) -> None:
         """All of a step took so long, from deciding what to compute to what came out."""
         speculator = self.speculator
-        if speculator is None or not speculator.has_looked:
-            return
-        if all(row.decodes for row in plan.rows):
+        if speculator is not None and speculator.has_looked:  # so all of its sequences decode
             seconds -= speculator.apart_s
             speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
 
