@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,6 +33,16 @@ def test_more_threads_than_cores_give_the_same_bits(product: tuple[Tensor, Tenso
         torch.set_num_threads(num_threads)
         for _ in range(50):
             assert torch.equal(matmul.linear(x, weight), expected)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only there they take long")
+def test_numbers_below_the_smallest_normal_one_become_zeros_in_kernels_alone(isa: str) -> None:
+    """Such results take hundreds of cycles; what the caller computes is as exact as before."""
+    x, weight = torch.full((40, 1), 1e-30), torch.full((600, 1), 1e-10)
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        assert not matmul.linear(x, weight).any()
+        assert np.float32(1e-30) * np.float32(1e-10) > 0
 
 
 def test_two_callers_do_not_disturb_each_other(product: tuple[Tensor, Tensor, Tensor]) -> None:

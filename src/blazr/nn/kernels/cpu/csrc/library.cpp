@@ -522,6 +522,7 @@ void blazr_find_repeat(Repeat* call, int) { Repeats::find(*call); }
 
 // Make calls again, one after the other.
 void blazr_replay(const Recorded* calls, int64_t count, int threads) {
+  const FlushToZero flush;  // once, not in each loop
   for (int64_t i = 0; i < count; i++) calls[i].run(calls[i].call, threads);
 }
 
