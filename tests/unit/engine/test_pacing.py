@@ -17,13 +17,34 @@ def pacing(share: float = 2.0) -> Pacing:
     return Pacing(share=share, token_budget=BUDGET)
 
 
-def drive(pace: Pacing, *, decode_s: float, token_s: float, steps: int = 60) -> float:
-    """A machine with these costs under endless prefill; the length of its last step."""
-    pace.learn(0, BUDGET, BUDGET * token_s)
+def drive(
+    pace: Pacing,
+    *,
+    decode_s: float,
+    token_s: float,
+    start_s: float = 0.0,
+    first: int = BUDGET,
+    num_plain: int = 0,
+    steps: int = 60,
+) -> float:
+    """A machine with these costs under endless prefill; the length of its last step.
+
+    Args:
+        pace: Learns them.
+        decode_s: Of the step without prefill.
+        token_s: Of a token of a prompt.
+        start_s: Of reading any.
+        first: Tokens of the prompt that is read before anything decodes.
+        num_plain: Steps without prefill behind that.
+        steps: Those with prefill.
+    """
+    pace.learn(0, first, start_s + first * token_s)
+    for _ in range(num_plain):
+        pace.learn(8, 0, decode_s)
     seconds = 0.0
     for _ in range(steps):
         count = pace.prefill_budget(8)
-        seconds = decode_s + count * token_s
+        seconds = decode_s + start_s + count * token_s
         pace.learn(8, count, seconds)
     return seconds
 
@@ -33,6 +54,29 @@ def test_a_step_with_prefill_is_share_times_one_without(share):
     pace = pacing(share)
     pace.learn(8, 0, 0.1)
     assert drive(pace, decode_s=0.1, token_s=0.0005) == pytest.approx(share * 0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("first", [BUDGET, 128, 4])
+def test_where_reading_costs_much_before_the_first_token_it_reads_as_long_again(first):
+    """As where steps with prefill are not recorded, and the model is small."""
+    seconds = drive(
+        pacing(1.75), decode_s=0.001, token_s=1e-4, start_s=0.004, first=first, num_plain=20
+    )
+    assert seconds == pytest.approx(0.001 + 2 * 0.004, rel=0.1)
+
+
+def test_what_reading_costs_before_the_first_token_counts_as_the_rest_does():
+    seconds = drive(pacing(1.75), decode_s=0.1, token_s=5e-4, start_s=0.02, num_plain=20)
+    assert seconds == pytest.approx(1.75 * 0.1, rel=0.05)
+
+
+def test_no_step_has_many_more_tokens_than_any_before():
+    """That many cost little more than a few is true only up to some number."""
+    pace = pacing(1.75)
+    pace.learn(8, 0, 0.01)
+    for count in (8, 16, 32):
+        assert pace.prefill_budget(8) <= count
+        pace.learn(8, count, 0.02 + count * 1e-6)
 
 
 def test_a_crowd_of_prompts_gets_up_to_twice_the_time():
