@@ -11,7 +11,7 @@ from torch import Tensor
 from blazr.core.errors import RequestError
 from blazr.engine.outputs import TokenLogprobs, described
 from blazr.engine.sampling.constraint import constrain
-from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, in_order, surprises
+from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, SamplingStep, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.nn.ops.sampling import best, drawer, likeliest_finder
 
@@ -194,16 +194,30 @@ def _apply_steps(scores: Tensor, sequences: list[RunningSequence], *, is_copy: b
         scores = scores.clone()
     steps = SAMPLING_STEPS.values()
     for step in steps:
-        usual = [i for i, row in rows.items() if not row.params.samplers and step.wanted(row)]
-        if step.together is not None and usual:
-            scores[usual] = step.together(scores[usual], [rows[index] for index in usual])
-            continue
-        for index in usual:
-            scores[index] = step.apply(scores[index], rows[index])
+        usual = {
+            index: row
+            for index, row in rows.items()
+            if not row.params.samplers and step.wanted(row)
+        }
+        if usual:
+            scores = _apply_step(step, scores, usual)
     for index, row in rows.items():
         for step in in_order(steps, row.params.samplers) if row.params.samplers else ():
             if step.wanted(row):
                 scores[index] = step.apply(scores[index], row)
+    return scores
+
+
+def _apply_step(step: SamplingStep, scores: Tensor, rows: dict[int, Row]) -> Tensor:
+    """Scores after a step that some rows ask for; they may be changed in place."""
+    if step.together is None:
+        for index, row in rows.items():
+            scores[index] = step.apply(scores[index], row)
+        return scores
+    if len(rows) == len(scores):
+        return step.together(scores, [*rows.values()])
+    places = [*rows]
+    scores[places] = step.together(scores[places], [*rows.values()])
     return scores
 
 

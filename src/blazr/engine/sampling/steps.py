@@ -256,9 +256,9 @@ def xtc_step(scores: Tensor, row: Row) -> Tensor:
     Source: p-e-w 2024, "XTC", github.com/oobabooga/text-generation-webui/pull/6335.
     """
     chances = scores.double().softmax(-1)
-    order = chances.argsort(descending=True, stable=True)
-    count = int(((chances >= row.params.xtc_threshold) & (chances > 0)).sum())
-    return scores.index_fill(0, order[: max(count - 1, 0)], NEVER)
+    (places,) = torch.where((chances >= row.params.xtc_threshold) & (chances > 0))
+    order = chances[places].argsort(descending=True, stable=True)
+    return scores.index_fill(0, places[order[:-1]], NEVER)
 
 
 @_step("", wanted=lambda row: row.params.has_mirostat)
