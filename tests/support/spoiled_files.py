@@ -1,12 +1,12 @@
 """Spoiled model files loaded for use, each in a process of its own with limits.
 
-Run: python -m tests.support.spoiled_files KIND [--count N] [--seed N]
+Run: python -m tests.support.spoiled_files KIND [KIND ...] [--count N] [--seed N]
 
-At random, so many of a kind of model, or by hand, one in so many of what `spoiled_kit.py` has.
+At random, so many of each kind of model, or by hand, one in so many of what `spoiled_kit.py` has.
 
 Unlike what `tools/fuzz.py` reads, everything is loaded, weights too, and asked for some tokens.
 A line of JSON is written for each file that was not loaded or refused in the way it should be;
-the last line counts the outcomes.
+the last line of a kind counts the outcomes.
 """
 
 from __future__ import annotations
@@ -218,21 +218,24 @@ def report(line: dict[str, object]) -> None:
 
 
 def main() -> int:
-    """Run one kind."""
+    """Run one kind after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind", choices=[*KINDS, *BY_HAND])
+    parser.add_argument("kinds", nargs="+", choices=[*KINDS, *BY_HAND])
     parser.add_argument("--count", type=int, default=400, help="of those at random")
     parser.add_argument("--every", type=int, default=1, help="one in so many of those by hand")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    kind = options.kind
-    if kind in KINDS:
-        ends = run(kind, at_random(kind, options.count, options.seed))
-    else:
-        spoiled_ones = by_hand(kind, options.every, options.seed % options.every)
-        ends = run(LOADED_AS.get(kind, "safetensors"), spoiled_ones)
-    report({"loaded": ends[LOADED], "refused": ends[REFUSED], "of": ends.total()})
-    return 0 if ends[LOADED] + ends[REFUSED] == ends.total() else 1
+    is_right = True
+    for kind in options.kinds:
+        if kind in KINDS:
+            ends = run(kind, at_random(kind, options.count, options.seed))
+        else:
+            spoiled_ones = by_hand(kind, options.every, options.seed % options.every)
+            ends = run(LOADED_AS.get(kind, "safetensors"), spoiled_ones)
+        found = {"loaded": ends[LOADED], "refused": ends[REFUSED], "of": ends.total()}
+        report({"kind": kind, **found})
+        is_right &= ends[LOADED] + ends[REFUSED] == ends.total()
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
