@@ -213,8 +213,8 @@ def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--port", "99999"]])
-def test_serve_checks_the_port_before_the_model(extra: list[str]) -> None:
+def test_serve_checks_the_port_before_the_model(shell: Shell, extra: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         args = ["serve", "-m", "/nowhere", "--host", "127.0.0.1", "--port", port, *extra]
-        assert "cannot listen" in run(*args, check=1).stderr
+        assert "cannot listen" in shell.run(*args, check=1)[1]

@@ -73,14 +73,6 @@ def build(marks: Path | None = None):  # noqa: C901  (a tool each)
             (marks / name).touch()
         return "written"
 
-    @server.tool()
-    def die() -> str:
-        """End the server."""
-        sys.stdout.flush()
-        import os
-
-        os._exit(3)
-
     return server
 
 
@@ -98,7 +90,8 @@ def saying(
     Args:
         tools: What it lists.
         then: What it lists later, after it has said that its tools changed.
-        flood: So many bytes without an end of line are what it answers to a call.
+        flood: So many bytes without an end of line are what it answers to a call; a call of `die`
+            ends it, any other is answered with the tool's name.
         more: Other keys of the entry.
     """
     lists = json.dumps([tools] if then is None else [tools, then])
@@ -122,8 +115,13 @@ for line in sys.stdin:
             print(json.dumps(answer), flush=True)
             answer = {{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}
     elif asked["method"] == "tools/call":
-        print("x" * {flood}, end="", flush=True)
-        continue
+        name = asked["params"]["name"]
+        if name == "die":
+            sys.exit(3)
+        if {flood}:
+            print("x" * {flood}, end="", flush=True)
+            continue
+        answer["result"] = {{"content": [{{"type": "text", "text": name}}]}}
     else:
         answer["error"] = {{"code": -32601, "message": "unknown"}}
     print(json.dumps(answer), flush=True)

@@ -129,12 +129,13 @@ def test_a_program_that_ends_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "FIRST_RETRY_S", 0.05)
-    with opened(tmp_path, tried=mcp_servers.on_stdio()) as toolbox:
+    tried = mcp_servers.saying([TOOL, {**TOOL, "name": "die"}])
+    with opened(tmp_path, tried=tried) as toolbox:
         assert call(toolbox, "die") == Outcome(
             "the server has ended, or cannot be reached.", is_error=True
         )
         wait_until(lambda: toolbox.connections[0].state == "ready", timeout_s=60)
-        assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
+        assert call(toolbox, "look") == Outcome("look")
 
 
 def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
