@@ -39,10 +39,19 @@ _EXACT = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*MIXES, *LENGTH_MIXES, *(pytest.param(name, marks=_EXACT) for name in STORED_MIXES)],
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every law of every mix; what else these are stored in takes turns with laws."""
+    if "lab_of" in metafunc.fixturenames:
+        law = sum(metafunc.function.__name__.encode())
+        stored = [
+            pytest.param(name, marks=[_EXACT, *[pytest.mark.slow] * ((law + number) % 2)])
+            for number, name in enumerate(STORED_MIXES)
+        ]
+        mixes = [*MIXES, *LENGTH_MIXES, *stored]
+        metafunc.parametrize("lab_of", mixes, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def lab_of(request):
     """Makes engines over a network."""
     mix, stored = STORED_MIXES.get(request.param, (request.param, {}))
@@ -65,7 +74,7 @@ def prompts_of(count: int, seed: int) -> list[list[int]]:
 def alone(lab_of):
     """Each prompt answered by an engine of its own."""
     answers = []
-    for prompt in prompts_of(8, seed=1):
+    for prompt in prompts_of(6, seed=1):
         lab = lab_of(max_running=1, tokens=512, budget=1024, prefix_cache=False)
         request = lab.ask(prompt, max_tokens=MAX_TOKENS)
         lab.run()

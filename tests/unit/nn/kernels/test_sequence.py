@@ -25,8 +25,6 @@ NAMES = (
     *("gated_delta_wide", "kimi_delta"),
     *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope"),
 )
-# Half floats are as narrow as bfloat16 here, and each kernel's own law tries them every time.
-DTYPES = (torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow))
 WIDER = {
     torch.float32: torch.float64,
     torch.bfloat16: torch.float32,
@@ -38,6 +36,18 @@ CASES = [
     for name in NAMES
     for state_dtype in STATE_DTYPES
     if state_dtype == "auto" or MIXER_EXAMPLES[name].cache_spec(torch.float32).states
+]
+# States that are kept in their own dtype are tried in both; what they are kept in otherwise takes
+# turns. Half floats are as narrow as bfloat16 here, and each kernel's own law tries them always.
+TRIED = [
+    pytest.param(
+        *(name, state_dtype, dtype),
+        id=f"{name}-{state_dtype}-{dtype}",
+        marks=[pytest.mark.slow] * is_slow,
+    )
+    for name, state_dtype in CASES
+    for turn, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16))
+    for is_slow in [turn == 2 or (state_dtype != "auto" and bool((NAMES.index(name) + turn) % 2))]
 ]
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
@@ -77,8 +87,7 @@ def mean_error(found: Tensor, truth: Tensor, dtype: torch.dtype) -> float:
     return errors.clamp(min=1e-9).log().mean().exp().item()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "state_dtype"), CASES)
+@pytest.mark.parametrize(("name", "state_dtype", "dtype"), TRIED)
 def test_a_kernel_is_as_right_as_the_mixer(name: str, state_dtype: str, dtype: torch.dtype) -> None:
     if name == "mamba1_oxidizr" and dtype != torch.float32:
         pytest.skip("its states grow to their limit, and early errors decide to which")
@@ -96,8 +105,7 @@ def test_a_kernel_is_as_right_as_the_mixer(name: str, state_dtype: str, dtype: t
         assert mean_error(with_kernels, truth, dtype) < allowed, isa
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "state_dtype"), CASES)
+@pytest.mark.parametrize(("name", "state_dtype", "dtype"), TRIED)
 def test_cutting_a_prompt_changes_no_bit(name: str, state_dtype: str, dtype: torch.dtype) -> None:
     model, ids = model_of(name, dtype), some_ids(135)
     whole = logits(model, ids, [], state_dtype)
