@@ -59,16 +59,21 @@ def run(lab: Lab, prompts: list[list[int]], *, preempts: bool = False) -> list[l
     return [lab.tokens[each, index] for each in asked for index in (0, 1)]
 
 
+@pytest.fixture(scope="module")
+def expected(large) -> list[list[int]]:
+    """What the large one alone replies to the prompts."""
+    return run(Lab(large), some_prompts(6))
+
+
 def drafter_of(lab: Lab):
     (drafter,) = lab.scheduler.speculator._drafters
     return drafter
 
 
 @pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_replies_are_the_same(large, small, replay):
+def test_replies_are_the_same(large, small, expected, replay):
     """In a batch that changes, with preemption, from cached prefixes, and forked."""
     prompts = some_prompts(6)
-    expected = run(Lab(large), prompts)
     drafting = Lab(small, replay=replay)
     lab = Lab(large, draft_model=drafting, replay=replay)
     for _ in range(2):
@@ -132,19 +137,17 @@ def test_what_it_guesses_is_kept_where_the_two_agree(large):
     assert counts.kept_drafts > 4 * counts.draft_steps
 
 
-@pytest.mark.parametrize("max_running", [1, 3])
-def test_in_little_memory_it_drafts_for_some(large, small, max_running):
+@pytest.mark.parametrize("max_running", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_in_little_memory_it_drafts_for_some(large, small, expected, max_running):
     prompts = some_prompts(6)
-    expected = run(Lab(large), prompts)
     lab = Lab(large, draft_model=Lab(small, max_running=max_running, tokens=256))
     assert run(lab, prompts) == expected
     assert not drafter_of(lab)._has_failed
     assert lab.scheduler.counts.drafts > 0
 
 
-def test_one_that_fails_is_not_asked_again(large, small, caplog):
-    prompts = some_prompts(4)
-    expected = run(Lab(large), prompts)
+def test_one_that_fails_is_not_asked_again(large, small, expected, caplog):
+    prompts = some_prompts(6)
     drafting = Lab(small)
     lab = Lab(large, draft_model=drafting)
     execute, steps = drafting.runner.execute, itertools.count()
@@ -161,12 +164,11 @@ def test_one_that_fails_is_not_asked_again(large, small, caplog):
     assert sorted(drafting.memory.free_run_slots) == list(range(16))
 
 
-def test_longer_texts_than_it_reads_have_no_drafts_of_it(large):
+def test_longer_texts_than_it_reads_have_no_drafts_of_it(large, expected):
     small = build_network(("gqa",), seed=4)
     drafter = drafter_of(lab := Lab(large, draft_model=Lab(small)))
     drafter._max_seq_len = 70
     prompts = some_prompts(6)
-    expected = run(Lab(large), prompts)
     lengths = []
     compute = drafter.compute
     drafter.compute = lambda counts: (

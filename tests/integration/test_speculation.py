@@ -165,20 +165,31 @@ def test_a_recurrent_model_goes_on_beyond_its_context(spec: str | None) -> None:
     assert [each.token_ids for each in found] == [each.token_ids for each in alone]
 
 
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("spec", ["ngram", "prefix,suffix"])
-def test_the_built_in_model_says_the_same(spec):
-    params = [
+BUILT_IN = [
+    (text, each)
+    for text in TEXTS.values()
+    for each in (
         SamplingParams(temperature=0, max_tokens=80, ignore_eos=True),
         SamplingParams(temperature=0.6, seed=3, max_tokens=60, n=2, repetition_penalty=1.1),
         SamplingParams(temperature=0, max_tokens=60, stop=["ball.", "\n"], logprobs=3),
         SamplingParams(temperature=0, max_tokens=50, grammar={"regex": "([a-z]+, )+[a-z]+"}),
-    ]
-    asked = [(text, each) for text in TEXTS.values() for each in params]
-    prompts, wanted = [text for text, _ in asked], [each for _, each in asked]
-    with LLM() as plain, LLM(spec=spec) as drafting:
-        expected = [plain.generate([text], each)[0] for text, each in asked]
-        got = [drafting.generate([text], each)[0] for text, each in asked]
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the built-in model replies without drafts."""
+    with LLM() as plain:
+        return [plain.generate([text], each)[0] for text, each in BUILT_IN]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("spec", ["ngram", "prefix,suffix"])
+def test_the_built_in_model_says_the_same(expected, spec):
+    prompts, wanted = [text for text, _ in BUILT_IN], [each for _, each in BUILT_IN]
+    with LLM(spec=spec) as drafting:
+        got = [drafting.generate([text], each)[0] for text, each in BUILT_IN]
         together = drafting.generate(prompts, wanted)
         stats = drafting.core.engine.stats()
     assert stats["kept_draft_tokens"] > 50
