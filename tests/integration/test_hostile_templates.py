@@ -61,7 +61,7 @@ def ask(running: Loopback, text: str) -> tuple[int, str]:
 
 
 def test_a_hostile_template_disturbs_nobody(tmp_path: Path) -> None:
-    lines = hostile_lines(examples(200))
+    lines = hostile_lines(examples(80))
     path = tmp_path / "hostile.jinja"
     path.write_text(template_of(lines), encoding="utf-8")
     options = LoadOptions("nano", device="cpu", memory="32MiB", chat_template=str(path))
