@@ -433,12 +433,13 @@ def test_prefixes_are_an_adapter_s_own(llm: LLM) -> None:
     assert llm.generate([prompt], greedy(1))[0].usage.cached_tokens == 192
 
 
-def test_200_times_loaded_and_unloaded_under_load(llm: LLM, shelf: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_loaded_and_unloaded_often_under_load(llm: LLM, shelf: Path, count: int) -> None:
     """Nothing of it is left; replies that run keep their adapter to the end."""
     expected = llm.generate([[1, *IDS]], greedy(200), adapter="a1")[0].token_ids
     adapters, slots = llm.core.adapters, llm.core.engine._put_adapter.__self__._adapters
     free, factors = len(slots._free), num_factors()
-    for number in range(200):
+    for number in range(count):
         name = f"other{number}"
         running = llm.stream([1, *IDS], greedy(200), adapter="a1") if number % 20 == 0 else None
         if running is not None:

@@ -44,7 +44,7 @@ def test_a_repeated_prompt(model):
 def test_the_next_turn_of_a_chat(model):
     lab = Lab(model)
     history = tokens_of(150, seed=2)
-    for turn in range(4):
+    for turn in range(3):
         computed, reply = recomputed(lab, history, max_tokens=50)
         if turn:
             assert computed <= GRID + 30
@@ -55,8 +55,8 @@ def test_the_next_turn_of_a_chat(model):
 def test_many_users_behind_one_system_prompt_at_once(model):
     """It is computed once, although all arrive together and part ways in mid-block."""
     lab = Lab(model, budget=128)
-    system = tokens_of(700, seed=3)
-    users = [tokens_of(90 + 7 * n, seed=20 + n) for n in range(9)]
+    system = tokens_of(400, seed=3)
+    users = [tokens_of(90 + 7 * n, seed=20 + n) for n in range(7)]
     asked = [lab.ask(system + user, max_tokens=4) for user in users]
     lab.run()
     alone = Lab(model, prefix_cache=False)
