@@ -16,7 +16,7 @@ from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.support.recorded_calls import RECORDED as DOCUMENTED
 from tests.support.recorded_calls import TOOLS, Recorded
 from tests.support.recorded_outputs import OUTPUTS
-from tests.support.seeds import examples
+from tests.support.seeds import examples, run_seed
 
 NAMES = list(TOOL_FORMATS)
 RECORDED = (*DOCUMENTED, *OUTPUTS)
@@ -55,11 +55,17 @@ def test_a_recorded_reply_gives_its_calls(recorded: Recorded) -> None:
     assert all(isinstance(json.loads(arguments), dict) for _, arguments in recorded.calls)
 
 
+def places_in(reply: str) -> range:
+    """Where it is tried: all places of a short one, and every second or third of a long one."""
+    every = min(1 + len(reply) // 200, 3)
+    return range(run_seed() % every, len(reply) + 1, every)
+
+
 @pytest.mark.parametrize("recorded", RECORDED, ids=ids)
 def test_cut_anywhere_it_gives_the_same(recorded: Recorded) -> None:
     reply, name = recorded.reply, recorded.format
     whole = parse(name, reply)
-    for cut in range(len(reply) + 1):
+    for cut in places_in(reply):
         assert parse(name, reply[:cut], reply[cut:]) == whole, reply[:cut]
     assert parse(name, *reply) == whole
 
@@ -80,7 +86,7 @@ def test_arguments_come_as_they_are_written(recorded: Recorded) -> None:
     begins = [n for n, each in enumerate(seen) if any(isinstance(p, CallBegin) for p in each)]
     assert begins
     assert all(len(each) <= 4 for each in seen)
-    for size in range(len(recorded.reply)):
+    for size in places_in(recorded.reply):
         pieces = parse(recorded.format, recorded.reply[:size])
         calls = calls_of(pieces)
         names = [name for name, _ in recorded.calls]
@@ -130,7 +136,7 @@ def test_nothing_is_lost_and_nothing_fails_whatever_comes(name: str, data: st.Da
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=ids)
 def test_a_damaged_reply_loses_nothing(recorded: Recorded) -> None:
-    for place in range(len(recorded.reply) + 1):
+    for place in places_in(recorded.reply):
         text = recorded.reply[:place] + LOST + recorded.reply[place:]
         pieces = parse(recorded.format, text)
         found = text_of(pieces) + "".join(map("".join, calls_of(pieces)))
