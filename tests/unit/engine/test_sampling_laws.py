@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blazr.engine.request import Request
+from blazr.engine.sampling import steps
 from blazr.engine.sampling.sampler import Draws, Sampler, _row_of, many_logprobs, uniform
 from blazr.engine.sampling.steps import (
     NEVER,
@@ -25,7 +26,7 @@ from blazr.engine.sampling.steps import (
 )
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
 from blazr.nn.ops.sampling import draw
-from tests.support.seeds import examples
+from tests.support.seeds import examples, run_seed
 from tests.unit.engine.test_sampling import NEUTRAL, VOCAB, logits_rows, sequence_of
 
 CPU = torch.device("cpu")
@@ -202,6 +203,19 @@ def test_typical_p_keeps_the_fewest_of_the_expected_surprise(scores, wanted):
     assume(all(abs(distance[a] - distance[b]) > 1e-6 for a, b in near_equal))
     found = apply("typical_p", scores, row_of(typical_p=wanted))
     assert kept(found) == fewest(order, chances, wanted)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+def test_of_many_tokens_the_same_are_kept_when_only_the_first_are_sorted(spread, monkeypatch):
+    torch.manual_seed(run_seed())
+    scores = (torch.randn(3000) * spread).mul(8).round().div(8)  # some are equal
+    scores[torch.rand(3000) < 0.3] = NEVER
+    for share in (0.01, 0.5, 0.99, 0.999999):
+        row = row_of(typical_p=share, top_p=share, samplers=SAMPLERS)
+        found = [apply(name, scores, row) for name in ("typical_p", "top_p")]
+        with monkeypatch.context() as patch:
+            patch.setattr(steps, "_FIRST_SORTED", 3000)
+            assert [apply(name, scores, row) for name in ("typical_p", "top_p")] == found
 
 
 @given(scores=logits_rows, least=st.floats(0, 0.6))

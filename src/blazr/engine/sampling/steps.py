@@ -23,6 +23,7 @@ NEVER = float("-inf")
 _LONGEST_REPETITION = 50  # tokens that are compared: penalties of longer ones are beyond all scores
 _LARGEST_PENALTY = 1e30  # what is allowed alone can still come
 _MOST_PLACES = 1000  # that are compared, the latest
+_FIRST_SORTED = 1024  # tokens, where only the first ones of an order are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +228,21 @@ def top_n_sigma_step(scores: Tensor, row: Row) -> Tensor:
     return scores.masked_fill(scores < scores.max() - row.params.top_n_sigma * spread, NEVER)
 
 
-def _keep_first(scores: Tensor, order: Tensor, chances: Tensor, share: float) -> Tensor:
-    """Keep the fewest tokens, in an order, whose probabilities sum to a share."""
-    sums = chances[order].cumsum(0)
-    kept = int(torch.searchsorted(sums, share)) + 1
-    return scores.index_fill(0, order[kept:], NEVER)
+def _keep_first(scores: Tensor, keys: Tensor, chances: Tensor, share: float) -> Tensor:
+    """Keep the fewest tokens, in ascending order of keys, whose probabilities sum to a share.
+
+    Usually few are enough, and to sort these alone takes a fraction of the time.
+    """
+    order, sums = keys[:0], keys[:0]
+    if len(keys) > _FIRST_SORTED:
+        (places,) = torch.where(keys <= keys.kthvalue(_FIRST_SORTED).values)
+        order = places[keys[places].argsort(stable=True)]
+        sums = chances[order].cumsum(0)
+    if not len(sums) or sums[-1] < share:
+        order = keys.argsort(stable=True)
+        sums = chances[order].cumsum(0)
+    kept = order[: int(torch.searchsorted(sums, share)) + 1]
+    return torch.full_like(scores, NEVER).index_copy(0, kept, scores[kept])
 
 
 @_step("", wanted=lambda row: row.params.typical_p < 1 and not row.params.is_greedy)
@@ -243,8 +254,7 @@ def typical_p_step(scores: Tensor, row: Row) -> Tensor:
     logs = scores.double().log_softmax(-1)
     chances = logs.exp()
     expected = -(chances * logs.nan_to_num(neginf=0.0)).sum()
-    order = (-logs - expected).abs().argsort(stable=True)
-    return _keep_first(scores, order, chances, row.params.typical_p)
+    return _keep_first(scores, (-logs - expected).abs(), chances, row.params.typical_p)
 
 
 @_step("", wanted=lambda row: row.chance < row.params.xtc_probability and not row.params.is_greedy)
@@ -293,8 +303,7 @@ def top_k_step(scores: Tensor, row: Row) -> Tensor:
 @_step("top_p", wanted=lambda row: _is_ordered(row) and row.params.top_p < 1)
 def top_p_step(scores: Tensor, row: Row) -> Tensor:
     """Keep the smallest set of tokens whose probabilities sum to `top_p`."""
-    order = scores.argsort(descending=True, stable=True)
-    return _keep_first(scores, order, scores.double().softmax(-1), row.params.top_p)
+    return _keep_first(scores, -scores, scores.double().softmax(-1), row.params.top_p)
 
 
 @_step("min_p", wanted=lambda row: _is_ordered(row) and row.params.min_p > 0)
