@@ -184,7 +184,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "n_predict",
         "num_predict",
     ),
+    "min_tokens": ("min_new_tokens",),
     "repetition_penalty": ("repeat_penalty",),
+    "typical_p": ("typ_p",),
+    "seed": ("sampling_seed",),
     "stop": ("stop_sequences",),
     "logprobs": ("top_logprobs", "n_probs"),
     "prompt": ("input", "messages", "text_1", "query"),
@@ -200,18 +203,22 @@ def name_as_sent(error: RequestError, body: object) -> None:
         body: The request's.
     """
     name = error.param
-    inner = [getattr(body, each, None) for each in _INSIDE]
     if name is None:
         return
-
-    def is_sent(field: str) -> bool:
-        return any(getattr(each, field, None) is not None for each in (body, *inner))
-
-    sent = next(filter(is_sent, (name, *ALIASES.get(name, ()))), name)
-    if sent != name:
-        error.param = sent
-        if sent != "messages":  # "the prompt" of a chat is what the template makes of it
-            error.message = re.sub(rf"\b{name}\b", sent, error.message)
+    inner = [getattr(body, each, None) for each in _INSIDE]
+    sent = {
+        field: value
+        for field in (name, *ALIASES.get(name, ()))
+        for each in (body, *inner)
+        if (value := getattr(each, field, None)) is not None
+    }
+    # of several it is the one whose value the error tells of: not every body reads the same first
+    meant = (field for field, value in sent.items() if str(value)[:100] == error.found)
+    field = next(meant, next(iter(sent), name))
+    if field != name:
+        error.param = field
+        if field != "messages":  # "the prompt" of a chat is what the template makes of it
+            error.message = re.sub(rf"\b{name}\b", field, error.message)
             error.args = (error.render(),)
 
 

@@ -215,6 +215,11 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
     [
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"best_of": 10**30, "n": 2}, "best_of"),
+        ({"best_of": 16, "prompt": ["a"] * 17}, "best_of"),
+        ({"best_of": 17, "n": 17}, "n"),
+        ({"best_of": 2, "n": -1}, "n"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"n": 17}, "n"),
         ({"n": 10**9}, "n"),

@@ -259,12 +259,31 @@ def test_generate_speaks_sglang(loopback: Loopback) -> None:
         ({}, "prompt"),
         ({"prompt": "a", "text": "b"}, "prompt"),
         ({"text": "a", "sampling_params": {"max_new_tokens": -2}}, "max_new_tokens"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": -1}}, "min_new_tokens"),
+        ({"text": "a", "sampling_params": {"sampling_seed": 2**64}}, "sampling_seed"),
         ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "no_stop_trim"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
     ],
 )
 def test_generate_names_what_is_wrong(loopback: Loopback, body: dict, param: str) -> None:
     reply = loopback.client.post("/generate", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n_predict": 2**31}, "n_predict"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"n_predict": -5, "max_tokens": 5}, "n_predict"),
+        ({"n_probs": 21}, "n_probs"),
+        ({"typ_p": -1}, "typ_p"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+    ],
+)
+def test_completion_names_what_was_sent(loopback: Loopback, body: dict, param: str) -> None:
+    reply = loopback.client.post("/completion", json={"prompt": "a", **body})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from typing_extensions import override
 
 from blazr.core.errors import RequestError
+from blazr.engine.sampling_params import MAX_CHOICES
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
@@ -44,7 +45,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: Annotated[int, schema_hint(minimum=0)] | None = None
+    best_of: Annotated[int, schema_hint(minimum=0, maximum=MAX_CHOICES)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -101,13 +102,19 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
         RequestError: A value is out of range, or fields contradict each other.
     """
     more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
-    if body.best_of and body.best_of != (body.n or 1):  # OpenAI's schema has 0 for none
-        if body.best_of < (body.n or 1) or body.stream:
+    n = 1 if body.n is None else body.n
+    is_best_of = bool(body.best_of) and body.best_of != n and 1 <= n <= MAX_CHOICES
+    if is_best_of:  # OpenAI's schema has 0 for none
+        if not n <= (body.best_of or 0) <= MAX_CHOICES:
             raise RequestError(
-                "best_of generates more than it gives back, and so cannot stream.",
+                "best_of is out of range.",
                 param="best_of",
-                found=f"{body.best_of}"[:20] + (", streamed" if body.stream else ""),
-                expected=f"at least {body.n or 1}"[:40] + ", not streamed",
+                found=str(body.best_of)[:20],
+                expected=f"a number from n ({n}) to {MAX_CHOICES}",
+            )
+        if body.stream:
+            raise RequestError(
+                "best_of generates more than it gives back, and so cannot stream.", param="best_of"
             )
         more |= {"n": body.best_of, "logprobs": body.logprobs or 0}
     if body.echo and body.logprobs is not None:
@@ -118,7 +125,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
             more |= {"ignore_eos": True}
     params = sampling_params(body, **more)
     prompts = to_prompts(body.prompt)
-    check_num_replies(len(prompts), params.n)
+    check_num_replies(len(prompts), params.n, param="best_of" if is_best_of else "n")
     return [
         GenerationRequest(
             prompt=prompt,
