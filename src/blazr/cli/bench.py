@@ -98,7 +98,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     ] = None,
     device: options.DeviceName = "auto",
     dtype: options.Dtype = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to compute with.")] = None,
+    threads: options.Threads = None,
     as_json: options.Json = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the levels into this PNG.")] = None,
     history: Annotated[Path | None, typer.Option(help="Append the run as one JSON line.")] = None,
@@ -244,8 +244,6 @@ def _measure_model(
     dtype: str,
     threads: int | None,
 ) -> tuple[_Figures, list[_Figures]]:
-    import torch
-
     from blazr.bench.offline import EngineTarget
     from blazr.bench.roofline import (
         arithmetic_use,
@@ -261,7 +259,7 @@ def _measure_model(
     from blazr.nn.device import resolve_device
     from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
-    torch.set_num_threads(threads or torch.get_num_threads())
+    options.set_threads(threads)
     place = resolve_device(device)
     running = max(EngineConfig().max_running, *(level or 0 for level in plan.levels))
     # the queue's bound protects a server; here every request that was asked for is to run

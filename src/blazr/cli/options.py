@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.llm import LLM
     from blazr.llm.text_engine import TextEngine
+
+_LOG = logging.getLogger(__name__)
 
 BUILT_IN = "nano"
 """The model that runs when none is named."""
@@ -191,7 +195,9 @@ KvDtype = Annotated[str, _flag("kv_dtype")]
 StateDtype = Annotated[str, _flag("state_dtype")]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="CPU threads to compute with.  [default: all cores]"),
+    typer.Option(
+        min=1, help="CPU threads to compute with, at most one for each core.  [default: all cores]"
+    ),
 ]
 Url = Annotated[
     str | None,
@@ -381,11 +387,18 @@ def pick_model(named: str | None, positional: str | None) -> str:
 
 
 def set_threads(count: int | None) -> None:
-    """Let torch and the kernels compute on so many threads of the CPU; None leaves it to them."""
+    """Let torch and the kernels compute on so many threads of the CPU; None leaves it to them.
+
+    No more than there are processors: others would wait in turn, and thousands end the process.
+    """
     if count is not None:
         import torch
 
-        torch.set_num_threads(count)
+        most = len(os.sched_getaffinity(0))
+        if count > most:
+            what = f"--threads {str(count)[:20]} is more than there are processors to compute on"
+            log.once(_LOG, logging.WARNING, f"{what}: it is {most}")
+        torch.set_num_threads(min(count, most))
 
 
 def read_stdin() -> str:

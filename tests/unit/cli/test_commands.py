@@ -9,6 +9,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -16,7 +17,14 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.cli.app import app
 from blazr.cli.generate import is_prompt
-from blazr.cli.options import LoadFlags, SamplingFlags, flag_names, sampling_params
+from blazr.cli.options import (
+    LoadFlags,
+    SamplingFlags,
+    flag_names,
+    sampling_params,
+    set_threads,
+)
+from blazr.core import log
 from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
@@ -195,6 +203,22 @@ def test_public_names_are_there() -> None:
 )
 def test_wrong_command_lines_exit_2(args: list[str]) -> None:
     assert blazr_cli(*args, check=2).stdout == ""
+
+
+@pytest.mark.parametrize(("wished", "warns"), [(1, False), (9999, True), (10**30, True)])
+def test_there_are_no_more_threads_than_processors(
+    wished: int, *, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = []
+    before = torch.get_num_threads()
+    monkeypatch.setattr(log, "once", lambda *told: lines.append(told[-1]))
+    try:
+        set_threads(wished)
+        assert torch.get_num_threads() == min(wished, len(os.sched_getaffinity(0)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(lines) == warns
+    assert all(str(wished)[:20] in line for line in lines)
 
 
 def test_errors_take_one_screen_and_exit_1() -> None:
