@@ -328,6 +328,7 @@ def test_the_command_writes_text_subtitles_and_json(
     text = CliRunner().invoke(app, said)
     assert text.exit_code == 0, text.output
     assert text.stdout.strip()
+    assert "%|" not in text.stderr  # a progress bar, where there is no terminal
     found = json.loads(CliRunner().invoke(app, [*said, "--format", "json"]).stdout)
     assert found["duration_s"] == SECONDS
     assert found["segments"]

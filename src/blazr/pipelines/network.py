@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,9 +94,10 @@ def network_of(
     # The library gets tensors and no path: in a directory it would also look for pickles
     # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
     own.transformers_weights = None
-    network, problems = network_class.from_pretrained(
-        None, config=own, state_dict=tensors, dtype=dtype, output_loading_info=True
-    )
+    with _bars_on_terminals():
+        network, problems = network_class.from_pretrained(
+            None, config=own, state_dict=tensors, dtype=dtype, output_loading_info=True
+        )
     missing = sorted(name for name in problems["missing_keys"] if not name.startswith(unused))
     if missing:
         raise CheckpointError(
@@ -105,6 +107,21 @@ def network_of(
         )
     ready: torch.nn.Module = network.eval().requires_grad_(requires_grad=False)
     return ready
+
+
+@contextmanager
+def _bars_on_terminals() -> Iterator[None]:
+    """Keep the library's progress bars out of files, pipes and the logs of servers."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def network_from(
