@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from blazr.text.events import (
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"\s*")
 
 Kind = Literal["text", "reasoning", "tool", "custom", "step"]
 
@@ -53,11 +57,39 @@ class ReplyPart:
 
     @property
     def arguments(self) -> object:
-        """Of a call: its arguments; of one that is cut off in the middle, none."""
+        """Of a call: its arguments; of one that is cut off in the middle, those that came whole.
+
+        Anthropic's API sends no argument before all of it is there, so its clients know such calls.
+        """
         try:
             return json.loads(self.text or "{}")
-        except ValueError:
-            return {}
+        except (ValueError, RecursionError):
+            return whole_members(self.text)
+
+
+def whole_members(text: str) -> dict[str, object]:
+    """The members of a JSON object that is cut off, without the one in which it ends."""
+    members: dict[str, object] = {}
+    place = _next(text, 0)
+    try:
+        while text[place] in "{,":
+            key, place = _DECODER.raw_decode(text, _next(text, place + 1))
+            place = _next(text, place)
+            if text[place] != ":":
+                break
+            value, place = _DECODER.raw_decode(text, _next(text, place + 1))
+            place = _next(text, place)
+            if text[place] in ",}":  # before these more digits might have come
+                members[str(key)] = value
+    except (IndexError, ValueError, RecursionError):
+        pass
+    return members
+
+
+def _next(text: str, place: int) -> int:
+    """Where there is no white space any more."""
+    found = _SPACE.match(text, place)
+    return found.end() if found else place
 
 
 class PartsRenderer(Renderer[W, E], Generic[W, E]):

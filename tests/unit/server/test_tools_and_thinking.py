@@ -13,6 +13,7 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from blazr.server.openai.responses.items import Item, to_messages
+from blazr.server.parts import whole_members
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import thinking_core
 
@@ -411,6 +412,44 @@ def test_a_call_that_is_cut_off_leaves_no_marks(calling: Loopback) -> None:
         assert (message["content"] or "").strip() in {"", "Well", "Well."}, most
         seen.add(bool(message.get("tool_calls")))
     assert seen == {False, True}
+
+
+def test_a_call_that_is_cut_off_has_the_arguments_that_came_whole(running: Loopback) -> None:
+    """As Anthropic's clients read the stream: nobody can tell more of what was to come."""
+    seen = []
+    for most in range(1, 200):
+        body = {**MESSAGES, "max_tokens": most}
+        reply = post(running, "/v1/messages", body)
+        if reply["stop_reason"] == "tool_use":
+            break
+        assert reply["stop_reason"] == "max_tokens"
+        calls = [each for each in reply["content"] if each["type"] == "tool_use"]
+        seen += [each["input"] for each in calls if each["input"] not in seen]
+    assert seen[:2] == [{}, {"city": "Rome"}]
+    assert all(each.items() <= ARGUMENTS.items() for each in seen)
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("", {}),
+        ("{", {}),
+        ('{"a', {}),
+        ('{"a"', {}),
+        ('{"a": "b', {}),
+        ('{"a": 12', {}),
+        ('{"a": 12 ,', {"a": 12}),
+        ('{ "a": 12, "b": [1, 2', {"a": 12}),
+        ('{"a": {"b": [1]}, "c": "d"', {"a": {"b": [1]}}),
+        ('{"a": "b"}', {"a": "b"}),
+        ('{"a" 1, "b": 2}', {}),
+        ('{"a": ' + "[" * 100_000, {}),
+        ("[1, 2]", {}),
+        ("12", {}),
+    ],
+)
+def test_members_that_came_whole(text: str, members: dict) -> None:
+    assert whole_members(text) == members
 
 
 @pytest.mark.parametrize(
