@@ -342,7 +342,7 @@ def find_weights(path: Path) -> WeightFiles:
     if path.name == INDEX:
         return _indexed(path.parent)
     if path.suffix not in _SUFFIXES:
-        raise _nothing_suits(path.parent, [path.name])
+        raise _no_weights(path)
     shard = _SHARD.fullmatch(path.name)
     return _numbered(path.parent, {_shard_set(shard)}) if shard else WeightFiles((path,))
 
@@ -456,17 +456,31 @@ def _unclear(directory: Path, names: Sequence[str]) -> CheckpointError:
 
 
 def _nothing_suits(directory: Path, names: list[str]) -> CheckpointError:
-    unsafe = [name for name in names if name.endswith(_PROGRAM_SUFFIXES)]
-    if unsafe:
-        return CheckpointError(
-            f"{directory / unsafe[0]} can run code when it is opened, so blazr does not open it.",
-            expected="safetensors",
-            hint="where you trust it, load it with the program that wrote it and save it again with"
-            " safetensors.torch.save_file(state_dict, 'model.safetensors')",
-        )
-    return CheckpointError(
+    return _runs_code(directory, names) or CheckpointError(
         f"no weights in {directory}.",
         found=_listed([name[:40] for name in names], 5) or "nothing",
         expected="model.safetensors, shards, *_final.safetensors, *_step_N.safetensors or *.gguf",
         hint="pass a directory with one of these, one of these files, or a Hub id (org/name)",
+    )
+
+
+def _no_weights(file: Path) -> CheckpointError:
+    """The error for a file that was named and is of another kind."""
+    return _runs_code(file.parent, [file.name]) or CheckpointError(
+        f"{file} is a file without weights.",
+        found=f"a name that ends in {file.suffix[:40]}" if file.suffix else "a name without an end",
+        expected=f"a name that ends in {' or '.join(_SUFFIXES)}, or {INDEX}",
+        hint="pass the directory of the model, one of these files, or a Hub id (org/name)",
+    )
+
+
+def _runs_code(directory: Path, names: list[str]) -> CheckpointError | None:
+    unsafe = [name for name in names if name.endswith(_PROGRAM_SUFFIXES)]
+    if not unsafe:
+        return None
+    return CheckpointError(
+        f"{directory / unsafe[0]} can run code when it is opened, so blazr does not open it.",
+        expected="safetensors",
+        hint="where you trust it, load it with the program that wrote it and save it again with"
+        " safetensors.torch.save_file(state_dict, 'model.safetensors')",
     )

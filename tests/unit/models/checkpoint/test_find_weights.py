@@ -169,3 +169,16 @@ def test_what_is_there_instead_is_listed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         find_weights(tmp_path)
     assert caught.value.found == "README.md, notes.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("y.txt", ".txt"), ("y", "without an end"), ("config.json", ".json")]
+)
+def test_a_file_of_another_kind_is_told_from_a_directory(
+    tmp_path: Path, name: str, found: str
+) -> None:
+    touch(tmp_path, name, "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} is a file without weights") as caught:
+        find_weights(tmp_path / name)
+    assert found in caught.value.found
+    assert ".safetensors or .gguf" in caught.value.expected
