@@ -361,6 +361,18 @@ def test_what_the_operator_has_not_prepared(keyed: Loopback, path: str) -> None:
     assert wanted.get(path, "no profile") in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("name", "length"), [("", 0), ("é" * 201, 201), ("a" * 20_000, 20_000)])
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_names_of_adapters_have_a_length(
+    keyed: Loopback, verb: str, name: str, length: int
+) -> None:
+    body = {"lora_name": name, "lora_path": "a"}
+    reply = keyed.client.post(f"/v1/{verb}_lora_adapter", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "lora_name")
+    assert (f"{length} characters" if length else "no name") in error["message"]
+
+
 def test_folders_that_are_not_there() -> None:
     for name in ("weights_dir", "profile_dir"):
         with pytest.raises(ConfigError, match="a folder is missing"):

@@ -13,7 +13,8 @@ from blazr.server.native.router import Success
 from blazr.server.native.weights import allowed_path
 from blazr.server.schema import schema_hint
 
-_Name = Annotated[str, schema_hint(minLength=1, maxLength=200)]
+_MAX_NAME = 200  # characters
+_Name = Annotated[str, schema_hint(minLength=1, maxLength=_MAX_NAME)]
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
@@ -70,4 +71,11 @@ async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
 def _name_of(given: str | None) -> str:
     if not given:
         raise RequestError("the adapter has no name.", param="lora_name")
+    if len(given) > _MAX_NAME:
+        raise RequestError(
+            "the adapter's name is too long.",
+            param="lora_name",
+            found=f"{len(given)} characters",
+            expected=f"at most {_MAX_NAME}",
+        )
     return given
