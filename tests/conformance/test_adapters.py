@@ -317,6 +317,28 @@ def test_experts_one_by_one(tmp_path: Path) -> None:
     assert distance(changed, model) > 1e-2
 
 
+def test_dora_of_heads_and_experts_says_what_to_train_instead(tmp_path: Path) -> None:
+    kind, changes = CASES["deepseek_v3"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    dora = {"use_dora": True}
+    names = [*projections(model, "layers.1.*kv_b_proj")]
+    save_adapter(tmp_path / "heads", model, names, config=dora)
+    rows, columns = model.model.layers[1].mlp.experts.down_proj.shape[1:]
+    shapes = {"lora_A.weight": (4, columns), "lora_B.weight": (rows, 4)}
+    shapes["lora_magnitude_vector"] = (rows,)
+    at = "base_model.model.model.layers.1.mlp.experts.0.down_proj"
+    of_expert = {f"{at}.{name}": torch.ones(shape) for name, shape in shapes.items()}
+    save_adapter(
+        tmp_path / "experts", model, [], config=dora, tensors=lambda x: x.update(of_expert)
+    )
+    with LLM(str(tmp_path / "model")) as llm:
+        for name, tensor in (("heads", "kv_b_proj"), ("experts", "down_proj")):
+            with pytest.raises(CheckpointError, match=f"DoRA of .*{tensor}") as caught:
+                llm.core.adapters.load("mine", tmp_path / name)
+            assert "lora_magnitude_vector" in caught.value.found
+            assert "use_dora=False" in caught.value.hint
+
+
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hybrid model and five adapters of it, of several ranks."""

@@ -92,6 +92,9 @@ def _factors_of(
     if any(_matrix_of(module, each.parameter) is None for each in placements):
         if _is_needless(adapter, change):
             return []
+        is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
+        if change.magnitude is not None and all(is_stack):
+            raise _cannot_lengthen(adapter.path, change)
         raise _cannot_change(adapter.path, change)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     return [
@@ -242,6 +245,17 @@ def _cannot_change(path: Path, change: LowRankChange) -> CheckpointError:
     return _unsupported(path, f"of {change.names[0][:100]}", "changes")
 
 
+def _cannot_lengthen(path: Path, change: LowRankChange) -> CheckpointError:
+    """The error for DoRA of what heads or experts multiply with one by one."""
+    return CheckpointError(
+        f"{path}: DoRA of {change.names[0][:100]} is not supported, as each head or expert "
+        "multiplies with its part of it by itself.",
+        found="lora_magnitude_vector, the lengths of its rows (use_dora)",
+        expected="LoRA without lengths there; DoRA of other projections",
+        hint=f"{_HINT}; or train it with use_dora=False, or without this one in target_modules",
+    )
+
+
 def _cannot_bring(path: Path, change: WholeChange) -> CheckpointError:
     return _unsupported(path, f"that bring {change.name[:100]} along", "whole matrices")
 
@@ -298,8 +312,10 @@ def _factors(
     left = _taken(left, rows)
     heads = _heads_of(module, placement.parameter)
     if heads is not None:
-        if change.magnitude is not None or rows is None:
+        if rows is None:
             raise _cannot_change(path, change)
+        if change.magnitude is not None:
+            raise _cannot_lengthen(path, change)
         right = _laid(right, heads)
         # one for each head, (out, r); how they lie in memory is how they are multiplied
         lefts = _laid(left.unflatten(0, (len(heads), -1)).mT, heads)
