@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import shutil
 import struct
 import subprocess
@@ -25,6 +26,7 @@ from torch import Tensor
 ARM_COMPILER = "aarch64-linux-gnu-g++"
 ARM_SYSTEM = "/usr/aarch64-linux-gnu"  # its libraries, where Debian has them
 _MEMORY = 1 << 30
+_EM_AARCH64 = 183
 _FIND, _CALL, _TEXT = range(3)
 _REQUEST, _REPLY = struct.Struct("=q64s4q"), struct.Struct("=q64s")
 
@@ -221,24 +223,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernels", type=Path, metavar="LIBRARY", help="another build of the kernels")
 
 
+def is_for_arm(library: Path) -> bool:
+    """Whether a file is for 64-bit Arm, as its header says: dlopen tells only of no file here."""
+    with library.open("rb") as file:
+        header = file.read(20)
+    return header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == _EM_AARCH64
+
+
+def open_here(library: Path | None) -> bool:
+    """Open a library, or say that it takes the emulator.
+
+    Raises:
+        pytest.UsageError: It can be opened nowhere.
+    """
+    if library is None or not library.is_file():
+        message = f"--kernels names no file: {library or 'it is missing'}"
+        raise pytest.UsageError(message)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        if is_for_arm(library) and platform.machine() != "aarch64":
+            if emulator() and shutil.which(ARM_COMPILER):
+                return False
+            message = f"{library} is for 64-bit Arm: it takes qemu-user-static and {ARM_COMPILER}"
+            raise pytest.UsageError(message) from None
+        message = f"--kernels does not load: {error}"
+        raise pytest.UsageError(message) from None
+    return True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Put the library in the place of the installed one."""
     from blazr.nn.kernels.cpu import compiled
 
-    compiled.LIBRARY = library = config.getoption("--kernels")
-    try:
-        ctypes.CDLL(str(library))
-    except OSError:
+    given = config.getoption("--kernels")
+    library = given and given.resolve()  # a name without a directory would be looked for elsewhere
+    is_here = open_here(library)
+    compiled.LIBRARY = library
+    if not is_here:
         emulated = Emulated(library)
         config.add_cleanup(emulated.close)
-        open_here, data_ptr = ctypes.CDLL, Tensor.data_ptr
+        open_library, data_ptr = ctypes.CDLL, Tensor.data_ptr
 
         def known_data_ptr(tensor: Tensor) -> int:
             emulated.know(tensor.untyped_storage())
             return data_ptr(tensor)
 
         Tensor.data_ptr = known_data_ptr
-        ctypes.CDLL = lambda path: emulated if path == str(library) else open_here(path)
+        ctypes.CDLL = lambda path: emulated if path == str(library) else open_library(path)
         compiled.replayer = emulated.replayer
 
 
