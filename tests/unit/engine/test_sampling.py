@@ -162,6 +162,22 @@ def test_banned_ids_are_never_drawn():
     assert drawn == {0}
 
 
+@pytest.mark.parametrize(
+    "wish", [{"temperature": 0}, NEUTRAL, {"logprobs": 0}, {"allowed_token_ids": (2,)}]
+)
+def test_a_model_that_wants_banned_ids_alone_is_unsound(wish):
+    """As where the device draws: what it is told is the same."""
+    sampler = Sampler(VOCAB, [2], torch.device("cpu"))
+    logits = torch.full((1, VOCAB), float("-inf"))
+    logits[0, 2] = 1.0
+    (found,) = sample(logits, [sequence_of(**wish)], [2])
+    assert found == sampler.drawn(-1)
+    logits[0, 3] = 0.0
+    (found,) = sample(logits, [sequence_of(allowed_token_ids=(2,))], [2])
+    assert found.is_refusal
+    assert found.error != sampler.drawn(-1).error
+
+
 def test_bias_and_min_tokens():
     logits = torch.arange(VOCAB, dtype=torch.float32)[None]
     biased = sequence_of(temperature=0, logit_bias={3: 50.0})

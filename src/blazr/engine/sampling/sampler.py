@@ -82,7 +82,7 @@ class Sampler:
                 sampled.append(_failed(errors[index]))
                 continue
             if token < 0:  # `Draws` has found that the logits are sound
-                sampled.append(Sampled(-1, error=_NOTHING_LEFT, is_refusal=True))
+                sampled.append(self._nothing(logits[index : index + 1]))
                 continue
             params = sequence.request.params
             if params.has_mirostat:
@@ -94,6 +94,16 @@ class Sampler:
                 (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
             sampled.append(Sampled(token, logprobs))
         return sampled
+
+    def _nothing(self, logits: Tensor) -> Sampled:
+        """What comes out where no token is left, of logits (1, V) of which some are finite.
+
+        Where these are of ids alone that are never drawn, the request has no part in it.
+        """
+        allowed = logits.index_fill(1, self.banned_ids, float("-inf"))
+        if self._likeliest(allowed)[0] < 0:
+            return Sampled(-1, error=_UNSOUND)
+        return Sampled(-1, error=_NOTHING_LEFT, is_refusal=True)
 
 
 class Draws:
