@@ -55,6 +55,7 @@ _worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
 _LEAVES = frozenset({int, float, str, bool, NoneType})
 
 _FIELD = re.compile(r"(?:at|in) `\$\.(\w+)")
+_MISSING = re.compile(r"missing required field `(\w+)`$")  # of the body itself
 
 Body_co = TypeVar("Body_co", covariant=True)
 R = TypeVar("R")
@@ -422,7 +423,7 @@ def _invalid_value(error: msgspec.ValidationError, kind: object) -> HttpError:
         error: Says the first.
         kind: What was to be read.
     """
-    found = _FIELD.search(str(error))
+    found = _FIELD.search(str(error)) or _MISSING.search(str(error))
     name = found[1] if found else None
     choices: list[object] = []
     if name and "enum value" in str(error) and isinstance(kind, type):

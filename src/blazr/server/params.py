@@ -206,6 +206,11 @@ def name_as_sent(error: RequestError, body: object) -> None:
     if name is None:
         return
     inner = [getattr(body, each, None) for each in _INSIDE]
+    if name == "grammar":
+        error.param = next(
+            (found for each in (*inner, body) for found in _grammar_fields(each)), name
+        )
+        return
     sent = {
         field: value
         for field in (name, *ALIASES.get(name, ()))
@@ -220,6 +225,19 @@ def name_as_sent(error: RequestError, body: object) -> None:
         if field != "messages":  # "the prompt" of a chat is what the template makes of it
             error.message = re.sub(rf"\b{name}\b", field, error.message)
             error.args = (error.render(),)
+
+
+def _grammar_fields(body: object) -> Iterator[str]:
+    """The fields by which a body, or a part of it, says what a reply must follow."""
+    for name in (*_GRAMMAR_FIELDS, "structured_outputs"):
+        if _asks(getattr(body, name, None)):
+            yield name
+    if (getattr(body, "response_format", None) or TEXT) != TEXT:
+        yield "response_format"
+    if getattr(getattr(body, "text", None), "format", None):
+        yield "text"
+    if getattr(body, "tools", None):  # a custom tool has a grammar
+        yield "tools"
 
 
 # Fields that bodies have under the names of SamplingParams; the others differ in form.
@@ -429,6 +447,11 @@ def _of_schema(form: Mapping[str, object], param: str) -> dict[str, object]:
     raise RequestError("the schema is no schema.", param=param, expected="an object, or true")
 
 
+def _asks(value: object) -> bool:
+    """Whether a field in which a grammar may be has one; there are empty schemas and choices."""
+    return value is not None and value is not False and value != ""
+
+
 def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
     """What the reply must follow, in whichever field a body says it; None is any text.
 
@@ -440,7 +463,7 @@ def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
     given |= {name: getattr(body, name, None) for name in _GRAMMAR_FIELDS}
     found: dict[str, tuple[str, object]] = {}
     for field, value in given.items():
-        if value is None or value is False or value == "":
+        if not _asks(value):
             continue
         name = field.rpartition(".")[2].removeprefix("guided_")
         name = _GRAMMARS.get(name, name)

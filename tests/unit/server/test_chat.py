@@ -162,6 +162,12 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
     assert response.json()["error"]["param"] == param
 
 
+def test_a_field_that_is_missing_is_named(loopback: Loopback) -> None:
+    for path, param in ((PATH, "messages"), ("/v1/completions", "prompt"), ("/v1/score", "text_1")):
+        error = loopback.client.post(path, json={}).json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", param)
+
+
 def test_unknown_fields_are_ignored(loopback: Loopback) -> None:
     assert post(loopback, user="u", store=True, metadata={"a": 1}).is_success
 

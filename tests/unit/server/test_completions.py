@@ -16,6 +16,7 @@ from tests.support.scripted import SCRIPT
 pytestmark = pytest.mark.smoke
 
 NULL = {"type": "null"}
+BAD_SCHEMA = {"type": "riddle"}
 
 
 def post(loopback: Loopback, **body: object):
@@ -244,7 +245,14 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"response_format": {"type": "riddle"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"riddle": "a"}}, "grammar"),
+        ({"structured_outputs": {"riddle": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "schema": BAD_SCHEMA}}, "response_format"),
+        ({"response_format": {"type": "text"}, "guided_json": BAD_SCHEMA}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"ebnf": "root ::= x"}, "ebnf"),
+        ({"regex": "["}, "regex"),
+        ({"grammar": "start"}, "grammar"),
         ({"structured_outputs": {"regex": "a"}, "regex": "b"}, "structured_outputs"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"seed": 2**70}, "seed"),

@@ -261,6 +261,7 @@ def test_generate_speaks_sglang(loopback: Loopback) -> None:
         ({"text": "a", "sampling_params": {"max_new_tokens": -2}}, "max_new_tokens"),
         ({"text": "a", "sampling_params": {"min_new_tokens": -1}}, "min_new_tokens"),
         ({"text": "a", "sampling_params": {"sampling_seed": 2**64}}, "sampling_seed"),
+        ({"text": "a", "sampling_params": {"regex": "("}}, "regex"),
         ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "no_stop_trim"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
     ],

@@ -277,6 +277,7 @@ def test_in_the_background_until_cancelled() -> None:
         ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"text": {"format": {"type": "riddle"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "riddle"}}}}, "text"),
     ],
 )
 def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> None:

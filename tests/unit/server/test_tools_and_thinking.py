@@ -211,7 +211,7 @@ def test_custom_tools_get_a_grammar(
 def test_what_is_no_grammar_is_refused(patching: Loopback, form: dict) -> None:
     body = {"input": "x", "tools": [{"type": "custom", "name": "f", "format": form}]}
     reply = patching.client.post("/v1/responses", json=body)
-    assert reply.status_code == 400, reply.text
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools"), reply.text
 
 
 def prompt_of(running: Loopback) -> str:

@@ -112,6 +112,15 @@ def test_documents_come_in_order(loopback: Loopback, path: str) -> None:
     assert top == [{"index": 1, "relevance_score": scores[0]}]
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"documents": []}, "documents"), ({"top_n": 0}, "top_n"), ({"top_n": -(2**70)}, "top_n")],
+)
+def test_rerank_names_what_is_wrong(loopback: Loopback, body: dict, param: str) -> None:
+    reply = loopback.client.post("/v1/rerank", json={"query": "q", "documents": ["a"], **body})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
 def test_rerank_asks_the_model_whether_a_document_fits(loopback: Loopback) -> None:
     reply = post(loopback, "/v1/rerank", query="the query", documents=["one", "two"]).json()
     assert all(0 < each["relevance_score"] < 1 for each in reply["results"])

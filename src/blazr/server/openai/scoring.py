@@ -132,8 +132,13 @@ async def rerank(call: Call[RerankBody]) -> RerankReply:
     """Documents in order of relevance: by a cross-encoder, the cosine of vectors, or a yes."""
     body = call.body
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    if not texts or (body.top_n is not None and body.top_n < 1):
+    if not texts:
         raise RequestError("there is nothing to put in order.", param="documents")
+    if body.top_n is not None and body.top_n < 1:
+        found = str(body.top_n)[:20]
+        raise RequestError(
+            "top_n is out of range.", param="top_n", found=found, expected="at least 1"
+        )
     pairs = [(body.query, text) for text in texts]
     scores, usage = await _compare(call, pairs, body.method, default="labels")
     rows = [RerankRow(index, each) for index, each in enumerate(scores)]
