@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _Figures = Mapping[str, object]
 _Spread = Mapping[str, float] | None
+_MOST_TOKENS = 2**24  # of a prompt or a reply: prompts are made before any server can refuse them
+_MOST_AT_ONCE = 2**16  # requests
 _MEDIAN = "{0[p50]:,.1f}"
 _SPREAD = "{0[p50]:,.1f} / {0[p90]:,.1f} / {0[p99]:,.1f}"
 # What the table says of each level: title, key, form.
@@ -68,10 +70,15 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     workload: Annotated[
         Path | None, typer.Option(help="Read the requests from a file of JSON lines.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each reply.")] = 64,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, max=_MOST_TOKENS, help="Tokens of each prompt.")
+    ] = 128,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, max=_MOST_TOKENS, help="Tokens of each reply.")
+    ] = 64,
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="Tokens that all prompts begin with.")
+        int,
+        typer.Option(min=0, max=_MOST_TOKENS, help="Tokens that all prompts begin with."),
     ] = 0,
     requests: Annotated[
         int | None,
@@ -338,13 +345,15 @@ def _parse_levels(text: str) -> Sequence[int | None]:
     if text == "any":
         return [None]
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
+    # Python does not read numbers of thousands of digits
+    levels = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in words]
+    if not all(0 < level <= _MOST_AT_ONCE for level in levels):
         raise ConfigError(
             "the levels of concurrency are not understood.",
             found=repr(text[:50]),
-            expected="numbers from 1, separated by commas",
+            expected=f"numbers from 1 to {_MOST_AT_ONCE}, separated by commas",
         )
-    return [int(word) for word in words]
+    return levels
 
 
 def _print_table(facts: _Figures, levels: Sequence[_Figures]) -> None:

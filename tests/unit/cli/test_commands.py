@@ -221,6 +221,23 @@ def test_there_are_no_more_threads_than_processors(
     assert all(str(wished)[:20] in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "code"),
+    [
+        ("--concurrency", "0", 1),
+        ("--concurrency", "1,65537", 1),
+        ("--concurrency", "9" * 5000, 1),
+        ("--prompt-tokens", "99999999999", 2),
+        ("--output-tokens", "99999999999", 2),
+        ("--shared-prefix", "99999999999", 2),
+    ],
+)
+def test_bench_refuses_what_no_machine_could_do(flag: str, value: str, code: int) -> None:
+    done = CliRunner().invoke(app, ["bench", flag, value])
+    assert done.exit_code == code
+    assert isinstance(done.exception, ConfigError if code == 1 else SystemExit)
+
+
 def test_errors_take_one_screen_and_exit_1() -> None:
     done = blazr_cli("decode", "--ids", "1", "--vocab", "llama33", check=1)
     assert done.stdout == ""
