@@ -11,6 +11,7 @@ MIN_TOKENS = 8  # prefill continues, however slow it seems
 MIN_ALONE = 64  # tokens: fewer take as long as the weights, which says little about many
 MOST_PRESSURE = 2.0  # the time for prefill grows by this factor at most while many prompts wait
 FADING = 0.9  # what a step counts after the next one with prefill
+OLDEST = 64  # such steps, after which it fades no more: a line needs two points
 
 
 class _Reading(NamedTuple):
@@ -99,6 +100,7 @@ class Pacing:
             expected_s = self._beside(num_decodes) + self._prefill(known) + more_s
             if expected_s > 0:
                 seconds = _limit_change(expected_s, seconds)
+        seconds = max(seconds, 1e-7)  # as some clocks see it, a step takes no time
         self._num_readings += 1
         self._readings[size] = _Reading(self._num_readings, num_decodes, num_tokens, seconds)
         self._fit()
@@ -117,7 +119,7 @@ class Pacing:
         readings = self._readings.values()
         counts = [each.num_tokens for each in readings]
         costs = [self._prefill(each) for each in readings]
-        ages = [self._num_readings - each.number for each in readings]
+        ages = [min(self._num_readings - each.number, OLDEST) for each in readings]
         weights = [FADING**age / each.seconds**2 for age, each in zip(ages, readings, strict=True)]
         mean = sum(map(mul, weights, counts)) / sum(weights)
         beyond = [weight * (count - mean) for weight, count in zip(weights, counts, strict=True)]

@@ -70,6 +70,18 @@ def test_what_reading_costs_before_the_first_token_counts_as_the_rest_does():
     assert seconds == pytest.approx(1.75 * 0.1, rel=0.05)
 
 
+def test_what_was_learned_long_ago_still_tells_the_first_token_from_the_rest():
+    pace = pacing(1.75)
+    seconds = drive(pace, decode_s=0.001, token_s=1e-4, start_s=0.004, num_plain=20, steps=20_000)
+    assert seconds == pytest.approx(0.001 + 2 * 0.004, rel=0.1)
+
+
+def test_steps_may_take_no_time_as_a_clock_sees_it():
+    pace = pacing()
+    drive(pace, decode_s=0.0, token_s=0.0, num_plain=3)
+    assert MIN_TOKENS <= pace.prefill_budget(8) <= BUDGET
+
+
 def test_no_step_has_many_more_tokens_than_any_before():
     """That many cost little more than a few is true only up to some number."""
     pace = pacing(1.75)
