@@ -26,7 +26,7 @@ def made(name: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     theirs, processor = seeing.save(name, directory)
     target = directory.with_name(f"{directory.name} as gguf")
     mmproj.write(theirs, directory, target)
-    return Pair(theirs, copy.deepcopy(theirs).double(), processor, target, PICTURES)
+    return Pair(name, theirs, copy.deepcopy(theirs).double(), processor, target, PICTURES)
 
 
 @pytest.fixture(scope="module", params=KINDS)
