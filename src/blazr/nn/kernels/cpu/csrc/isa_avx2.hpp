@@ -9,7 +9,7 @@ namespace {
 
 struct Avx2 {
   using Acc = __m256;  // eight partial sums of one dot product
-  static constexpr int kTile = 3, kWideRows = 2, kWideTile = 5;
+  static constexpr int kTile = 3, kWideRows = 2, kWideTile = 6, kRunCols = 6, kVectors = 16;
   static Acc zero() { return _mm256_setzero_ps(); }
   static Acc load(const float* p) { return _mm256_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }

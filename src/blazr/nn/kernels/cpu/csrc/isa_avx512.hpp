@@ -11,7 +11,7 @@ namespace {
 
 struct Avx512 {
   using Acc = __m512;  // sixteen partial sums of one dot product
-  static constexpr int kTile = 6, kWideRows = 4, kWideTile = 6;
+  static constexpr int kTile = 6, kWideRows = 4, kWideTile = 6, kRunCols = 8, kVectors = 32;
   static Acc zero() { return _mm512_setzero_ps(); }
   static Acc load(const float* p) { return _mm512_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }

@@ -11,7 +11,7 @@ struct Neon {
   struct Acc {  // eight partial sums of one dot product, in two chains
     float32x4_t lo, hi;
   };
-  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2;
+  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2, kRunCols = 2, kVectors = 16;
   static Acc zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
   // Eight numbers. The order within does not matter, as long as it is one.
   static Acc load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }

@@ -7,7 +7,7 @@ namespace {
 
 struct Portable {
   typedef float Acc __attribute__((vector_size(16)));  // four partial sums of one dot product
-  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2;
+  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2, kRunCols = 2, kVectors = 16;
   static Acc zero() { return Acc{}; }
   template <class T>
   static Acc load(const T* p) {

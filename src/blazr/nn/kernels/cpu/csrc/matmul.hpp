@@ -54,12 +54,18 @@ struct Matmul {
   using D = Dot<Isa, T>;
   using Acc = typename Isa::Acc;
   static constexpr int kRows = 4;         // of w in a tile
-  static constexpr int kRunCols = 2;      // rows of x up to which w is read in four runs
   static constexpr int kFetched = 16;     // rows of w that are fetched at once for a few rows of x
 
   static constexpr bool kWidens =
       !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
   using Wide = std::conditional_t<kWidens, float, T>;  // numbers of x as several rows are copied
+  static constexpr int kRunCols = kWidens ? 2 : Isa::kRunCols;  // rows of x up to which w is read in runs
+  // Rows of w in a tile with so many rows of x that they make one tile, as there is room in registers.
+  static constexpr int runs_beside(int cols) {
+    int runs = kRows;
+    while (runs * cols + int(smaller(runs, cols)) + 1 > Isa::kVectors) runs--;
+    return runs;
+  }
   // Numbers of k that an accumulator sees: so many steps that adding its lanes costs little beside.
   static constexpr int64_t kChunk = 64 * sizeof(Acc) / sizeof(Wide);
 
@@ -89,15 +95,15 @@ struct Matmul {
 
   // Sums of R rows of w with C rows of x, and so of the next ones. Meanwhile memory fetches the numbers
   // of `next` that lie as those of w do, unless it is null.
-  template <int R, int C, class X>
+  template <int R, int C, bool kIsRun = false, class X>
   [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next, Turns turns) {
     for (int64_t turn = 0; turn < turns.count; turn++) {
-      one_tile<R, C>(w, x, k, sums, next);
+      one_tile<R, C, kIsRun>(w, x, k, sums, next);
       w.first += turns.w, sums.out += turns.out;
       if (next) next += turns.w;
     }
   }
-  template <int R, int C, class X>
+  template <int R, int C, bool kIsRun, class X>
   [[gnu::always_inline]] static void one_tile(Rows w, X x, int64_t k, Sums sums, const T* next) {
     int64_t i = 0;
     do {
@@ -109,22 +115,13 @@ struct Matmul {
         for (int r = 0; r < R; r++) acc[c][r] = Isa::zero();
 #pragma GCC unroll 2
       for (; i + D::step <= end; i += D::step) {
-        if (next)
+        if (!kIsRun && next)
 #pragma GCC unroll 8
           for (int r = 0; r < R; r++) __builtin_prefetch(next + r * w.stride + i, 0, 2);
         if constexpr (kIsWide<X>) {
           wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
         } else {
-          typename D::Reg b[C];
-#pragma GCC unroll 8
-          for (int c = 0; c < C; c++) b[c] = D::load(x[c] + i);
-#pragma GCC unroll 8
-          for (int r = 0; r < R; r++) {
-            if (C <= kRunCols) __builtin_prefetch((const char*)(w[r] + i) + 1024, 0, 2);
-            const typename D::Reg a = D::load(w[r] + i);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) acc[c][r] = D::dot(acc[c][r], a, b[c]);
-          }
+          plain_step<R, C, kIsRun>(acc, w, x, i);
         }
       }
       if constexpr (kIsWide<X>) {
@@ -175,33 +172,52 @@ struct Matmul {
     }
   }
 
+  // acc[c][r] = dot(acc[c][r], of_w(r), of_x(c)) for all, where those that are fewer stay in registers.
+  template <int R, int C, class OfW, class OfX, class Product>
+  [[gnu::always_inline]] static void add_products(Acc (&acc)[C][R], const OfW& of_w, const OfX& of_x,
+                                                  const Product& dot) {
+    if constexpr (R < C) {
+      decltype(of_w(0)) a[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) a[r] = of_w(r);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) {
+        const auto b = of_x(c);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) acc[c][r] = dot(acc[c][r], a[r], b);
+      }
+    } else {
+      decltype(of_x(0)) b[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) b[c] = of_x(c);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const auto a = of_w(r);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) acc[c][r] = dot(acc[c][r], a, b[c]);
+      }
+    }
+  }
+
+  // A step of a tile. Rows that are read in runs are fetched ahead, and so are those of narrow tiles.
+  template <int R, int C, bool kIsRun>
+  [[gnu::always_inline]] static void plain_step(Acc (&acc)[C][R], Rows w, Rows x, int64_t i) {
+    constexpr int kAhead = 2048;  // bytes
+    const auto of_w = [&](int r) {
+      if (kIsRun || C <= 2) __builtin_prefetch((const char*)(w[r] + i) + kAhead, 0, 2);
+      return D::load(w[r] + i);
+    };
+    add_products(acc, of_w, [&](int c) { return D::load(x[c] + i); }, D::dot);
+  }
+
   // A step of a tile, piece by piece; x is widened, `row` is where the step begins in a row of w.
   template <int R, int C, int kPiece = 0, class Row>
   [[gnu::always_inline]] static void wide_step(Acc (&acc)[C][R], const Row& row,
                                                RowsOf<float> x, int64_t i) {
     constexpr int kLanes = D::step / D::pieces;
-    const auto of_x = [&](int c) { return Isa::load(x[c] + i + kPiece * kLanes); };
-    if constexpr (R < C) {
-      Acc a[R];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) a[r] = D::template piece<kPiece>(row(r));
-#pragma GCC unroll 8
-      for (int c = 0; c < C; c++) {
-        const Acc b = of_x(c);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) acc[c][r] = Isa::fma(a[r], b, acc[c][r]);
-      }
-    } else {
-      Acc b[C];
-#pragma GCC unroll 8
-      for (int c = 0; c < C; c++) b[c] = of_x(c);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        const Acc a = D::template piece<kPiece>(row(r));
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) acc[c][r] = Isa::fma(a, b[c], acc[c][r]);
-      }
-    }
+    add_products(acc, [&](int r) { return D::template piece<kPiece>(row(r)); },
+                 [&](int c) { return Isa::load(x[c] + i + kPiece * kLanes); },
+                 [](const Acc& sum, const Acc& a, const Acc& b) { return Isa::fma(a, b, sum); });
     if constexpr (kPiece + 1 < D::pieces) wide_step<R, C, kPiece + 1>(acc, row, x, i);
   }
 
@@ -264,7 +280,9 @@ struct Matmul {
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     // by all rows of the call: the last part may be short
     constexpr int64_t kMostFew = kWidens ? kStillFew / 2 : kStillFew;
-    const auto of_some = call.m <= kRunCols ? runs : call.m <= kMostFew ? few : many;
+    // rows of x that stay in the first cache, or are so few that they come from the second in time
+    const bool are_near = call.m <= 3 || call.m * call.k * int64_t(sizeof(T)) <= 24 << 10;
+    const auto of_some = call.m <= kRunCols && are_near ? runs : call.m <= kMostFew ? few : many;
     of_some(call, m0, m1, n0, n1);
   }
 
@@ -282,19 +300,25 @@ struct Matmul {
     return {(const T*)(i ? call.w2 : call.w) + n0 * call.ldw, call.ldw};
   }
 
-  // One row of x, or two: reading w is all the work. The rows of a tile are a quarter of the part apart,
-  // so that there are four long runs, each in pages of its own. Four short rows in one page would be
-  // four runs that no prefetcher tells apart (a third of the speed).
+  // So few rows of x that they make one tile: w is read once, and that is most of the work. Rows of w in
+  // a tile are far apart, so that there are long runs, each in pages of its own. Short rows in one page
+  // would be runs that no prefetcher tells apart (a third of the speed).
   static void runs(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    const int64_t n = n1 - n0, quarter = n / kRows, rows = m1 - m0;
+    const int64_t n = n1 - n0, rows = m1 - m0;
     const Rows x{(const T*)call.x + m0 * call.ldx, call.ldx};
-    float sums[2][kRunCols * kManyColumns];
+    alignas(64) float sums[2][kRunCols * kFewColumns];
     for (int i = 0; i < (call.w2 ? 2 : 1); i++) {
       const Rows w = matrix(call, i, n0);
-      tiles<kRows>(rows, Rows{w[0], quarter * w.stride}, x, call.k, {sums[i], n, quarter, false}, nullptr,
-                   {quarter, w.stride, 1});
-      for (int64_t r = quarter * kRows; r < n; r++)
-        tiles<1>(rows, Rows{w[r], 0}, x, call.k, {sums[i] + r, n, 0, false}, nullptr);
+      with_count<kRunCols>(rows, [&](auto count) {
+        constexpr int kRuns = runs_beside(count);
+        const int64_t run = n / kRuns;
+        const auto some = [&]<int R>(std::integral_constant<int, R>, int64_t first, int64_t turns) {
+          tile<R, count, true>(Rows{w[first], turns * w.stride}, x, call.k,
+                               {sums[i] + first, n, turns, false}, nullptr, {turns, w.stride, 1});
+        };
+        some(std::integral_constant<int, kRuns>{}, 0, run);
+        some(std::integral_constant<int, 1>{}, run * kRuns, n - run * kRuns);
+      });
     }
     finish_linear<T>(call, m0, rows, n0, n, sums[0], sums[1], n);
   }
@@ -304,8 +328,8 @@ struct Matmul {
     constexpr int64_t kBlock = 2048;
     static_assert(kBlock % kChunk == 0);
     const int64_t n = n1 - n0, turns = (m1 - m0 + kFewRows - 1) / kFewRows;
-    float sums[2][kFewRows * kFewColumns];
-    Wide copied[kFewRows * kBlock];
+    alignas(64) float sums[2][kFewRows * kFewColumns];
+    alignas(64) Wide copied[kFewRows * kBlock];
     in_pieces(m1 - m0, (m1 - m0 + turns - 1) / turns, [&](int64_t m, int64_t rows) {
       const Rows x{(const T*)call.x + (m0 + m) * call.ldx, call.ldx};
       in_pieces(call.k, kBlock, [&](int64_t block, int64_t block_k) {
@@ -332,8 +356,8 @@ struct Matmul {
     using Products = Matmul<Isa, Wide>;
     constexpr int64_t kPanel = kWidens ? 128 : kManyColumns;
     constexpr int64_t kTogether = (24 << 10) / (kChunk * sizeof(Wide));
-    float sums[2][kManyRows * kPanel];
-    Wide x[kTogether * kChunk], widened[kWidens ? kPanel * kChunk : 1];
+    alignas(64) float sums[2][kManyRows * kPanel];
+    alignas(64) Wide x[kTogether * kChunk], widened[kWidens ? kPanel * kChunk : 1];
     const int num_matrices = call.w2 ? 2 : 1;
     const int64_t panel = kPanel / num_matrices;
     in_pieces(m1 - m0, kManyRows, [&](int64_t m, int64_t all_rows) {

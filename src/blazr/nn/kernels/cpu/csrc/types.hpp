@@ -37,7 +37,7 @@ template <class To>
   return to;
 }
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
