@@ -62,17 +62,33 @@ def split_variable(
     return [each for each in ",".join(value).split(",") if each]
 
 
-_SIZE = {"parser": lambda text: parse_memory(str(text), free_bytes=0)}
+def _size(flag: str) -> dict[str, Any]:
+    """What Typer needs to read the size that a flag takes."""
+
+    def parse(value: object) -> int:
+        try:
+            return parse_memory(str(value), free_bytes=None)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the size after {flag} cannot be read.",
+                found=error.found,
+                expected=error.expected,
+                hint=f"{flag} 100MB",
+            ) from None
+
+    return {"parser": parse}
+
+
 _MORE: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
     "max_seq_len": {"min": 2},
     "max_tokens": {"min": -1},
     "min_tokens": {"min": 0},
     "json_schema": {"metavar": "FILE|JSON"},
-    "max_body_bytes": _SIZE,
-    "max_bodies_bytes": _SIZE,
-    "models_memory_bytes": _SIZE,
-    "files_disk_bytes": _SIZE,
+    "max_body_bytes": _size("--max-body"),
+    "max_bodies_bytes": _size("--max-bodies"),
+    "models_memory_bytes": _size("--models-memory"),
+    "files_disk_bytes": _size("--files-disk"),
     "dry_sequence_breakers": {"names": ["--dry-sequence-breaker"]},
     "allowed_token_ids": {"names": ["--allowed-token-id"]},
     "accept_any_model": {"names": ["--accept-any-model"]},

@@ -107,12 +107,12 @@ class EngineConfig:
                 )
 
 
-def parse_memory(text: str, *, free_bytes: int) -> int:
+def parse_memory(text: str, *, free_bytes: int | None) -> int:
     """Turn ``"8GiB"``, ``"500MB"``, ``"1073741824"`` or ``"0.6"`` into bytes.
 
     Args:
         text: What the user wrote. A number of at most 1 is a share of ``free_bytes``.
-        free_bytes: What is free now.
+        free_bytes: What is free now; None where a share means nothing.
 
     Raises:
         ConfigError: It is neither a size nor a share.
@@ -123,12 +123,13 @@ def parse_memory(text: str, *, free_bytes: int) -> int:
         number = float(word[:-1] if unit > 1 else word)
     except ValueError:
         number = -1.0
-    if not 0 < number < 2**60:
+    if not 0 < number < 2**60 or (free_bytes is None and number * unit < 1):
+        share = "" if free_bytes is None else " or a share of the free memory (0.6)"
         raise ConfigError(
             "a size in memory cannot be read.",
             found=repr(text)[:100],
-            expected="a size (8GiB, 500MB) or a share of the free memory (0.6)",
+            expected=f"a size (8GiB, 500MB){share}",
         )
-    if unit == 1 and number <= 1:
+    if free_bytes is not None and unit == 1 and number <= 1:
         return int(number * free_bytes)
     return int(number * unit)

@@ -60,7 +60,8 @@ class Limits:
                 raise ConfigError(
                     f"the limit {each.name!r} cannot be used.",
                     found=repr(value),
-                    expected="a number above 0",
+                    expected="a finite number above 0",
+                    hint=f"leave it out for {each.default}",
                 )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ConfigError(

@@ -93,8 +93,17 @@ def test_limits_of_clients_may_be_set(tmp_path: Path) -> None:
     file.write_text("keep-alive = 2.5\n")
     found = settings("--config", str(file), "--max-body", "20MB", "--request-timeout", "30")
     assert (found["max_body"], found["request_timeout"], found["keep_alive"]) == (20 << 20, 30, 2.5)
-    with pytest.raises(ConfigError, match="size in memory"):
-        settings("--max-body", "much")
+
+
+@pytest.mark.parametrize("flag", ["--max-body", "--max-bodies", "--models-memory", "--files-disk"])
+@pytest.mark.parametrize("text", ["much", "nan", "inf", "-1", "0", "0.6", "1e400", "1e-9MB"])
+def test_the_flag_of_a_wrong_size_is_named(flag: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"size after {flag} ") as raised:
+        settings(flag, text)
+    found = raised.value
+    assert (found.found, found.hint) == (repr(text), f"{flag} 100MB")
+    assert "share" not in found.expected
+    assert settings(*found.hint.split())[flag[2:].replace("-", "_")] == 100 << 20
 
 
 def test_several_values_stand_between_commas(
