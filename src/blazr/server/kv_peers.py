@@ -31,7 +31,7 @@ class KvTransferParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     remote_engine_id: str | None = None
     remote_block_ids: list[Any] | None = None
     remote_host: str | None = None
-    remote_port: int | None = None
+    remote_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
 
 
 BlockName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

@@ -268,6 +268,31 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("remote_port", each) for each in (0, -1, 65536, 2**70, True, "80", 80.5, 80.0, [80])),
+        *(("remote_host", each) for each in (1, ["a"], True)),
+        *(("remote_engine_id", each) for each in (1, {})),
+        *(("remote_block_ids", each) for each in (1, "a", {})),
+        *(("do_remote_decode", each) for each in (1, "true", 0.0)),
+        *(("do_remote_prefill", each) for each in (0, "", [])),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_wrong_values_of_kv_transfer_params_are_refused(
+    loopback: Loopback, path: str, field: str, value: object
+) -> None:
+    asked = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    response = loopback.client.post(path, json={**asked, "kv_transfer_params": {field: value}})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+    assert error["param"] == "kv_transfer_params"
+    assert f"$.kv_transfer_params.{field}" in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
 def test_too_long_a_prompt_names_both_numbers(loopback: Loopback) -> None:
     error = post(loopback, prompt=[1] * 600).json()["error"]
     assert error["code"] == "context_length_exceeded"
