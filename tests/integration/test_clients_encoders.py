@@ -55,6 +55,21 @@ def test_the_models_show_what_they_can_do(server: Loopback) -> None:
     }
 
 
+@pytest.mark.parametrize("model", ["vectors", "ranks"])
+def test_the_field_with_the_text_at_fault_is_named(server: Loopback, model: str) -> None:
+    long = "a cat " * 100
+    for path, body, param in (
+        ("/v1/score", {"text_1": long, "text_2": "a"}, "text_1"),
+        ("/v1/score", {"text_1": "", "text_2": ["a", long]}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
+        ("/v1/rerank", {"query": long, "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["", long]}, "documents"),
+        ("/v1/rerank", {"query": "a" * 40, "documents": ["b"] * 2049}, "documents"),
+    ):
+        reply = post(server, path, model=model, **body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
+
+
 def test_openai_s_client_gets_vectors(server: Loopback) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         found = client.embeddings.create(model="vectors", input=TEXTS)  # as base64

@@ -152,6 +152,45 @@ def test_what_cannot_be_compared_is_refused(loopback: Loopback, path: str, body:
     assert post(loopback, path, **body).status_code == 400
 
 
+LONG = "a b " * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/score", {"text_1": LONG, "text_2": "b"}, "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": LONG}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", LONG]}, "text_2"),
+        ("/v1/score", {"text_1": "", "text_2": "b"}, "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": [str(i) for i in range(2048)]}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 600, "method": "labels"}, "text_2"),
+        ("/v1/rerank", {"query": LONG, "documents": ["b"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 600}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 3000}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": [LONG], "method": "embedding"}, "documents"),
+    ],
+)
+def test_the_field_with_the_text_at_fault_is_named(
+    loopback: Loopback, path: str, body: dict, param: str
+) -> None:
+    reply = post(loopback, path, **body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "choices", [[{"value": ""}, {"value": "b"}], [{"value": str(i)} for i in range(255)]]
+)
+def test_answers_that_cannot_be_chosen_from_are_questions(
+    loopback: Loopback, choices: list[dict]
+) -> None:
+    questions = [{"type": "choice", "choices": choices}] * 5
+    reply = post(loopback, "/v1/decisions", input="a", questions=questions)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "questions")
+
+
 QUESTIONS = [
     {"type": "predicate", "instructions": "It is about money.", "name": "money"},
     {

@@ -177,7 +177,10 @@ async def decide(call: Call[DecisionBody]) -> Decisions:
     """Answer questions about one input; the input is read once."""
     body = call.body
     probabilities, usage = await label_probabilities(
-        call, [each.ask() for each in body.questions], context=to_messages(body.input)
+        call,
+        [each.ask() for each in body.questions],
+        param="questions",
+        context=to_messages(body.input),
     )
     pairs = zip(body.questions, probabilities, strict=True)
     answers = [question.answer(shares) for question, shares in pairs]

@@ -36,7 +36,11 @@ class LabelQuestion:
 
 
 async def label_probabilities(
-    call: Call[object], questions: Sequence[LabelQuestion], *, context: Sequence[Message] = ()
+    call: Call[object],
+    questions: Sequence[LabelQuestion],
+    *,
+    param: str,
+    context: Sequence[Message] = (),
 ) -> tuple[list[list[float]], Usage]:
     """For each question the probability of each label, which sum to 1, and what that cost.
 
@@ -46,6 +50,7 @@ async def label_probabilities(
     Args:
         call: Who asks.
         questions: The questions.
+        param: The field that they are made of.
         context: Messages before each of them.
 
     Raises:
@@ -57,6 +62,7 @@ async def label_probabilities(
     if not 0 < len(labels) <= MAX_LABELS or not all(labels):
         raise RequestError(
             "the number of answers to choose from is out of range, or one is empty.",
+            param=param,
             found=str(len(labels)),
             expected=f"1 to {MAX_LABELS} in all",
         )
@@ -81,6 +87,7 @@ async def label_probabilities(
                 if num_tokens > MAX_TOKENS:
                     raise RequestError(
                         "the questions with each of their answers are too long.",
+                        param=param,
                         expected=f"at most {MAX_TOKENS:,} tokens in all, the input in each of them",
                         hint="ask fewer at once, or of a shorter input",
                     )

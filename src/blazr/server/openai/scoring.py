@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from blazr.core.errors import RequestError, too_many
+from blazr.core.errors import ContextLengthError, RequestError, too_many
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Usage
 from blazr.llm.vectors import distinct, pairs_of, score_pairs
@@ -118,7 +119,8 @@ async def score(call: Call[ScoreBody]) -> ScoreList:
     """How well pairs of texts fit: by a cross-encoder, the cosine of vectors, or a yes."""
     body = call.body
     pairs = pairs_of(body.text_1, body.text_2)
-    scores, usage = await _compare(call, pairs, body.method, default="embedding")
+    with _naming("text_1", "text_2", pairs):
+        scores, usage = await _compare(call, pairs, body.method, default="embedding")
     return ScoreList(
         id=f"score-{call.id}",
         created=unix_time(),
@@ -140,13 +142,36 @@ async def rerank(call: Call[RerankBody]) -> RerankReply:
             "top_n is out of range.", param="top_n", found=found, expected="at least 1"
         )
     pairs = [(body.query, text) for text in texts]
-    scores, usage = await _compare(call, pairs, body.method, default="labels")
+    with _naming("query", "documents", pairs):
+        scores, usage = await _compare(call, pairs, body.method, default="labels")
     rows = [RerankRow(index, each) for index, each in enumerate(scores)]
     rows = sorted(rows, key=lambda row: -row.relevance_score)[: body.top_n]
     if body.return_documents is not False:
         for row in rows:
             row.document = RankedDocument(texts[row.index])
     return RerankReply(f"rerank-{call.id}", call.name, rows, usage)
+
+
+@contextmanager
+def _naming(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Let an error that is about a text name the field that it is in.
+
+    What reads the texts does not say which it was: the longest, or the shortest where one is empty.
+
+    Args:
+        first: The field with the first texts of the pairs.
+        second: That with the second ones.
+        pairs: Texts.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.param in {"input", "prompt", "messages"}:
+            left, right = ([len(text) for text in side] for side in zip(*pairs, strict=True))
+            is_long = isinstance(error, ContextLengthError) or error.found
+            is_first = max(left) >= max(right) if is_long else min(left) <= min(right)
+            error.param = first if is_first else second
+        raise
 
 
 async def _compare(
@@ -165,6 +190,9 @@ async def _compare(
         default: How a language model does it where the client says nothing.
     """
     truncation = prompt_truncation(call.body)
+    many = "documents" if isinstance(call.body, RerankBody) else "text_2"
+    if len(pairs) > MAX_INPUTS:
+        raise too_many(pairs, MAX_INPUTS, "pairs", param=many)
     if isinstance(call.used, PipelineService):
         if method == "labels" or call.body.instruction is not None:
             raise RequestError(
@@ -177,8 +205,7 @@ async def _compare(
             return classifier.scores(logits), _usage(usage)
         method = "embedding"
     if (method or default) == "embedding":
-        is_search = isinstance(call.body, RerankBody)
-        found, usage = await _cosines(call, pairs, truncation, is_search=is_search)
+        found, usage = await _cosines(call, pairs, truncation, many=many)
         return found, _usage(usage)
     if truncation is not None:
         raise RequestError(
@@ -200,7 +227,7 @@ async def _compare(
         )
         for query, text in pairs
     ]
-    probabilities, usage = await label_probabilities(call, questions)
+    probabilities, usage = await label_probabilities(call, questions, param=many)
     return [yes for yes, _ in probabilities], _usage(usage)
 
 
@@ -209,12 +236,20 @@ async def _cosines(
     pairs: Sequence[tuple[str, str]],
     truncation: Truncation | None,
     *,
-    is_search: bool,
+    many: str,
 ) -> tuple[list[float], Usage]:
-    """The cosine of each pair's vectors; in a search the first text is a query."""
+    """The cosine of each pair's vectors; in a search the first text is a query.
+
+    Args:
+        call: Who asks.
+        pairs: Texts.
+        truncation: What becomes of texts that are too long.
+        many: The field that may have many texts.
+    """
     texts = distinct(pairs)
     if len(texts) > MAX_INPUTS:
-        raise too_many(texts, MAX_INPUTS, "texts", param=None)
+        raise too_many(texts, MAX_INPUTS, "texts", param=many)
+    is_search = isinstance(call.body, RerankBody)
     if not is_search or not isinstance(call.used, PipelineService):
         vectors, usage = await embed_inputs(call, texts, truncation=truncation)
         return [each.score for each in score_pairs(pairs, unit(vectors))], usage
