@@ -175,6 +175,22 @@ def test_links_lead_nowhere_and_names_are_a_model_s_own(server: Loopback, shelf:
     assert tokens(server, model="first")
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"lora_name": "other"}, 404, "lora_name"),
+        ({"lora_name": "other", "model": "model"}, 400, "lora_name"),
+        ({"lora_name": "model"}, 400, "lora_name"),
+        ({"lora_name": "first", "model": "other"}, 404, "model"),
+    ],
+)
+def test_what_names_no_adapter_is_told_of(
+    server: Loopback, body: dict[str, str], status: int, param: str
+) -> None:
+    refused = server.client.post("/v1/unload_lora_adapter", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
+
+
 def test_without_a_folder_none_are_read(shelf: Path) -> None:
     core = load_text_engine(LoadOptions(str(shelf / "model")))
     with serving(core, api_keys=("k",)) as server:

@@ -192,6 +192,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "logprobs": ("top_logprobs", "n_probs"),
     "prompt": ("input", "messages", "text_1", "query"),
     "messages": ("input", "prompt", "query", "text_1"),
+    "suffix": ("input_suffix",),
 }
 
 

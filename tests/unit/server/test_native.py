@@ -82,6 +82,21 @@ def test_the_middle_is_filled_in(loopback: Loopback, path: str) -> None:
     assert parts[-1] == {**whole, "content": ""}
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)
+def test_where_no_middle_can_be_filled_in_the_suffix_is_named(
+    loopback: Loopback, path: str, body: dict, param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blazr.llm.infill.INFILL_FORMATS", {})
+    refused = loopback.client.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 def test_completion_in_the_words_of_llama_cpp(loopback: Loopback) -> None:
     """Texts, objects, and ids with texts among them are prompts; several make a list."""
     encode = loopback.core.tokenizer.encode

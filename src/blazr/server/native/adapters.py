@@ -9,6 +9,7 @@ import msgspec
 
 from blazr.core.errors import BlazrError, CapacityError, RequestError
 from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError
 from blazr.server.native.router import Success
 from blazr.server.native.weights import allowed_path
 from blazr.server.schema import schema_hint
@@ -62,9 +63,14 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
 
 async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
     """Unload an adapter."""
-    name = _name_of(call.body.lora_name)
-    async with call.models.using_text(call.body.model or name) as service:
-        await asyncio.to_thread(service.llm.core.adapters.unload, name)
+    name, model = _name_of(call.body.lora_name), call.body.model
+    try:
+        async with call.models.using_text(model or name) as service:
+            await asyncio.to_thread(service.llm.core.adapters.unload, name)
+    except (RequestError, HttpError) as error:
+        if not model or error.param == "adapter":
+            error.param = "lora_name"
+        raise
     return Success(message=f"the adapter {name!r} is unloaded")
 
 
