@@ -245,6 +245,7 @@ def test_slots_are_saved_and_restored(shelf: Path, tmp_path: Path) -> None:
             ("x?action=erase", {}, "id"),
             ("0?action=save", {}, "filename"),
             ("0?action=save", {"filename": "../chat.bin"}, "filename"),
+            ("0?action=save", {"filename": "chat.bin\n"}, "filename"),
             ("0?action=restore", {"filename": "other.bin"}, "filename"),
             ("0?action=sing", {}, "action"),
             ("0", {}, "action"),

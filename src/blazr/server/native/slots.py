@@ -14,6 +14,9 @@ from blazr.engine.outputs import SlotAction
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 
+# $ alone also matches before a newline at the end; JSON Schema has no \Z
+_NAME = r"^\w[\w. -]{0,99}$(?!\n)"
+
 
 class SlotsQuery(msgspec.Struct, kw_only=True):
     """What is asked."""
@@ -66,7 +69,7 @@ class SlotBody(msgspec.Struct, kw_only=True):
     """What is done with what a slot's last reply had computed, and what it is saved as."""
 
     action: SlotAction | None = None
-    filename: Annotated[str, msgspec.Meta(pattern=r"^\w[\w. -]{0,99}$")] | None = None
+    filename: Annotated[str, msgspec.Meta(pattern=_NAME)] | None = None
     model: str | None = None
 
 
