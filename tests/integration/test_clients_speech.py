@@ -91,6 +91,9 @@ def test_events_hold_the_same_sound(server: Loopback) -> None:
         ({"input": "a" * 4097}, "input"),
         ({"input": "\u4f60"}, "input"),
         ({"voice": "7"}, "voice"),
+        ({"voice": {"id": "7"}}, "voice"),
+        ({"voice": {}}, "voice"),
+        ({"voice": {"id": 0}}, "voice"),
         ({"response_format": "aac"}, "response_format"),
         ({"speed": 9}, "speed"),
         ({"instructions": "shout"}, "instructions"),
@@ -139,9 +142,9 @@ def test_voices_by_name(tmp_path: Path) -> None:
     with serving_models(models) as running:
         sounds = [
             post(running, response_format="wav", voice=voice).raise_for_status().content
-            for voice in ("clb", "rms", "1", "alloy")
+            for voice in ("clb", "rms", "1", "alloy", {"id": "rms"})
         ]
-        assert sounds[0] == sounds[3] != sounds[1] == sounds[2]
+        assert sounds[0] == sounds[3] != sounds[1] == sounds[2] == sounds[4]
         for more, param in (({"voice": "nobody"}, "voice"), ({"speed": 2}, "speed")):
             refused = post(running, **more)
             assert refused.status_code == 400

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from operator import attrgetter
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn, cast
 
 import msgspec
 from starlette.responses import Response
@@ -26,12 +26,18 @@ if TYPE_CHECKING:
 _SEED_BITS = 31
 
 
+class CustomVoice(msgspec.Struct):
+    """A voice as an object, as OpenAI has those that people make."""
+
+    id: str
+
+
 class SpeechBody(msgspec.Struct, kw_only=True):
     """A text to say."""
 
     input: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
     model: str | None = None
-    voice: str | dict[str, Any] | None = None
+    voice: str | CustomVoice | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
     speed: Annotated[float, msgspec.Meta(ge=0.25, le=4)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
@@ -80,6 +86,7 @@ SpeechEvent = OneOf[SpeechDelta, SpeechDone]
 async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
     """Say a text."""
     body = call.body
+    voice = "0" if body.voice is None else body.voice
     form = body.response_format or "mp3"
     if form not in MEDIA_TYPES:
         raise RequestError(
@@ -92,7 +99,7 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
         raise RequestError("this model follows no instructions.", param="instructions")
     request = SpeechRequest(
         text=body.input,
-        voice=body.voice if isinstance(body.voice, str) else "0",
+        voice=voice.id if isinstance(voice, CustomVoice) else voice,
         speed=body.speed or 1.0,
         seed=randbits(_SEED_BITS) if body.seed is None else body.seed,
     )
