@@ -11,8 +11,10 @@ from typing import NamedTuple
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
-MOST_DRAFTS = 16  # of one sequence in a step
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafts in a step: each size is recorded once
+MOST_DRAFTS = 15  # of one sequence in a step
+# Drafts in a step, where each size is recorded once. One sequence has a token before them: as many rows
+# as products take together cost hardly more than a few fewer.
+COUNTS = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
 DECAY = 0.9  # what an outcome counts after the next one
 PRIOR = 2.0  # outcomes that other replies' count for in a new one

@@ -7,7 +7,7 @@ import pytest
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation import speculator as speculator_module
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
-from blazr.engine.speculation.speculator import FIRST_STEPS, LEAST_GAIN, Speculator
+from blazr.engine.speculation.speculator import FIRST_STEPS, LEAST_GAIN, MOST_DRAFTS, Speculator
 from tests.support.drafts import running_sequence
 
 pytestmark = pytest.mark.smoke
@@ -63,8 +63,8 @@ def some(count: int) -> list[Sequence]:
 
 
 def test_drafts_that_are_always_kept_are_computed_to_the_end() -> None:
-    depths, _ = drive(some(1), right=16, per_draft=0.02)
-    assert max(depths[-100:]) == 16
+    depths, _ = drive(some(1), right=MOST_DRAFTS, per_draft=0.02)
+    assert max(depths[-100:]) == MOST_DRAFTS
 
 
 def test_drafts_that_are_never_kept_are_not_computed_for_long() -> None:
