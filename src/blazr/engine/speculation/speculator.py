@@ -12,8 +12,8 @@ from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
 MOST_DRAFTS = 15  # of one sequence in a step
-# Drafts in a step, where each size is recorded once. One sequence has a token before them: as many rows
-# as products take together cost hardly more than a few fewer.
+# Drafts in a step, where each size is recorded once. One sequence has a token before them: as many
+# rows as products take together cost hardly more than a few fewer.
 COUNTS = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
 DECAY = 0.9  # what an outcome counts after the next one
