@@ -45,6 +45,15 @@ def test_so_does_a_long_row(dtype: torch.dtype, inner: int) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_of_a_row_counts(dtype: torch.dtype) -> None:
+    """Also those behind the last whole step."""
+    for inner in range(1, 100):
+        ones = torch.ones(1, inner, dtype=dtype)
+        assert matmul.linear(ones, ones).item() == inner, inner
+
+
+@pytest.mark.usefixtures("isa")
 def test_a_column_depends_on_its_own_weights_alone() -> None:
     """So that a matrix may be cut among devices, or concatenated."""
     x, weight = torch.randn(5, 77), torch.randn(141, 77)

@@ -17,7 +17,8 @@ struct Dot {
   static Reg piece(const T* p) { return load(p); }
   static Reg load(const T* p) { return Isa::load(p); }
   static Reg load_tail(const T* p, int n) {
-    if constexpr (std::is_same_v<T, float>)
+    // a step of NEON fills two registers, and this is one
+    if constexpr (std::is_same_v<T, float> && sizeof(Reg) == kRegister)
       return (Reg)load_some<1>(p, n).v;
     else
       return padded_load<Dot>(p, n);
