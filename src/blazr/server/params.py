@@ -190,8 +190,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "seed": ("sampling_seed",),
     "stop": ("stop_sequences",),
     "logprobs": ("top_logprobs", "n_probs"),
-    "prompt": ("input", "messages", "text_1", "query"),
-    "messages": ("input", "prompt", "query", "text_1"),
+    "prompt": ("input", "messages"),
+    "messages": ("input", "prompt"),
     "suffix": ("input_suffix",),
 }
 
@@ -221,11 +221,18 @@ def name_as_sent(error: RequestError, body: object) -> None:
     # of several it is the one whose value the error tells of: not every body reads the same first
     meant = (field for field, value in sent.items() if str(value)[:100] == error.found)
     field = next(meant, next(iter(sent), name))
-    if field != name:
-        error.param = field
-        if field != "messages":  # "the prompt" of a chat is what the template makes of it
-            error.message = re.sub(rf"\b{name}\b", field, error.message)
-            error.args = (error.render(),)
+    rename_field(error, field)
+
+
+def rename_field(error: RequestError, field: str) -> None:
+    """Let an error that names a field name another, in its message, too."""
+    name = error.param
+    if name is None or field == name:
+        return
+    error.param = field
+    if field != "messages":  # "the prompt" of a chat is what the template makes of it
+        error.message = re.sub(rf"\b{name}\b", field, error.message)
+        error.args = (error.render(),)
 
 
 def _grammar_fields(body: object) -> Iterator[str]:

@@ -19,7 +19,7 @@ from blazr.server.endpoint import Call
 from blazr.server.models import PipelineService
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
-from blazr.server.params import TruncatingBody, prompt_truncation, unix_time
+from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
 from blazr.text.messages import Message
@@ -170,7 +170,7 @@ def _naming(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> Iterat
             left, right = ([len(text) for text in side] for side in zip(*pairs, strict=True))
             is_long = isinstance(error, ContextLengthError) or error.found
             is_first = max(left) >= max(right) if is_long else min(left) <= min(right)
-            error.param = first if is_first else second
+            rename_field(error, first if is_first else second)
         raise
 
 
