@@ -9,16 +9,28 @@ from typing_extensions import override
 
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft, Drafter
-from blazr.nn.ops.repeats import NOWHERE, repeat_finder
+from blazr.nn.ops.repeats import NONE, repeat_finder
+
+# Kinds of drafts, by whether more than one token before the place are the last ones, and whether
+# others may stand for some: of an only place, as far as another place agrees, and beyond that.
+_KINDS = {
+    (is_longer, is_edited): tuple(f"{name}{end}" for end in ("", " agreed", " alone"))
+    for is_longer, is_edited, name in (
+        (False, False, "token"),
+        (False, True, "edited token"),
+        (True, False, "ngram"),
+        (True, True, "edited ngram"),
+    )
+}
 
 
 class NgramDrafter(Drafter):
     """Looks for the last tokens earlier in prompt and reply, and proposes what followed them.
 
-    Of the latest places the one is taken where most tokens before it are the same, and the latest
-    of equals. As far as the same followed at the latest other place, drafts are kept more often:
-    these are of a kind of their own. So are those of a text's only place, and those behind a single
-    token.
+    Of several places the one counts that is most like the end, also where it has other names; these
+    are put into what is proposed. As far as the same followed at the latest other place, drafts are
+    kept more often: these are of a kind of their own. So are those of a text's only place, those
+    behind a single token, and those of a place that is not wholly like the end.
     """
 
     def __init__(self) -> None:
@@ -30,18 +42,12 @@ class NgramDrafter(Drafter):
 
     def propose_beyond(self, match: int, sequence: Sequence, most: int) -> Draft | None:
         """What follows a place where more than ``match`` tokens before it are the same."""
-        tokens = sequence.tokens
-        place, found, num_agreed = self._find(tokens, most)
+        drafts, found, num_agreed, is_edited = self._find(sequence.tokens, most)
         if found <= match:
             return None
-        drafts = tuple(tokens[place : place + most])
-        # a place so near the end that the draft would go beyond it: what repeats goes on repeating
-        if len(drafts) < most:
-            drafts = (drafts * (most // len(drafts) + 1))[:most]
-        kind = "ngram" if found > 1 else "token"
-        if num_agreed == NOWHERE:
-            return Draft(drafts, kind)
-        behind = f"{kind} alone"
+        only, agreed, alone = _KINDS[found > 1, is_edited]
+        if num_agreed == NONE:
+            return Draft(drafts, only)
         if not num_agreed:
-            return Draft(drafts, behind)
-        return Draft(drafts, f"{kind} agreed", num_first=num_agreed, kind_behind=behind)
+            return Draft(drafts, alone)
+        return Draft(drafts, agreed, num_first=num_agreed, kind_behind=alone)

@@ -18,13 +18,14 @@ from blazr.engine.cache.prefix import salt_key
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft
 from blazr.engine.speculation.ngram import NgramDrafter
-from blazr.nn.ops.repeats import LONGEST_MATCH, NOWHERE
 
 LEAST_MATCH = 4  # tokens
+LONGEST_MATCH = 32  # tokens that are compared
 MOST_CANDIDATES = 8  # places that are compared, the latest first
 LONGEST_REPLY = 1 << 12  # tokens at its end that are remembered, in about two milliseconds
 MOST_TOKENS = 1 << 16  # of all replies that are remembered; each takes about 230 bytes
 _PLACES = 1 << 32  # in a reply, at most
+NOWHERE = -1
 
 
 class SuffixDrafter(NgramDrafter):

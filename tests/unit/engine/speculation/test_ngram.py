@@ -53,10 +53,17 @@ def kinds(tokens: list[int], most: int = 4) -> list[str]:
 
 def test_what_followed_at_two_places_is_another_kind() -> None:
     """As far as it did; what follows behind it may be another name."""
+    apart, also = list(range(20, 30)), list(range(30, 40))
     once = kinds([1, 2, 3, 4, 5, 6, 1, 2])
-    agreed = kinds([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 1, 2])
-    partly = kinds([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 8, 9, 1, 2])
-    never = kinds([1, 2, 3, 4, 5, 6, 1, 2, 7, 8, 9, 9, 1, 2])
+    agreed = kinds([1, 2, 3, 4, 5, 6, *apart, 1, 2, 3, 4, 5, 6, *also, 1, 2])
+    partly = kinds([1, 2, 3, 4, *apart, 1, 2, 3, 4, *also, 1, 2])
+    never = kinds([1, 2, *apart, 1, 2, *also, 1, 2])
     assert [len(set(each)) for each in (once, agreed, partly, never)] == [1, 1, 2, 1]
     assert partly == [*agreed[:2], *never[:2]]
     assert len({once[0], agreed[0], never[0]}) == 3
+
+
+def test_another_name_is_put_in_and_is_another_kind() -> None:
+    text = [1, 2, 30, 3, 4, 30, 5, 6, 1, 2, 40, 3, 4]
+    assert propose(text, most=2) == (40, 5)
+    assert kinds(text) != kinds([3, 4, 30, 5, 6, 3, 4])

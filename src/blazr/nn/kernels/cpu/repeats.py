@@ -1,4 +1,4 @@
-"""Where the last tokens of a text stood before: ``csrc/repeats.hpp`` behind the op's signature."""
+"""What followed the last tokens before: ``csrc/repeats.hpp`` behind the op's signature."""
 
 from __future__ import annotations
 
@@ -16,36 +16,47 @@ class _Repeat(Call, entry="find_repeat"):
     """``Repeat`` of kernels.hpp."""
 
     tokens: Pointer
+    following: Pointer
     length: Int64
+    most: Int64
     longest: Int64
     candidates: Int64
-    most: Int64
-    place: Int64
+    widest: Int64
+    most_replaced: Int64
+    replaced_cost: Int64
+    recent: Int64
     match: Int64
     num_agreed: Int64
+    num_replaced: Int64
 
 
 class RepeatFinder:
     """`blazr.nn.ops.repeats.find_repeat`, in room of its own. One thread's.
 
     Args:
-        longest: Tokens that are compared.
-        candidates: Places that are compared, the latest first.
+        limits: The op's, in the order of the fields of `_Repeat`.
     """
 
-    def __init__(self, longest: int, candidates: int) -> None:
+    def __init__(self, limits: tuple[int, ...]) -> None:
         # as that of kernels(), but without releasing the GIL: other threads would get it for longer
         # than this takes
         entry = ctypes.cast(kernels().blazr_find_repeat, ctypes.c_void_p).value
         assert entry is not None
         self._entry = _FUNCTION(entry)
-        self._call = _Repeat(0, 0, longest, candidates, 0, 0, 0, 0)
+        self._call = _Repeat(0, 0, 0, 0, *limits, 0, 0, 0)  # type: ignore[call-arg]
         self._given = ctypes.byref(self._call)
+        self._following = (ctypes.c_int32 * 0)()
 
-    def __call__(self, tokens: array[int], most: int) -> tuple[int, int, int]:
+    def __call__(self, tokens: array[int], most: int) -> tuple[tuple[int, ...], int, int, bool]:
         """What the op returns."""
         call = self._call
+        if most > len(self._following):
+            self._following = (ctypes.c_int32 * most)()
+            call.following = ctypes.addressof(self._following)
         call.tokens, call.length = tokens.buffer_info()
         call.most = most
         self._entry(self._given, 1)
-        return call.place, call.match, call.num_agreed
+        match = call.match
+        if not match:
+            return (), 0, call.num_agreed, False
+        return tuple(self._following[:most]), match, call.num_agreed, call.num_replaced > 0

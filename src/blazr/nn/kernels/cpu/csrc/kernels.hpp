@@ -541,16 +541,18 @@ struct Draw {
   int64_t rows, size, stride, blocks, parts;
 };
 
-// Where the last tokens of a text stood before (see repeats.hpp).
+// What followed the last tokens of a text where they stood before (see repeats.hpp).
 struct Repeat {
   const int32_t* tokens;
+  int32_t* following;  // (most), what is found
   int64_t length;      // of the text
-  int64_t longest;     // tokens that are compared
-  int64_t candidates;  // places that are compared, the latest first
-  int64_t most;        // tokens behind them that are compared
-  // What is found: the place behind most of the last tokens, or -1; how many these are; and how many
-  // tokens behind it are those behind the latest other place, or -1 where there is none.
-  int64_t place, match, num_agreed;
+  int64_t most;        // tokens that are wanted
+  // As blazr.nn.ops.repeats names them.
+  int64_t longest, candidates, widest, most_replaced, replaced_cost, recent;
+  // How many tokens before the place are the last ones, or 0 where there is none; how many of those
+  // that are found follow the latest other place, or -1 where there is none; how many replacements
+  // were made.
+  int64_t match, num_agreed, num_replaced;
 };
 
 // A call that was made, to be made again.

@@ -1,7 +1,13 @@
-// Where the last tokens of a text stood before.
+// What followed the last tokens of a text where they stood before.
 //
 //   text   a b c d . . a b c e . . . b c | ?
 //                ^         ^               places: behind tokens that are like the last ones
+//
+// Of several the one counts that is most like the end of the text, compared backwards:
+//
+//   place   get width ( self ) : return self . | width
+//   end     get size  ( self ) : return self . | ?
+//               ^ stands for width, and so it does in what follows: size
 #pragma once
 
 #include "types.hpp"
@@ -10,6 +16,7 @@ namespace {
 
 struct Repeats {
   static constexpr int64_t kTogether = 64;  // tokens that are looked at before it is asked whether any fits
+  static constexpr int64_t kMostReplaced = 8;  // that there is room for
 
   // The latest place before `limit`, or -1, behind tokens of which the first and the last are those of
   // the last `count` tokens: of up to two, all are.
@@ -30,37 +37,123 @@ struct Repeats {
     return -1;
   }
 
-  // How many tokens before a place are the last ones.
-  static int64_t match_at(const Repeat& call, int64_t place) {
-    const int64_t most = smaller(place, call.longest);
-    int64_t match = 0;
-    while (match < most && call.tokens[place - match - 1] == call.tokens[call.length - match - 1]) match++;
-    return match;
+  struct Tokens {
+    const int32_t* first;
+    int64_t count;
+    bool operator==(const Tokens& other) const {
+      return count == other.count && !memcmp(first, other.first, size_t(count) * sizeof(int32_t));
+    }
+  };
+  struct Replaced {
+    Tokens those, by;
+  };
+
+  // How like a place the end of the text is.
+  struct Alignment {
+    int64_t place = -1, match = 0, same = 0, count = 0;
+    const int32_t* start = nullptr;  // of what was compared at the end
+    Replaced replaced[kMostReplaced];
+  };
+
+  static Alignment align(const Repeat& call, int64_t place) {
+    Alignment found;
+    found.place = place;
+    const int32_t *begin = call.tokens, *there = begin + place, *here = begin + call.length;
+    for (;;) {
+      while (there > begin && found.same < call.longest && there[-1] == here[-1])
+        there--, here--, found.same++;
+      if (!found.count) found.match = found.same;
+      found.start = here;
+      if (found.same == call.longest || !step_over(call, found, there, here)) return found;
+    }
+  }
+
+  // Go before tokens of which some stand for others; false where there are none.
+  static bool step_over(const Repeat& call, Alignment& found, const int32_t*& there, const int32_t*& here) {
+    const int32_t *begin = call.tokens, *place = begin + found.place;
+    for (int64_t i = 0; i < found.count; i++) {
+      const auto& [those, by] = found.replaced[i];
+      const int32_t *before = there - those.count, *behind = here - by.count;
+      if (before - begin < 1 || behind <= place || before[-1] != behind[-1]) continue;
+      if (Tokens{before, those.count} == those && Tokens{behind, by.count} == by) {
+        there = before, here = behind;
+        return true;
+      }
+    }
+    if (found.count == smaller(call.most_replaced, kMostReplaced)) return false;
+    for (int64_t both = 2; both <= 2 * call.widest; both++)
+      for (int64_t one = larger(1, both - call.widest); one <= smaller(call.widest, both - 1); one++) {
+        const int32_t *before = there - one, *behind = here - (both - one);
+        if (before - begin < 2 || behind <= place) continue;
+        if (before[-1] != behind[-1] || before[-2] != behind[-2]) continue;
+        found.replaced[found.count++] = {{before, one}, {behind, both - one}};
+        there = before, here = behind;
+        return true;
+      }
+    return false;
+  }
+
+  // Leave out what stands among the last tokens as it is.
+  static void keep_sure(const Repeat& call, Alignment& found) {
+    const int32_t* end = call.tokens + call.length;
+    const int32_t* recent = end - call.recent > found.start ? end - call.recent : found.start;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < found.count; i++) {
+      const Tokens those = found.replaced[i].those;
+      bool is_there = false;
+      for (const int32_t* at = recent; at + those.count <= end; at++)
+        is_there |= Tokens{at, those.count} == those;
+      if (!is_there) found.replaced[kept++] = found.replaced[i];
+    }
+    found.count = kept;
+  }
+
+  // Write what follows the place, with what stands for it; behind the end it comes again.
+  static void write(const Repeat& call, const Alignment& found) {
+    const int32_t* source = call.tokens + found.place;
+    const int64_t round = call.length - found.place;
+    const auto is_at = [&](int64_t at, const Tokens& some) {
+      for (int64_t i = 0; i < some.count; i++)
+        if (source[(at + i) % round] != some.first[i]) return false;
+      return true;
+    };
+    for (int64_t written = 0, at = 0; written < call.most;) {
+      const Tokens one{source + at % round, 1};
+      Replaced now{one, one};
+      for (int64_t i = found.count - 1; i >= 0; i--)
+        if (is_at(at, found.replaced[i].those)) now = found.replaced[i];
+      for (int64_t i = 0; i < now.by.count && written < call.most; i++)
+        call.following[written++] = now.by.first[i];
+      at += now.those.count;
+    }
   }
 
   static void find(Repeat& call) {
-    call.place = -1, call.match = 0, call.num_agreed = -1;
+    call.match = 0, call.num_agreed = -1, call.num_replaced = 0;
     if (call.length < 2) return;
-    int64_t count = 2, found = latest(call, count, call.length);
-    if (found < 0) found = latest(call, count = 1, call.length);
-    const int64_t first = found;
-    int64_t second = -1;
-    for (int64_t i = 0; i < call.candidates && found >= 0; i++) {
-      if (i == 1) second = found;
-      const int64_t match = match_at(call, found);
-      if (match > call.match) call.place = found, call.match = match;
-      // of single tokens no place is behind more of them, and none behind more than are compared
-      if (i && (count == 1 || call.match == call.longest)) break;
-      found = latest(call, count, found);
+    int64_t count = 2, place = latest(call, count, call.length);
+    if (place < 0) place = latest(call, count = 1, call.length);
+    if (place < 0) return;
+    const int64_t first = place;
+    int64_t second = -1, highest = 0;
+    const auto score = [&](const Alignment& some) { return some.same - call.replaced_cost * some.count; };
+    Alignment best;
+    for (int64_t i = 0; i < call.candidates && place >= 0; i++) {
+      if (i == 1) second = place;
+      const Alignment found = align(call, place);
+      if (!i || score(found) > highest) best = found, highest = score(best);
+      if (i && highest == call.longest) break;  // as much as there can be
+      place = latest(call, count, place);
     }
-    const int64_t other = call.place == first ? second : first;
+    keep_sure(call, best);
+    write(call, best);
+    call.match = best.match, call.num_replaced = best.count;
+    const int64_t other = best.place == first ? second : first;
     if (other < 0) return;
-    const int64_t round = call.length - call.place;
-    for (int64_t i = 0; ; i++) {
-      call.num_agreed = i;
-      if (i == call.most || other + i == call.length) return;
-      if (call.tokens[call.place + i % round] != call.tokens[other + i]) return;
-    }
+    const int64_t most = smaller(call.most, call.length - other);
+    int64_t agreed = 0;
+    while (agreed < most && call.following[agreed] == call.tokens[other + agreed]) agreed++;
+    call.num_agreed = agreed;
   }
 };
 
