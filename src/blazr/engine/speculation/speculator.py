@@ -26,7 +26,7 @@ MOST_VAIN = 0.002  # of a step's time may go into looking for drafts in vain; mo
 PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
 LONGEST_PAUSE = 63  # tokens of a reply for which nothing is drafted in vain
 COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
-LEAST_RATE = 0.02  # drafts that are kept less often are not worth weighing
+LEAST_RATE = 0.05  # drafts that are kept less often are not worth weighing
 LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
 LASTING = 64  # steps that were timed, after which the time of one with drafts is not known any more
 PLAIN_LASTING = 512  # and of one without: where drafts are kept, these are rare
@@ -52,9 +52,9 @@ class _Outcomes:
     failed: float = FAILED
 
     def add(self, num_kept: int, *, has_failed: bool) -> None:
-        for _ in range(num_kept):
-            self.kept = DECAY * self.kept + 1
-            self.failed *= DECAY
+        faded = DECAY**num_kept
+        self.kept = faded * self.kept + (1 - faded) / (1 - DECAY)
+        self.failed *= faded
         if has_failed:
             self.kept *= DECAY
             self.failed = DECAY * self.failed + 1
