@@ -107,10 +107,13 @@ def reply(
 def dictating(ids: Sequence[int]) -> AbstractContextManager[object]:
     """While this is entered, replies are these tokens."""
 
-    def draw(_: Draws, rows: Sequence[tuple[int, RunningSequence]]) -> list[Sampled]:
-        return [Sampled(ids[sequence.num_output]) for _, sequence in rows]
+    def draw_one(_: Draws, __: int, sequence: RunningSequence) -> Sampled:
+        return Sampled(ids[sequence.num_output])
 
-    return patch.object(Draws, "draw", draw)
+    def draw(draws: Draws, rows: Sequence[tuple[int, RunningSequence]]) -> list[Sampled]:
+        return [draw_one(draws, *row) for row in rows]
+
+    return patch.multiple(Draws, draw=draw, draw_one=draw_one)
 
 
 def compare(

@@ -281,4 +281,7 @@ class Lab:
                 self.logits.setdefault(key, {})[sequence.num_output] = logits[place].clone()
             return self.sample(logits, rows)
 
-        self.runner.sampler.draws = lambda logits: SimpleNamespace(draw=partial(draw, logits))  # type: ignore[method-assign]
+        self.runner.sampler.draws = lambda logits: SimpleNamespace(  # type: ignore[method-assign]
+            draw=partial(draw, logits),
+            draw_one=lambda place, sequence: draw(logits, [(place, sequence)])[0],
+        )

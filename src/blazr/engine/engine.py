@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import sha256
 from time import perf_counter
 from typing import NamedTuple
@@ -448,8 +447,7 @@ class Engine:
                 outputs.append(self._end_pooled(row.sequence))
             elif row.drafts:
                 assert result.draw_next is not None
-                draw_next = partial(result.draw_next, index)
-                outputs.append(self._append_drafted(row, next(sampled), draw_next))
+                outputs.append(self._append_drafted(index, row, next(sampled), result.draw_next))
             elif row.samples:
                 outputs.append(self._append(row.sequence, self._take(row.sequence, next(sampled))))
         for fork in plan.forks:
@@ -467,9 +465,7 @@ class Engine:
         params = sequence.request.params
         if params.max_tokens == 0:
             return _Taken(FinishReason.LENGTH)
-        stops = not params.ignore_eos and token in sequence.request.stop_ids
-        stops = stops or token in params.stop_token_ids
-        if stops and sequence.num_output >= params.min_tokens:
+        if token in sequence.ends and sequence.num_output >= params.min_tokens:
             return _Taken(FinishReason.STOP, stop_id=token)
         tokens: tuple[int, ...] = (token,)
         is_complete = False
@@ -490,14 +486,19 @@ class Engine:
         return _Taken(reason, tokens, logprobs)
 
     def _append_drafted(
-        self, row: PlannedSequence, sampled: Sampled, draw_next: Callable[[int], Sampled]
+        self,
+        index: int,
+        row: PlannedSequence,
+        sampled: Sampled,
+        draw_next: Callable[[int, int], Sampled],
     ) -> TokenOutput:
         """Go on drawing as long as what is drawn was drafted.
 
         Args:
+            index: Of the row in the plan.
             row: With drafts.
             sampled: What follows the tokens before them.
-            draw_next: Draws what follows so many of them.
+            draw_next: Draws what follows so many of a row's drafts.
         """
         sequence, drafts = row.sequence, row.drafts
         taken = self._take(sequence, sampled)
@@ -506,7 +507,7 @@ class Engine:
         started = perf_counter()
         while taken.reason is None and last_ids == drafts[num_kept : num_kept + len(last_ids)]:
             num_kept += len(last_ids)
-            taken = self._take(sequence, _drawn_by(draw_next, num_kept))
+            taken = self._take(sequence, _drawn_by(draw_next, index, num_kept))
             last_ids = taken.token_ids
             token_ids += last_ids
             logprobs += taken.logprobs
@@ -606,10 +607,10 @@ class Engine:
         return [self._fail(first, "the cache memory cannot hold this request")]
 
 
-def _drawn_by(draw_next: Callable[[int], Sampled], num_taken: int) -> Sampled:
+def _drawn_by(draw_next: Callable[[int, int], Sampled], index: int, num_taken: int) -> Sampled:
     """What is drawn behind so many drafts; a failure ends one reply, as it does in the step."""
     try:
-        return draw_next(num_taken)
+        return draw_next(index, num_taken)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)

@@ -430,7 +430,7 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
 
     def draw_next(index: int, num_taken: int) -> Sampled:
         sequence, _, _, drafts = plan.rows[index]
-        return draws.draw([(ends[sequence] - len(drafts) + num_taken, sequence)])[0]
+        return draws.draw_one(ends[sequence] - len(drafts) + num_taken, sequence)
 
     result.draw_next = draw_next
 

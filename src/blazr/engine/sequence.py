@@ -66,6 +66,7 @@ class Sequence:
         most_surprise: Of the next token, bits, where mirostat limits it.
         draws_plainly: Whether a draw takes its scores and filters, and nothing else, ever.
         takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
+        ends: Tokens that end the reply.
         asks_of_prompt: Whether the prompt's own tokens are asked about, not only what follows.
         forks_at_end: Whether other replies to its request can begin where its prompt ends.
         num_prompt: Tokens of the prompt.
@@ -115,6 +116,7 @@ class Sequence:
     most_surprise: float = field(init=False)
     draws_plainly: bool = field(init=False)
     takes_likeliest: bool = field(init=False)
+    ends: frozenset[int] = field(init=False)
     asks_of_prompt: bool = field(init=False)
     forks_at_end: bool = field(init=False)
     num_prompt: int = field(init=False)
@@ -131,6 +133,9 @@ class Sequence:
         params = self.request.params
         self.draws_plainly = self.constraint is None and params.draws_plainly
         self.takes_likeliest = self.draws_plainly and params.is_greedy
+        self.ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.ends |= request.stop_ids
         self.most_surprise = 2 * params.mirostat_tau
         self.asks_of_prompt = request.pooling is not None or params.prompt_logprobs is not None
         self.forks_at_end = params.n > 1 and not self.asks_of_prompt

@@ -61,8 +61,7 @@ def fill_mask(mask: NDArray[np.int32], sequence: RunningSequence, vocab_size: in
     words = mask.view(np.uint32)
     if not words[vocab_size // 32] >> vocab_size % 32 & 1:
         return
-    params = sequence.request.params
-    for end in (*params.stop_token_ids, *(() if params.ignore_eos else sequence.request.stop_ids)):
+    for end in sequence.ends:
         words[end // 32] |= np.uint32(1 << end % 32)
 
 

@@ -146,6 +146,13 @@ class Draws:
                 sampled[index] = result
         return sampled
 
+    def draw_one(self, place: int, sequence: RunningSequence) -> Sampled:
+        """The same for one sequence."""
+        token = self._tokens[place]
+        if token >= 0 and sequence.takes_likeliest and token not in self._sampler.banned:
+            return Sampled(token)
+        return self.draw([(place, sequence)])[0]
+
 
 def _failed(error: BaseException) -> Sampled:
     """What comes out where a constraint fails."""
