@@ -24,6 +24,7 @@ FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice 
 PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
 MOST_VAIN = 0.002  # of a step's time may go into looking for drafts in vain; more leads to pauses
 PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
+REDEEMED = 2  # looks in vain that a kept draft makes up for
 LONGEST_PAUSE = 63  # tokens of a reply for which nothing is drafted in vain
 COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
 LEAST_RATE = 0.05  # drafts that are kept less often are not worth weighing
@@ -77,8 +78,8 @@ class _Reply:
         proposal: Drafts of its next tokens, until it is known which are right.
         outcomes: How often its drafts were kept, by kind.
         wake_at: How many tokens there are of it when drafts are looked for again.
-        num_vain: How often there were none that were worth it; half of that is forgotten where
-            drafts were kept.
+        num_vain: How often there were none that were worth it; drafts that were kept make up for
+            some.
     """
 
     proposal: Proposal | None = None
@@ -196,7 +197,7 @@ class Speculator:
         reply.proposal, reply.wake_at = None, 0
         self.apart_s += seconds
         if num_kept:
-            reply.num_vain //= 2
+            reply.num_vain = max(reply.num_vain - REDEEMED * num_kept, 0)
             likeliest, draw_s = sequence.takes_likeliest, seconds / num_kept
             known = self._draw_s.get(likeliest, draw_s)
             # without a limit, one that was interrupted would keep drafts away for good
