@@ -159,10 +159,24 @@ class FakeModel:
         sampled = list(drawn.values())
         if "results permuted between rows" in self.bugs:
             sampled.reverse()
-        late = "what follows a draft drawn a token late" in self.bugs
         result.sampled = [Sampled(token) for token in sampled]
-        result.draw_next = lambda row, count: Sampled(tokens[row][count - late])
+        self._follow_drafts(plan, tokens, result)
         return result
+
+    def _follow_drafts(self, plan: StepPlan, tokens: list[list[int]], result: StepResult) -> None:
+        """Let the result tell what is drawn behind drafts."""
+        late = "what follows a draft drawn a token late" in self.bugs
+
+        def draw_next(row: int, count: int) -> Sampled:
+            return Sampled(tokens[row][count - late])
+
+        def likeliest(row: int) -> list[int]:
+            """Of every other request; of others each is drawn."""
+            if plan.rows[row].sequence.request_id % 2:
+                return [-1] * len(tokens[row])
+            return [tokens[row][max(count - late, 0)] for count in range(len(tokens[row]))]
+
+        result.draw_next, result.likeliest = draw_next, likeliest
 
     def _begin_fork(self, fork: Fork) -> None:
         """Give it what replies cannot share."""

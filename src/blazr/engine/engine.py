@@ -446,8 +446,7 @@ class Engine:
             if row.samples and row.sequence.request.pooling is not None:
                 outputs.append(self._end_pooled(row.sequence))
             elif row.drafts:
-                assert result.draw_next is not None
-                outputs.append(self._append_drafted(index, row, next(sampled), result.draw_next))
+                outputs.append(self._append_drafted(index, row, next(sampled), result))
             elif row.samples:
                 outputs.append(self._append(row.sequence, self._take(row.sequence, next(sampled))))
         for fork in plan.forks:
@@ -486,11 +485,7 @@ class Engine:
         return _Taken(reason, tokens, logprobs)
 
     def _append_drafted(
-        self,
-        index: int,
-        row: PlannedSequence,
-        sampled: Sampled,
-        draw_next: Callable[[int, int], Sampled],
+        self, index: int, row: PlannedSequence, sampled: Sampled, result: StepResult
     ) -> TokenOutput:
         """Go on drawing as long as what is drawn was drafted.
 
@@ -498,22 +493,39 @@ class Engine:
             index: Of the row in the plan.
             row: With drafts.
             sampled: What follows the tokens before them.
-            draw_next: Draws what follows so many of a row's drafts.
+            result: Of the step.
         """
         sequence, drafts = row.sequence, row.drafts
+        started = perf_counter()
+        if sequence.takes_likeliest and result.likeliest is not None:
+            found = result.likeliest(index)
+            num_kept = count_equal(found, drafts)
+            token_ids = tuple(found[: num_kept + 1])
+            if self._append_if_nothing_ends(sequence, token_ids):
+                self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
+                return self._append(sequence, _Taken(None, token_ids))
+        assert result.draw_next is not None
         taken = self._take(sequence, sampled)
         token_ids, logprobs = taken.token_ids, taken.logprobs
         num_kept, last_ids = 0, token_ids
-        started = perf_counter()
         while taken.reason is None and last_ids == drafts[num_kept : num_kept + len(last_ids)]:
             num_kept += len(last_ids)
-            taken = self._take(sequence, _drawn_by(draw_next, index, num_kept))
+            taken = self._take(sequence, _drawn_by(result.draw_next, index, num_kept))
             last_ids = taken.token_ids
             token_ids += last_ids
             logprobs += taken.logprobs
         num_kept += count_equal(last_ids, drafts[num_kept:])
         self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
         return self._append(sequence, taken._replace(token_ids=token_ids, logprobs=logprobs))
+
+    def _append_if_nothing_ends(self, sequence: Sequence, token_ids: tuple[int, ...]) -> bool:
+        """Append at once what `_take` would one by one, unless the reply ends with any of it."""
+        has_room = sequence.num_output + len(token_ids) < sequence.max_output
+        if not has_room or token_ids[-1] < 0 or not sequence.ends.isdisjoint(token_ids):
+            return False
+        sequence.tokens.extend(token_ids)
+        self.counts.generated_tokens += len(token_ids)
+        return True
 
     def _append(self, sequence: Sequence, taken: _Taken) -> TokenOutput:
         """Put out what a sequence got, and end it if it has ended."""

@@ -25,7 +25,7 @@ from blazr.engine.ranks import orders
 from blazr.engine.ranks.shared import SharedStorage
 from blazr.engine.replay import Replays, Size
 from blazr.engine.request import Request
-from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
+from blazr.engine.sampling.sampler import Draws, Sampled, Sampler, many_logprobs
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -55,6 +55,8 @@ class StepResult:
         sampled: One per row that samples, in the plan's order, then one per fork that does.
         draw_next: Draws for a row of the plan what follows so many of its drafts, once these have
             been appended to its sequence; None where nothing is drawn.
+        likeliest: For a row of the plan with drafts: the likeliest token before each of them and
+            behind the last, -1 where more has to be known; None where it is not.
         prompt_logprobs: By row of the plan, for requests that ask: one per token of this step
             that has a next one in the prompt.
         pooled: By row of the plan, for requests that ask: the sum of the hidden states of this step
@@ -65,6 +67,7 @@ class StepResult:
 
     sampled: list[Sampled] = field(default_factory=list)
     draw_next: Callable[[int, int], Sampled] | None = None
+    likeliest: Callable[[int], Sequence[int]] | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     fork_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -427,12 +430,23 @@ def draw_tokens(sampler: Sampler, plan: StepPlan, logits: Tensor, result: StepRe
         return
     draws = sampler.draws(logits)
     result.sampled = draws.draw(wanted)
+    _follow_drafts(plan, ends, draws, result)
+
+
+def _follow_drafts(
+    plan: StepPlan, ends: Mapping[RunningSequence, int], draws: Draws, result: StepResult
+) -> None:
+    """Let a result tell what is drawn behind drafts, whose last rows are these."""
 
     def draw_next(index: int, num_taken: int) -> Sampled:
         sequence, _, _, drafts = plan.rows[index]
         return draws.draw_one(ends[sequence] - len(drafts) + num_taken, sequence)
 
-    result.draw_next = draw_next
+    def likeliest(index: int) -> Sequence[int]:
+        sequence, _, _, drafts = plan.rows[index]
+        return draws.likeliest(ends[sequence] - len(drafts), 1 + len(drafts))
+
+    result.draw_next, result.likeliest = draw_next, likeliest
 
 
 def _prompt_logprobs(row: PlannedSequence, logits: Tensor) -> list[TokenLogprobs]:

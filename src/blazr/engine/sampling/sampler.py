@@ -153,6 +153,13 @@ class Draws:
             return Sampled(token)
         return self.draw([(place, sequence)])[0]
 
+    def likeliest(self, first: int, count: int) -> Sequence[int]:
+        """The likeliest token of each of these places; -1 where none may be drawn that is."""
+        tokens, banned = self._tokens[first : first + count], self._sampler.banned
+        if banned.isdisjoint(tokens):
+            return tokens
+        return [-1 if token in banned else token for token in tokens]
+
 
 def _failed(error: BaseException) -> Sampled:
     """What comes out where a constraint fails."""
