@@ -43,8 +43,10 @@ struct AttentionOf {
   using Products = Matmul<Isa, C>;
   using D = Dot<Isa, C>;
   using Rows = typename Products::Rows;
-  // Queries whose sums of 32 channels are in registers together, and vectors of them.
-  static constexpr int kTile = kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
+  // Queries whose scores of kKeys keys, or sums of as many channels, are in registers together, and
+  // vectors of them. Of values that fill no more than one register, more queries are.
+  static constexpr int kTile = kRegister > 32 ? 8 : kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
+  static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile, kWide = kRegister / 4;  // numbers of one
   static constexpr int64_t kChannels = 32, kKeys = 16 * kVectors;
   static constexpr bool kInPairs = kHasPairs<D>;
 
@@ -63,6 +65,7 @@ struct AttentionOf {
     float total[kQueriesTogether], scales[kQueriesTogether];
     // The highest score so far, that of a page, and what is left of the sums where it is higher.
     alignas(64) float best[kQueriesTogether], tops[kQueriesTogether], factors[kQueriesTogether];
+    Lanes folded[kQueriesTogether];  // what becomes one number of each query
     int64_t positions[kQueriesTogether];
     struct Nothing {};
     std::conditional_t<kInWhole, WholeNumbers<Isa>, Nothing> whole;
@@ -78,18 +81,29 @@ struct AttentionOf {
     int64_t group() const { return call.heads / call.kv_heads; }
     int64_t key_size() const { return call.keys[0].size + call.keys[1].size; }
     int64_t wide_value() const { return round_up(call.values.size, kChannels); }
-    int64_t token(int64_t i) const { return (first + i) / group(); }
-    int64_t head(int64_t i) const { return kv_head * group() + (first + i) % group(); }
     // The first position that query i may see.
     int64_t oldest(int64_t i) const {
       return call.window ? larger(positions[i] - call.window + 1, 0) : 0;
     }
 
+    // body(query, its token, its head) for all queries.
+    template <class Body>
+    void in_queries(const Body& body) const {
+      int64_t token = first / group(), place = first % group();
+      for (int64_t i = 0; i < count; i++, place++) {
+        if (place == group()) place = 0, token++;
+        body(i, token, kv_head * group() + place);
+      }
+    }
+
     void read_queries() {
-      for (int64_t i = 0; i < count; i++) {
-        const int64_t row = (span.first + token(i)) * call.heads + head(i);
-        const T* from = (const T*)call.q + row * key_size();
-        if constexpr (std::is_same_v<C, T>)
+      const bool has_sink = call.sinks;
+      in_queries([&](int64_t i, int64_t token, int64_t head) {
+        const T* from = (const T*)call.q + ((span.first + token) * call.heads + head) * key_size();
+        if constexpr (std::is_same_v<T, float>)
+          for (int64_t c = 0; c < key_size(); c += 16)
+            store16(q + i * kMaxKey + c, load_some(from + c, key_size() - c));
+        else if constexpr (std::is_same_v<C, T>)
           memcpy(q + i * kMaxKey, from, key_size() * sizeof(T));
         else
           widen(from, key_size(), key_size(), q + i * kMaxKey);
@@ -97,16 +111,15 @@ struct AttentionOf {
           in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
             whole.read_query(i, block, q + i * kMaxKey + part * call.keys[0].size + c, n);
           });
-        const bool has_sink = call.sinks;
-        positions[i] = span.start + token(i);
+        positions[i] = span.start + token;
         scales[i] = call.scale;
         if (call.temperature != 0) {
           const float periods = float(1 + positions[i] / call.temperature_length);
           scales[i] *= 1.0f + call.temperature * logf(periods);
         }
-        best[i] = has_sink ? call.sinks[head(i)] : -INFINITY;
+        best[i] = has_sink ? call.sinks[head] : -INFINITY;
         total[i] = has_sink ? 1.0f : 0.0f;
-      }
+      });
       memset(sums, 0, size_t(count * wide_value()) * sizeof(float));
     }
 
@@ -155,21 +168,15 @@ struct AttentionOf {
       return {(const char*)rows[first], ((const char*)rows[last] - (const char*)rows[first]) / turns};
     }
 
-    // Scaled scores of all queries with the first rows of a page. Tiles are whole: the last rows may be
+    // Products of all queries with the first rows of a page. Tiles are whole: the last rows may be
     // unseen ones.
-    void score(int64_t page, int64_t rows) {
+    void multiply_all(int64_t page, int64_t rows) {
       if constexpr (kInWhole)
         multiply_whole(page, rows, weights);
       else if constexpr (kInPairs)
         multiply_pairs(page, rows);
       else
         multiply(page, rows);
-      for (int64_t i = 0; i < count; i++) {
-        float* s = weights + i * kGrid;
-        for (int64_t r = 0; r < rows; r += 16) store16(s + r, load16(s + r) * scales[i]);
-        if (call.softcap > 0)
-          for (int64_t r = 0; r < rows; r++) s[r] = call.softcap * tanhf(s[r] / call.softcap);
-      }
     }
 
     // Products of all queries with the first rows of a page, as pairs of numbers.
@@ -280,41 +287,63 @@ struct AttentionOf {
       memcpy(to, &numbers, sizeof numbers);
     }
 
-    // Turn the scores of a page that begins at position `base` into weights: first the highest of each
-    // query, then the factors of all. Rows [low, high) are seen by any of them.
-    void weigh(int64_t base, int64_t& low, int64_t& high) {
+    // Turn the products of a page that begins at position `base` into weights. Every step is done for
+    // all queries before the next, which would wait for it. Rows [low, high) are seen by any of them.
+    void weigh_all(int64_t base, int64_t& low, int64_t& high) {
+      int64_t from[kQueriesTogether], to[kQueriesTogether];
       low = kGrid, high = 0;
       for (int64_t i = 0; i < count; i++) {
-        const int64_t from = smaller(larger(oldest(i) - base, 0), kGrid);
-        const int64_t to = smaller(larger(positions[i] - base + 1, 0), kGrid);
-        if (from < to) low = smaller(low, from), high = larger(high, to);
-        tops[i] = top_of(weights + i * kGrid, from, to);
+        from[i] = smaller(larger(oldest(i) - base, 0), kGrid);
+        to[i] = smaller(larger(positions[i] - base + 1, 0), kGrid);
+        if (from[i] < to[i]) low = smaller(low, from[i]), high = larger(high, to[i]);
+        score(i, from[i], to[i]);
       }
+      for (int64_t i = 0; i < count; i += 4) fold4(Greater(), folded + i, tops + i);
       for (int64_t i = 0; i < count; i += 16) {
-        const Lanes old = load16(best + i), top = load16(tops + i), now = select(top > old, top, old);
+        const Lanes old = load16(best + i), top = load16(tops + i), now = greater16(top, old);
         store16(best + i, now);
         store16(factors + i, select(now > old, exp16_to_one(old - now), all16(1.0f)));
       }
-      for (int64_t i = 0; i < count; i++) weigh(i);
+      for (int64_t i = 0; i < count; i++) weigh(i, from[i], to[i]);
+      float added[kQueriesTogether];
+      for (int64_t i = 0; i < count; i += 4) fold4(std::plus<>(), folded + i, added + i);
+      for (int64_t i = 0; i < count; i++) total[i] = total[i] * factors[i] + added[i];
     }
 
-    // The highest of a query's scores, of which [low, high) are seen; the others become -inf.
-    static float top_of(float* s, int64_t low, int64_t high) {
-      if (low > 0 || high < kGrid)
-        for (int64_t r = 0; r < kGrid; r += 16)
-          store16(s + r, select(between(low - r, high - r), load16(s + r), all16(-INFINITY)));
-      const auto greater = [](auto a, auto b) { return a > b ? a : b; };
-      Lanes tops = load16(s);
-      for (int64_t r = 16; r < kGrid; r += 16) tops = each<float>(greater, tops, load16(s + r));
-      return fold<float>(greater, tops);
+    // The scores of query i, which sees rows [low, high): -inf for the others; and the highest, to be
+    // folded.
+    void score(int64_t i, int64_t low, int64_t high) {
+      float* s = weights + i * kGrid;
+      float scale = scales[i];
+      if (call.softcap > 0) {
+        for (int64_t r = low; r < high; r++) s[r] = call.softcap * tanhf(s[r] * scale / call.softcap);
+        scale = 1;
+      }
+      const bool sees_all = low == 0 && high == kGrid;
+      Lanes scores[kGrid / 16], top = all16(-INFINITY);
+#pragma GCC unroll 4
+      for (int64_t n = 0; n < kGrid / 16; n++) {
+        scores[n] = all16(-INFINITY);
+        if (sees_all)
+          scores[n] = load16(s + 16 * n) * scale;
+        else if (16 * n < high)
+          scores[n] = select(between(low - 16 * n, high - 16 * n), load16(s + 16 * n) * scale, scores[n]);
+        top = greater16(scores[n], top);
+      }
+#pragma GCC unroll 4
+      for (int64_t n = 0; n < kGrid / 16; n++) store16(s + 16 * n, scores[n]);
+      folded[i] = top;
     }
 
-    void weigh(int64_t i) {
+    // Its weights, and their sum, to be folded. Of 32 rows of which it sees none they are zeros.
+    void weigh(int64_t i, int64_t low, int64_t high) {
       float* s = weights + i * kGrid;
       const float highest = best[i] == -INFINITY ? 0.0f : best[i];  // nothing was seen, and all of it is -inf
       Lanes parts{};
       for (int64_t r = 0; r < kGrid; r += 32) {
-        Lanes lo = exp16_to_one(load16(s + r) - highest), hi = exp16_to_one(load16(s + r + 16) - highest);
+        Lanes lo{}, hi{};
+        if (low < r + 32 && r < high)
+          lo = exp16_to_one(load16(s + r) - highest), hi = exp16_to_one(load16(s + r + 16) - highest);
         if constexpr (kInPairs) {
           C* rounded = narrow + i * kGrid + r;
           put(lo, hi, rounded);
@@ -324,14 +353,12 @@ struct AttentionOf {
         }
         parts = (parts + lo) + hi;
       }
-      total[i] = total[i] * factors[i] + sum16(parts);
-      float* sum = sums + i * wide_value();
-      if (factors[i] != 1.0f)
-        for (int64_t c = 0; c < call.values.size; c += 16) store16(sum + c, load16(sum + c) * factors[i]);
+      folded[i] = parts;
     }
 
-    // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them.
-    void read_values(RowsOf<Number> values, int64_t c, int64_t channels, int64_t low, int64_t high) {
+    // Channels [c, c + channels) of rows [low, high) of the values, as `mix` takes them: in v, or where
+    // they lie if it can read them there.
+    RowsOf<float> read_values(RowsOf<Number> values, int64_t c, int64_t channels, int64_t low, int64_t high) {
       const int64_t at = Stored::width(c);
       if constexpr (kInPairs) {
         auto* to = (typename D::Reg*)v;
@@ -348,54 +375,65 @@ struct AttentionOf {
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
+        return {v, kChannels / 2};
       } else {
-        if constexpr (!kWidens)
+        if constexpr (!kWidens) {
+          if (channels == kChannels || call.values.size == 16 || call.values.size <= kWide)
+            return {values.first + c, values.stride};
           if (channels <= 16) {
             for (int64_t r = low; r < high; r++)
               store16(v + r * kChannels, load_some(values[r] + at, channels));
-            return;
+            return {v, kChannels};
           }
+        }
         for (int64_t r = low; r < high; r++)
           Stored::widen(values[r] + at, channels, [&](int64_t, const Lanes& lo, const Lanes& hi) {
             put(lo, hi, v + r * kChannels);
           });
+        return {v, kChannels};
       }
     }
 
-    // Add rows [low, high) of v, weighed, to 16 channels for each of the vectors of the sums of `Count`
-    // queries from query i on; `at` is their first channel, and that of v is `c`. One row at a time, or
-    // two.
-    template <int Count, int Vectors>
-    [[gnu::noinline]] void mix(int64_t i, int64_t at, int64_t c, int64_t low, int64_t high, Ahead ahead) {
+    // Take what is left of the sums of `Count` queries from query i on, and add rows [low, high) of some
+    // values, weighed: as many channels as `Parts` registers have, `at` the first of them. One row at a
+    // time, or two.
+    template <int Count, int Parts>
+    [[gnu::noinline]] void mix(int64_t i, int64_t at, RowsOf<float> values, int64_t low, int64_t high,
+                               Ahead ahead) {
       constexpr int64_t kStep = kInPairs ? 2 : 1;
       const int64_t ld = wide_value();
       float* to = sums + i * ld + at;
-      Lanes out[Count][Vectors];
-#pragma GCC unroll 8
+      FloatRegister out[Count][Parts];
+#pragma GCC unroll 16
       for (int n = 0; n < Count; n++)
-#pragma GCC unroll 2
-        for (int h = 0; h < Vectors; h++) out[n][h] = load16(to + n * ld + 16 * h);
+#pragma GCC unroll 4
+        for (int h = 0; h < Parts; h++)
+          out[n][h] = load_register(to + n * ld + kWide * h) * all<float, 1>(factors[i + n]);
       const int64_t first = low / kStep * kStep;
-      const float *row = v + first * kChannels / kStep + c, *weight = weights + i * kGrid + first;
+      const float *row = values[first], *weight = weights + i * kGrid + first;
       const C* rounded = narrow + i * kGrid + first;
+      const int64_t size = call.values.size;
+      const auto part_of = [=](const float* row, int h) {
+        return Parts == 1 ? load_some<1>(row, size) : load_register(row + kWide * h);
+      };
       for (int64_t r = first; r < high; r += kStep) {
         ahead.go();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < Count; n++) {
-#pragma GCC unroll 2
-          for (int h = 0; h < Vectors; h++) {
+#pragma GCC unroll 4
+          for (int h = 0; h < Parts; h++) {
             if constexpr (kInPairs)
               add_pair(out[n][h], ((const typename D::Reg*)row)[h], rounded + n * kGrid);
             else
-              out[n][h] = fma16(all16(weight[n * kGrid]), load16(row + 16 * h), out[n][h]);
+              out[n][h] = fma16(all<float, 1>(weight[n * kGrid]), part_of(row, h), out[n][h]);
           }
         }
-        row += kChannels, weight += kStep, rounded += kStep;
+        row += kStep * values.stride, weight += kStep, rounded += kStep;
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int n = 0; n < Count; n++)
-#pragma GCC unroll 2
-        for (int h = 0; h < Vectors; h++) store16(to + n * ld + 16 * h, out[n][h]);
+#pragma GCC unroll 4
+        for (int h = 0; h < Parts; h++) store16(to + n * ld + kWide * h, out[n][h]);
     }
     template <class Sums, class Pair>
     static void add_pair(Sums& sums, const Pair& rows, const C* weights) {
@@ -404,15 +442,14 @@ struct AttentionOf {
 
     void page(int64_t base, int64_t rows) {
       const int64_t page = table[base / kGrid];
-      score(page, rows);
+      multiply_all(page, rows);
       int64_t low, high;
-      weigh(base, low, high);
+      weigh_all(base, low, high);
       const int64_t size = call.values.size;
       const auto values = rows_of(call.values, page);
       const bool is_last = base + kGrid > positions[count - 1];
       const int64_t blocks = (size + kChannels - 1) / kChannels;
-      // 16 channels fill no second vector
-      const int vectors = size <= 16 ? 1 : kVectors, lots = size <= 16 ? 1 : kChannels / (16 * kVectors);
+      const int64_t lots = size <= 16 ? 1 : kChannels / (16 * kVectors);
       const int64_t parts = blocks * lots, next = is_last ? page : table[base / kGrid + 1];
       const PagedRows* next_keys = is_last ? nullptr : &call.keys[0];
       for (int64_t block = 0; block < blocks; block++) {
@@ -423,18 +460,26 @@ struct AttentionOf {
         if constexpr (kInWhole) {
           whole.read_values({values.first + Stored::width(c), values.stride, channels}, low, high);
           for (int64_t i = 0; i < count; i++) whole.read_weights(i, weights + i * kGrid);
-          whole.mix(count, sums + c, wide_value(), high);
+          whole.mix(count, factors, sums + c, wide_value(), high);
           continue;
         }
-        read_values(values, c, channels, low, high);
-        in_tiles<kTile>(count, [&](auto together, int64_t i) {
-          for (int64_t lot = 0; lot < lots; lot++) {
-            const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
-            const Ahead ahead = ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts,
-                                         kGrid * (part + 1) / parts, kGrid / (kInPairs ? 2 : 1));
-            with_count<kVectors>(vectors, [&](auto v) { mix<together, v>(i, c + at, at, low, high, ahead); });
-          }
-        });
+        const auto rows = read_values(values, c, channels, low, high);
+        for (int64_t lot = 0; lot < lots; lot++) {
+          const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
+          const RowsOf<float> some{rows.first + at, rows.stride};
+          const auto ahead = [&](int64_t i) {
+            return ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts, kGrid * (part + 1) / parts,
+                            kGrid / (kInPairs ? 2 : 1));
+          };
+          if (size <= kWide)
+            in_tiles<kNarrowTile>(count, [&](auto together, int64_t i) {
+              mix<together, 1>(i, c + at, some, low, high, ahead(i));
+            });
+          else
+            in_tiles<kTile>(count, [&](auto together, int64_t i) {
+              mix<together, kVectors * kPerLanes>(i, c + at, some, low, high, ahead(i));
+            });
+        }
       }
     }
 
@@ -443,12 +488,12 @@ struct AttentionOf {
       const int64_t end = positions[count - 1] + 1;
       for (int64_t base = oldest(0) / kGrid * kGrid; base < end; base += kGrid)
         page(base, smaller(end - base, kGrid));
-      for (int64_t i = 0; i < count; i++) {
-        T* out = (T*)call.out + ((span.first + token(i)) * call.heads + head(i)) * call.values.size;
+      in_queries([&](int64_t i, int64_t token, int64_t head) {
+        T* out = (T*)call.out + ((span.first + token) * call.heads + head) * call.values.size;
         const float share = total[i] > 0 ? 1.0f / total[i] : 0.0f;
         for (int64_t c = 0; c < call.values.size; c++)
           round_to(sums[i * wide_value() + c] * share, out[c]);
-      }
+      });
     }
   };
 

@@ -186,16 +186,17 @@ struct WholeNumbers {
       store(weights + i * kGrid / 2 + 8 * k, rounded(scaled[k], by) | rounded(scaled[k + 1], by) << 16);
   }
 
-  // Add the values that were read, weighed, to 32 channels of all queries.
-  void mix(int64_t count, float* sums, int64_t ld, int64_t high) {
+  // Take what is left of 32 channels of all queries, and add the values that were read, weighed.
+  void mix(int64_t count, const float* left, float* sums, int64_t ld, int64_t high) {
     in_tiles<kTile>(count, [&](auto together, int64_t i) {
       for (int64_t c = 0; c < kStoredBlock; c += 16 * kLots)
-        add_values<together>(i, c, sums + i * ld + c, ld, high);
+        add_values<together>(i, c, left + i, sums + i * ld + c, ld, high);
     });
   }
 
   template <int Count>
-  [[gnu::noinline]] void add_values(int64_t i, int64_t c, float* sums, int64_t ld, int64_t high) {
+  [[gnu::noinline]] void add_values(int64_t i, int64_t c, const float* left, float* sums, int64_t ld,
+                                    int64_t high) {
     Lane mixed[Count][kLots];
 #pragma GCC unroll 8
     for (int n = 0; n < Count; n++)
@@ -209,7 +210,7 @@ struct WholeNumbers {
 #pragma GCC unroll 2
       for (int lot = 0; lot < kLots; lot++) {
         float* to = sums + n * ld + 16 * lot;
-        store16(to, fma16(floats(mixed[n][lot]), all16(units[i + n]), load16(to)));
+        store16(to, fma16(floats(mixed[n][lot]), all16(units[i + n]), load16(to) * left[n]));
       }
   }
 };

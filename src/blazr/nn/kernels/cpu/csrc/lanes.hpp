@@ -8,6 +8,7 @@
 #include <arm_neon.h>
 #endif
 
+#include <functional>
 #include <utility>
 
 #include "types.hpp"
@@ -180,7 +181,10 @@ template <int N>
 
 // a * b + c. Rounded once where the processor can; never left to the compiler, which might fuse in
 // one place and not in another.
-[[gnu::always_inline]] inline Lanes fma16(const Lanes& a, const Lanes& b, const Lanes& c) {
+template <int N>
+[[gnu::always_inline]] inline Registers<float, N> fma16(const Registers<float, N>& a,
+                                                        const Registers<float, N>& b,
+                                                        const Registers<float, N>& c) {
   return each<float>(
       [](auto x, auto y, auto z) {
 #if defined(__AVX512F__)
@@ -277,15 +281,50 @@ template <class T, class Of, int N>
     return fold_lanes<kRegister / 8>(of, x.v)[0];
 }
 
+// The larger number of two; where one is NaN, b. What compilers make of a choice is two steps.
+struct Greater {
+  template <class V>
+  [[gnu::always_inline]] V operator()(V a, V b) const {
+#if defined(__AVX512F__)
+    return (V)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (V)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+  }
+};
+[[gnu::always_inline]] inline Lanes greater16(const Lanes& a, const Lanes& b) {
+  return each<float>(Greater(), a, b);
+}
+
 [[gnu::always_inline]] inline float sum16(const Lanes& v) {
   return fold<float>([](auto a, auto b) { return a + b; }, v);
 }
 
+// The first or second half of every four lanes of a and of b, in turns: number by number, or as pairs.
+template <bool kPairs, int kHalf, int... i, class V>
+[[gnu::always_inline]] inline V unpack(std::integer_sequence<int, i...>, V a, V b) {
+  constexpr int kCount = sizeof...(i);
+  return pick<(i / 4 * 4 + 2 * kHalf + (kPairs ? i % 2 : i % 4 / 2) +
+               ((kPairs ? i / 2 : i) % 2 ? kCount : 0))...>(a, b);
+}
+
+// Every four lanes of four rows as columns, in steps that processors have for it.
+template <int kCount, class V>
+[[gnu::always_inline]] inline void transpose4(V* rows) {
+  constexpr std::make_integer_sequence<int, kCount> lanes;
+  const V a = unpack<false, 0>(lanes, rows[0], rows[1]), b = unpack<false, 1>(lanes, rows[0], rows[1]);
+  const V c = unpack<false, 0>(lanes, rows[2], rows[3]), d = unpack<false, 1>(lanes, rows[2], rows[3]);
+  rows[0] = unpack<true, 0>(lanes, a, c), rows[1] = unpack<true, 1>(lanes, a, c);
+  rows[2] = unpack<true, 0>(lanes, b, d), rows[3] = unpack<true, 1>(lanes, b, d);
+}
+
 // As many rows as they have numbers, as columns: of each two rows at a distance, what lies at that
-// distance changes places, and so at half of it, down to 1.
+// distance changes places, and so at half of it, down to 4.
 template <int kCount, int kDistance = kCount / 2, class V>
 [[gnu::always_inline]] inline void transpose(V* rows) {
-  if constexpr (kDistance > 0) {
+  if constexpr (kDistance >= 4) {
 #pragma GCC unroll 16
     for (int r = 0; r < kCount; r++) {
       if (r & kDistance) continue;
@@ -296,31 +335,46 @@ template <int kCount, int kDistance = kCount / 2, class V>
       }(std::make_integer_sequence<int, kCount>());
     }
     transpose<kCount, kDistance / 2>(rows);
+  } else {
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; r += 4) transpose4<kCount>(rows + r);
   }
 }
 
-// Sixteen rows of kCount numbers as kCount rows of sixteen, `ld` apart.
-template <int kCount>
-[[gnu::always_inline]] inline void transpose16(const float* from, int64_t stride, float* to, int64_t ld) {
-  using Vector = typename Registers<float, 1, 4 * kCount>::Vector;
-  for (int64_t r = 0; r < 16; r += kCount) {
-    Vector rows[kCount];
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; i++) rows[i] = load_as<Vector>(from + (r + i) * stride);
-    transpose<kCount>(rows);
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; i++) memcpy(to + i * ld + r, rows + i, sizeof(Vector));
-  }
-}
-
-// The same of `n` numbers, a multiple of kTransposed: as many at a time as a register has, and at the
-// end half as many where that is wide.
+// Sixteen rows of kTransposed numbers as so many rows of sixteen, `ld` apart.
 constexpr int kTransposed = kRegister / 4 < 8 ? kRegister / 4 : 8;
+[[gnu::always_inline]] inline void transpose_some(const float* from, int64_t stride, float* to, int64_t ld) {
+  using Vector = typename Registers<float, 1, 4 * kTransposed>::Vector;
+#if defined(__AVX512F__)
+  const auto two = [&](int64_t r) {  // r and r + 4
+    return pick<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15>(
+        load_as<Vector>(from + r * stride), load_as<Vector>(from + (r + 4) * stride));
+  };
+  FloatRegister::Vector rows[8];
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < 4; r++) {
+    const auto a = two(r), b = two(r + 8);
+    rows[r] = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b);
+    rows[r + 4] = pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
+  }
+  transpose4<16>(rows), transpose4<16>(rows + 4);
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < 8; i++) memcpy(to + i * ld, rows + i, sizeof rows[i]);
+#else
+  for (int64_t r = 0; r < 16; r += kTransposed) {
+    Vector rows[kTransposed];
+#pragma GCC unroll 8
+    for (int i = 0; i < kTransposed; i++) rows[i] = load_as<Vector>(from + (r + i) * stride);
+    transpose<kTransposed>(rows);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTransposed; i++) memcpy(to + i * ld + r, rows + i, sizeof(Vector));
+  }
+#endif
+}
+
+// The same of `n` numbers, a multiple of kTransposed.
 inline void transpose16(const float* from, int64_t stride, int64_t n, float* to, int64_t ld) {
-  constexpr int kCount = kRegister / 4;
-  int64_t c = 0;
-  for (; c + kCount <= n; c += kCount) transpose16<kCount>(from + c, stride, to + c * ld, ld);
-  if (kTransposed < kCount && c < n) transpose16<kTransposed>(from + c, stride, to + c * ld, ld);
+  for (int64_t c = 0; c < n; c += kTransposed) transpose_some(from + c, stride, to + c * ld, ld);
 }
 
 // The larger number in each lane, and the largest of all lanes.
@@ -331,35 +385,38 @@ inline void transpose16(const float* from, int64_t stride, int64_t n, float* to,
   return fold<int32_t>([](auto a, auto b) { return a > b ? a : b; }, v);
 }
 
-// The sums of four vectors, each as sum16.
-[[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) {
+// Four vectors, each folded.
+template <class Of>
+[[gnu::always_inline]] inline void fold4(const Of& of, const Lanes* v, float* out) {
 #if defined(__AVX512F__)
-  const auto fold8 = [](const Lanes& x, const Lanes& y) {
-    return pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x.v, y.v) +
-           pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(x.v, y.v);
+  const auto fold8 = [&](const Lanes& x, const Lanes& y) {
+    return of(pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x.v, y.v),
+              pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(x.v, y.v));
   };
   const auto a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
-  auto s = pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b) +
-           pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b);
-  s += (decltype(s))_mm512_permute_ps((__m512)s, 0x4e);
-  s += (decltype(s))_mm512_permute_ps((__m512)s, 0xb1);
+  auto s = of(pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b),
+              pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b));
+  s = of(s, (decltype(s))_mm512_permute_ps((__m512)s, 0x4e));
+  s = of(s, (decltype(s))_mm512_permute_ps((__m512)s, 0xb1));
   const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, (__m512)s)));
 #elif defined(__AVX2__)
-  const auto fold4 = [](const Lanes& x, const Lanes& y) {
-    const auto a = x.lo.v + x.hi.v, b = y.lo.v + y.hi.v;
-    return pick<0, 1, 2, 3, 8, 9, 10, 11>(a, b) + pick<4, 5, 6, 7, 12, 13, 14, 15>(a, b);
+  const auto fold8 = [&](const Lanes& x, const Lanes& y) {
+    const auto a = of(x.lo.v, x.hi.v), b = of(y.lo.v, y.hi.v);
+    return of(pick<0, 1, 2, 3, 8, 9, 10, 11>(a, b), pick<4, 5, 6, 7, 12, 13, 14, 15>(a, b));
   };
-  const auto a = fold4(v[0], v[1]), b = fold4(v[2], v[3]);
-  const auto s = pick<0, 1, 8, 9, 4, 5, 12, 13>(a, b) + pick<2, 3, 10, 11, 6, 7, 14, 15>(a, b);
-  const auto t = pick<0, 2, 4, 6, 1, 3, 5, 7>(s, s);  // the first of each pair, then the second
-  const auto sums = pick<0, 2, 1, 3>(pick<0, 1, 2, 3>(t, t) + pick<4, 5, 6, 7>(t, t),
-                                     pick<0, 1, 2, 3>(t, t));
-  memcpy(out, &sums, sizeof sums);
+  const auto a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
+  const auto s = of(pick<0, 1, 8, 9, 4, 5, 12, 13>(a, b), pick<2, 3, 10, 11, 6, 7, 14, 15>(a, b));
+  const auto t = of(pick<0, 2, 4, 6, 1, 3, 5, 7>(s, s), pick<1, 3, 5, 7, 0, 2, 4, 6>(s, s));
+  const auto four = pick<0, 2, 1, 3>(pick<0, 1, 2, 3>(t, t), pick<0, 1, 2, 3>(t, t));
+  memcpy(out, &four, sizeof four);
 #else
-  for (int i = 0; i < 4; i++) out[i] = sum16(v[i]);
+  for (int i = 0; i < 4; i++) out[i] = fold<float>(of, v[i]);
 #endif
 }
+
+// The sums of four vectors, each as sum16.
+[[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) { fold4(std::plus<>(), v, out); }
 
 // The series of exp on [-ln 2 / 2, ln 2 / 2].
 [[gnu::always_inline]] inline Lanes exp_series(const Lanes& r) {
@@ -384,7 +441,7 @@ inline void transpose16(const float* from, int64_t stride, int64_t n, float* to,
 
 // The same of numbers up to 0, in fewer steps; for -88 and less it is 0.
 [[gnu::always_inline]] inline Lanes exp16_to_one(Lanes x) {
-  x = each<float>([](auto low, auto x) { return low > x ? low : x; }, all16(-88.0f), x);
+  x = greater16(all16(-88.0f), x);
   // adding it leaves the nearest integer, plus 127, in the low bits; -88 has -127 there
   const Lanes magic = all16(0x1.8p23f + 127);
   const Lanes shifted = fma16(x, all16(1.44269504f), magic), n = shifted - magic;
