@@ -306,7 +306,7 @@ struct AttentionOf {
       }
       for (int64_t i = 0; i < count; i++) weigh(i, from[i], to[i]);
       float added[kQueriesTogether];
-      for (int64_t i = 0; i < count; i += 4) fold4(std::plus<>(), folded + i, added + i);
+      for (int64_t i = 0; i < count; i += 4) sum4(folded + i, added + i);
       for (int64_t i = 0; i < count; i++) total[i] = total[i] * factors[i] + added[i];
     }
 

@@ -14,24 +14,19 @@ namespace {
 template <class T>
 inline void convolve_row(const T* const* rows, const T* const* gates, const float* weight,
                          const float* bias, int64_t taps, int64_t channels, bool with_silu, T* out) {
-  constexpr int64_t kBlock = 256;
-  for (int64_t c0 = 0; c0 < channels; c0 += kBlock) {
-    const int64_t n = smaller(kBlock, channels - c0);
-    float sums[kBlock];
-    for (int64_t c = 0; c < n; c++) sums[c] = bias[c0 + c];
+  for (int64_t c = 0; c < channels; c += 16) {
+    const int64_t left = channels - c;
+    Lanes sum = load_some(bias + c, left);
     for (int64_t j = 0; j < taps; j++) {
-      const T *row = rows[j] + c0, *gate = gates[j] ? gates[j] + c0 : nullptr;
-      const float* w = weight + j * channels + c0;
-      T product[kBlock];
-      if (gate) {
-        for (int64_t c = 0; c < n; c++) round_to(to_float(row[c]) * to_float(gate[c]), product[c]);
-        row = product;
+      Lanes x = load_some(rows[j] + c, left);
+      if (gates[j]) {
+        T product[16];
+        store_some(product, 16, x * load_some(gates[j] + c, left));
+        x = load16(product);
       }
-      for (int64_t c = 0; c < n; c++) sums[c] += w[c] * to_float(row[c]);
+      sum = sum + load_some(weight + j * channels + c, left) * x;
     }
-    if (with_silu)
-      for (int64_t c = 0; c < n; c++) sums[c] = silu(sums[c]);
-    for (int64_t c = 0; c < n; c++) round_to(sums[c], out[c0 + c]);
+    store_some(out + c, left, with_silu ? silu(sum) : sum);
   }
 }
 

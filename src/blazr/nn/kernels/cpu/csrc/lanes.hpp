@@ -8,7 +8,6 @@
 #include <arm_neon.h>
 #endif
 
-#include <functional>
 #include <utility>
 
 #include "types.hpp"
@@ -118,6 +117,7 @@ template <int N>
 BLAZR_BETWEEN(+, float, float)
 BLAZR_BETWEEN(-, float, float)
 BLAZR_BETWEEN(*, float, float)
+BLAZR_BETWEEN(/, float, float)
 BLAZR_BETWEEN(<, float, int32_t)
 BLAZR_BETWEEN(>, float, int32_t)
 BLAZR_BETWEEN(+, int32_t, int32_t)
@@ -416,27 +416,57 @@ template <class Of>
 }
 
 // The sums of four vectors, each as sum16.
-[[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) { fold4(std::plus<>(), v, out); }
-
-// The series of exp on [-ln 2 / 2, ln 2 / 2].
-[[gnu::always_inline]] inline Lanes exp_series(const Lanes& r) {
-  Lanes p = fma16(all16(1.0f / 5040), r, all16(1.0f / 720));
-  p = fma16(p, r, all16(1.0f / 120));
-  p = fma16(p, r, all16(1.0f / 24));
-  p = fma16(p, r, all16(1.0f / 6));
-  p = fma16(p, r, all16(0.5f));
-  p = fma16(p, r, all16(1.0f));
-  return fma16(p, r, all16(1.0f));
+[[gnu::always_inline]] inline void sum4(const Lanes* v, float* out) {
+  fold4([](auto a, auto b) { return a + b; }, v, out);
 }
 
-// exp_approx of each lane.
-[[gnu::always_inline]] inline Lanes exp16(Lanes x) {
-  const Lanes low = all16(-87.0f), high = all16(88.0f), magic = all16(0x1.8p23f);
-  x = select(x < low, low, x);
-  x = select(x > high, high, x);
+struct Fused {
+  [[gnu::always_inline]] Lanes operator()(const Lanes& a, const Lanes& b, const Lanes& c) const {
+    return fma16(a, b, c);
+  }
+};
+
+// The series of exp on [-ln 2 / 2, ln 2 / 2], whose steps are step(p, r, c), about p * r + c.
+template <class Step>
+[[gnu::always_inline]] inline Lanes exp_series(const Lanes& r, const Step& step) {
+  Lanes p = step(all16(1.0f / 5040), r, all16(1.0f / 720));
+  p = step(p, r, all16(1.0f / 120));
+  p = step(p, r, all16(1.0f / 24));
+  p = step(p, r, all16(1.0f / 6));
+  p = step(p, r, all16(0.5f));
+  p = step(p, r, all16(1.0f));
+  return step(p, r, all16(1.0f));
+}
+template <class Step>
+[[gnu::always_inline]] inline Lanes exp_in_steps(Lanes x, const Step& step) {
+  const Lanes magic = all16(0x1.8p23f);
+  x = each<float>([](auto low, auto x) { return low > x ? low : x; }, all16(-87.0f), x);
+  x = each<float>([](auto high, auto x) { return high < x ? high : x; }, all16(88.0f), x);
   const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
   const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  return exp_series(r) * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
+  return exp_series(r, step) * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
+}
+
+// exp of each lane.
+[[gnu::always_inline]] inline Lanes exp16(const Lanes& x) { return exp_in_steps(x, Fused()); }
+
+// Functions of each lane, to the last bit those of types.hpp.
+[[gnu::always_inline]] inline Lanes exp_approx(const Lanes& x) {
+  return exp_in_steps(x, [](const Lanes& p, const Lanes& r, const Lanes& c) { return p * r + c; });
+}
+[[gnu::always_inline]] inline Lanes silu(const Lanes& x) { return x / (exp_approx(-x) + 1.0f); }
+[[gnu::always_inline]] inline Lanes softplus(const Lanes& x) {
+  const Lane is_low = x < all16(0.0f);
+  const Lanes u = exp_approx(select(is_low, x, -x)), s = u / (u + 2.0f), square = s * s;
+  Lanes p = all16(1.0f / 15);
+  p = p * square + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  p = p * square + 1.0f;
+  return select(is_low, all16(0.0f), x) + s * 2.0f * p;
 }
 
 // The same of numbers up to 0, in fewer steps; for -88 and less it is 0.
@@ -446,7 +476,7 @@ template <class Of>
   const Lanes magic = all16(0x1.8p23f + 127);
   const Lanes shifted = fma16(x, all16(1.44269504f), magic), n = shifted - magic;
   const Lanes r = fma16(n, all16(2.12194440e-4f), fma16(n, all16(-0.693359375f), x));
-  return exp_series(r) * floats_of(bits_of(shifted) << 23);
+  return exp_series(r, Fused()) * floats_of(bits_of(shifted) << 23);
 }
 
 // Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of
@@ -484,6 +514,26 @@ template <class T>
 template <class T>
 [[gnu::always_inline]] inline void narrow(const float* from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; i++) round_to(from[i], to[i]);
+}
+
+// load_some and store_some of other formats.
+template <class T>
+  requires(!std::is_same_v<T, float>)
+[[gnu::always_inline]] inline Lanes load_some(const T* p, int64_t left) {
+  if (left >= 16) return load16(p);
+  float some[16];
+  widen(p, left, 16, some);
+  return load16(some);
+}
+template <class T>
+  requires(!std::is_same_v<T, float>)
+[[gnu::always_inline]] inline void store_some(T* p, int64_t left, const Lanes& x) {
+  float some[16];
+  store16(some, x);
+  if (left >= 16)
+    narrow(some, 16, p);
+  else
+    narrow(some, left, p);
 }
 
 // `rows` rows of n numbers into `room` rows of `wide`, with zeros behind them; and back.

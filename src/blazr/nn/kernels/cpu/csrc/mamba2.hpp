@@ -56,9 +56,11 @@ struct Mamba2Of {
                    (T*)call.post + (span.first + t) * conv);
       const T* raw = (const T*)call.proj + (span.first + t + 1) * call.ld_proj() - call.heads;
       float* dt = call.dt + (span.first + t) * call.heads;
-      for (int64_t h = 0; h < call.heads; h++) {
-        const float step = softplus(to_float(raw[h]) + call.dt_bias[h]);
-        dt[h] = step < call.dt_min ? call.dt_min : step > call.dt_max ? call.dt_max : step;
+      for (int64_t h = 0; h < call.heads; h += 16) {
+        const int64_t left = call.heads - h;
+        const Lanes low = all16(call.dt_min), high = all16(call.dt_max);
+        const Lanes step = softplus(load_some(raw + h, left) + load_some(call.dt_bias + h, left));
+        store_some(dt + h, left, select(step < low, low, select(step > high, high, step)));
       }
     }
   }
