@@ -506,8 +506,10 @@ inline void cos_sin16(const Lanes& x, float* cos, float* sin) {
 // Numbers of any format to floats, with zeros up to `room`.
 template <class T>
 [[gnu::always_inline]] inline void widen(const T* from, int64_t n, int64_t room, float* to) {
-  for (int64_t i = 0; i < n; i++) to[i] = to_float(from[i]);
-  for (int64_t i = n; i < room; i++) to[i] = 0;
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store16(to + i, load16(from + i));
+  for (; i < n; i++) to[i] = to_float(from[i]);
+  for (; i < room; i++) to[i] = 0;
 }
 
 // Floats rounded to any format.

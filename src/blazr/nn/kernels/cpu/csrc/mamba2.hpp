@@ -25,6 +25,7 @@ template <class T>
 struct Mamba2Of {
   static constexpr int64_t kMaxP = kMaxHeadDim, kMaxN = kMaxStateSize;
   static constexpr int64_t kAhead = 1024;  // numbers of a state that memory fetches meanwhile
+  static constexpr int64_t kPlaces = kGrid + 16;  // of an interval's rows, and of the state before them
 
   // Where a sequence's row at distance t from this step's first token lies, before convolution.
   struct Before {
@@ -65,130 +66,189 @@ struct Mamba2Of {
     }
   }
 
-  // One interval of the grid for up to kHeadsTogether heads of one group.
+  // One interval of the grid for heads of one group.
   struct Interval {
     const Mamba2& call;
     const Span& span;
-    int64_t head;               // the first
-    int64_t low = 0, rows = 0;  // distance of the first row from the checkpoint; how many
-    float b[kGrid * kMaxN];     // (rows, N), padded with zeros to whole vectors, and to four rows
-    float x[kGrid * kMaxP];     // (rows, P) of one head, padded
-    float dt[kGrid];
-    double total[kGrid];  // differences of sums of many decays need digits that float has not
+    int64_t low = 0;              // distance of the first row from the checkpoint
+    int64_t known = 0, rows = 0;  // how many rows are in the log; how many there are
+    float b[kGrid * kMaxN];       // (rows, N), padded with zeros to whole vectors
+    // Of some heads, row r at r + 1. At 0 is the state: like a row before the first, of step 1.
+    float dt[kHeadsTogether][kPlaces];
+    double total[kHeadsTogether][kPlaces];  // differences of sums need digits that float has not
+    // The rows of x of one head, in the log and new: where they lie, or padded copies.
+    const float *old_x, *new_x;
+    int64_t old_stride, new_stride;  // numbers from one to the next
+    float x[kGrid * kMaxP];
 
-    Interval(const Mamba2& call, const Span& span, int64_t head)
-        : call(call), span(span), head(head) {}
+    Interval(const Mamba2& call, const Span& span) : call(call), span(span) {}
     int64_t wide_n() const { return round_up(call.state_size, 16); }
     int64_t wide_p() const { return round_up(call.head_dim, 16); }
-    // x B C of row r after the convolution; C only where the row is new.
-    const T* row(int64_t r) const {
-      const int64_t at = low + r;
-      if (at >= span.log_length)
-        return (const T*)call.post + (span.first + at - span.log_length) * call.conv();
-      return (const T*)call.log_xb + (span.run_slot * kGrid + at) * (call.inner() + call.maps());
+    int64_t log_stride() const { return call.inner() + call.maps(); }
+    // x B of row r < known, and x B C of one that is new, after the convolution.
+    const T* old_row(int64_t r) const {
+      return (const T*)call.log_xb + (span.run_slot * kGrid + low + r) * log_stride();
     }
-    float step(int64_t r, int64_t h) const {
-      const int64_t at = low + r;
-      if (at >= span.log_length)
-        return call.dt[(span.first + at - span.log_length) * call.heads + h];
-      return call.log_dt[(span.run_slot * kGrid + at) * call.heads + h];
+    const T* new_row(int64_t r) const {
+      return (const T*)call.post + (span.first + low + r - span.log_length) * call.conv();
     }
-    void read_maps() {
-      const int64_t group = head / (call.heads / call.groups);
+    // Calls each(r, row) for the rows in the log, or for all.
+    template <class Each>
+    void each_old(const Each& each) const {
+      const T* row = old_row(0);
+      for (int64_t r = 0; r < known; r++, row += log_stride()) each(r, row);
+    }
+    template <class Each>
+    void each_row(const Each& each) const {
+      each_old(each);
+      const T* row = new_row(known);
+      for (int64_t r = known; r < rows; r++, row += call.conv()) each(r, row);
+    }
+    void read_maps(int64_t head) {
+      const int64_t group = head / (call.heads / call.groups), n = wide_n();
       const int64_t first = call.inner() + group * call.state_size;
-      for (int64_t r = 0; r < rows; r++) {
-        fetch(row(r) + first, call.state_size);
-        fetch(row(r) + head * call.head_dim, call.head_dim);
-      }
-      for (int64_t r = 0; r < rows; r++)
-        widen(row(r) + first, call.state_size, wide_n(), b + r * wide_n());
+      each_old([&](int64_t, const T* row) {
+        fetch(row + first, call.state_size);
+        fetch(row + head * call.head_dim, call.head_dim);
+      });
+      each_row([&](int64_t r, const T* row) { widen(row + first, call.state_size, n, b + r * n); });
     }
     // A few numbers of each row, which memory would not foresee.
     static void fetch(const T* from, int64_t n) {
       for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i);
     }
+    // The steps of heads [h0, h1), side by side: each is a chain of sums.
+    void read_steps(int64_t h0, int64_t h1) {
+      double sums[kHeadsTogether]{}, a[kHeadsTogether]{};
+      for (int64_t h = h0; h < h1; h++) a[h - h0] = call.a[h];
+      for (int i = 0; i < kHeadsTogether; i++) dt[i][0] = 1, total[i][0] = 0;
+      const auto read = [&](int64_t place, const float* from, auto count) {
+        for (int64_t i = 0; i < count; i++) {
+          dt[i][place] = from[i];
+          total[i][place] = sums[i] += double(from[i]) * a[i];
+        }
+      };
+      const auto read_all = [&](auto count) {
+        const float* from = call.log_dt + (span.run_slot * kGrid + low) * call.heads + h0;
+        for (int64_t r = 0; r < known; r++, from += call.heads) read(r + 1, from, count);
+        from = call.dt + (span.first + low + known - span.log_length) * call.heads + h0;
+        for (int64_t r = known; r < rows; r++, from += call.heads) read(r + 1, from, count);
+      };
+      with_count<kHeadsTogether>(h1 - h0, read_all);
+      for (int i = 0; i < h1 - h0; i++)
+        for (int64_t place = rows + 1; place < round_up(rows + 1, 16); place++)
+          dt[i][place] = 0, total[i][place] = sums[i];
+    }
     void read_head(int64_t h) {
-      double sum = 0;
-      for (int64_t r = 0; r < rows; r++) {
-        fetch(row(r) + (h + 1) * call.head_dim, call.head_dim);
-        widen(row(r) + h * call.head_dim, call.head_dim, wide_p(), x + r * wide_p());
-        dt[r] = step(r, h);
-        total[r] = sum += double(dt[r]) * call.a[h];
+      const int64_t first = h * call.head_dim, p = wide_p();
+      each_old([&](int64_t, const T* row) { fetch(row + first + call.head_dim, call.head_dim); });
+      if constexpr (std::is_same_v<T, float>) {
+        if (p == call.head_dim) {
+          old_x = old_row(0) + first, old_stride = log_stride();
+          new_x = new_row(known) + first, new_stride = call.conv();
+          return;
+        }
       }
-      for (int64_t r = rows; r < round_up(rows, 16); r++) total[r] = sum;
+      each_row([&](int64_t r, const T* row) { widen(row + first, call.head_dim, p, x + r * p); });
+      old_x = x, new_x = x + known * p, old_stride = new_stride = p;
     }
     // The products of c at row t with b at rows 0 to t.
     void similarities(int64_t t, const float* c, float* out) const {
       const int64_t n = wide_n();
+      out[0] = 1;
       for (int64_t r = 0; r <= t; r += 4) {
         Lanes sums[4]{};
         for (int64_t i = 0; i < n; i += 16) {
           const Lanes cs = load16(c + i);
           for (int q = 0; q < 4; q++) sums[q] = fma16(load16(b + (r + q) * n + i), cs, sums[q]);
         }
-        sum4(sums, out + r);
+        sum4(sums, out + 1 + r);
       }
     }
 
-    // y of `Tokens` rows from t on, of the head that was read. The rows of c and of `similar` are
-    // wide_n() and kGrid numbers apart, those of y call.inner().
+    // y of `Tokens` rows from t on, of the head that was read, which is the h-th of those whose steps were.
+    // The rows of c and of `similar` are wide_n() and kPlaces numbers apart, those of y call.inner().
     template <int Tokens, class State>
-    void outputs(int64_t t, const float* c, const float* similar, const State* state, float d,
+    void outputs(int64_t t, int64_t h, const float* c, const float* similar, const State* state, float d,
                  float* y) const {
       const int64_t n = wide_n(), p = wide_p();
-      float weight[Tokens][kGrid], out[Tokens][kMaxP];
-      for (int k = 0; k < Tokens; k++) {
-        // whole vectors: one by one, the last ones would take longest
-        for (int64_t r = 0; r < round_up(t + k + 1, 16); r++)
-          weight[k][r] = exp_approx(float(total[t + k] - total[r]));
-        for (int64_t r = 0; r <= t + k; r++) weight[k][r] *= similar[k * kGrid + r] * dt[r];
-      }
-      for (int64_t i = 0; i < p; i += 4) {
-        Lanes sums[Tokens][4]{};
-        for (int64_t j = 0; j < n; j += 16) {
-          Lanes cs[Tokens];
-          for (int k = 0; k < Tokens; k++) cs[k] = load16(c + k * n + j);
+      float weight[Tokens][kPlaces], out[Tokens][kMaxP];
+      constexpr int kSome = kRegister == 64 ? Tokens : 1;  // as many as registers have room for
+      for (int64_t row = 0; row < p; row += 4)
+        for (int some = 0; some < Tokens; some += kSome) {
+          Lanes sums[kSome][4]{};
+          for (int64_t j = 0; j < n; j += 16) {
+            Lanes cs[kSome];
+            for (int k = 0; k < kSome; k++) cs[k] = load16(c + (some + k) * n + j);
 #pragma GCC unroll 4
-          for (int q = 0; q < 4; q++) {
-            const State* at = state + (i + q) * n + j;
-            if (Tokens == 1) __builtin_prefetch(at + kAhead);
-            const Lanes held = load16(at);
+            for (int q = 0; q < 4; q++) {
+              const State* at = state + (row + q) * n + j;
+              if (Tokens == 1) __builtin_prefetch(at + kAhead);
+              const Lanes held = load16(at);
 #pragma GCC unroll 4
-            for (int k = 0; k < Tokens; k++) sums[k][q] = fma16(held, cs[k], sums[k][q]);
+              for (int k = 0; k < kSome; k++) sums[k][q] = fma16(held, cs[k], sums[k][q]);
+            }
           }
+          for (int k = 0; k < kSome; k++) sum4(sums[k], out[some + k] + row);
         }
-        for (int k = 0; k < Tokens; k++) sum4(sums[k], out[k] + i);
-      }
+      // first all differences, then what is made of them: a vector is not read while its parts are written
       for (int k = 0; k < Tokens; k++) {
-        const float decay = exp_approx(float(total[t + k]));
-        for (int64_t i = 0; i < p; i++) out[k][i] *= decay;
-      }
-      for (int64_t i = 0; i < p; i += 16) {
-        Lanes sums[Tokens];
-        for (int k = 0; k < Tokens; k++) sums[k] = load16(out[k] + i);
-        for (int64_t r = 0; r <= t; r++) {
-          const Lanes xs = load16(x + r * p + i);
-#pragma GCC unroll 4
-          for (int k = 0; k < Tokens; k++) sums[k] = fma16(all16(weight[k][r]), xs, sums[k]);
-        }
-        for (int k = 0; k < Tokens; k++) {
-          for (int64_t r = t + 1; r <= t + k; r++)
-            sums[k] = fma16(all16(weight[k][r]), load16(x + r * p + i), sums[k]);
-          store16(out[k] + i, fma16(all16(d), load16(x + (t + k) * p + i), sums[k]));
-        }
+        const double now = total[h][t + k + 1];
+        for (int64_t i = 0; i < round_up(t + k + 2, 16); i++) weight[k][i] = float(now - total[h][i]);
       }
       for (int k = 0; k < Tokens; k++)
-        memcpy(y + k * call.inner(), out[k], size_t(call.head_dim) * sizeof(float));
+        for (int64_t i = 0; i < t + k + 2; i += 16) {
+          const Lanes scale = load16(similar + k * kPlaces + i) * load16(dt[h] + i);
+          store16(weight[k] + i, exp_approx(load16(weight[k] + i)) * scale);
+        }
+      // as many vectors of x together as registers have room for
+      constexpr int kMost = smaller(larger((kRegister == 64 ? 8 : 4) / Tokens, 1), 4);
+      in_tiles<kMost>(p / 16, [&](auto count, int64_t vector) {
+        constexpr int kVectors = count;
+        const int64_t first = vector * 16;
+        Lanes sums[Tokens][kVectors];
+#pragma GCC unroll 4
+        for (int k = 0; k < Tokens; k++)
+          for (int v = 0; v < kVectors; v++)
+            sums[k][v] = load16(out[k] + first + v * 16) * weight[k][0];
+        // adds row r, for the tokens from `from` on
+        const auto add = [&](int64_t r, const float* row, int from) {
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; v++) {
+            const Lanes xs = load16(row + first + v * 16);
+#pragma GCC unroll 4
+            for (int k = 0; k < Tokens; k++)
+              if (k >= from) sums[k][v] = fma16(all16(weight[k][r + 1]), xs, sums[k][v]);
+          }
+        };
+        const float* row = old_x;
+        for (int64_t r = 0; r < known; r++, row += old_stride) add(r, row, 0);
+        row = new_x;
+        for (int64_t r = known; r <= t; r++, row += new_stride) add(r, row, 0);
+#pragma GCC unroll 4
+        for (int k = 0; k < Tokens; k++) {
+          row = new_x + (t + k - known) * new_stride;
+          if (k) add(t + k, row, k);
+          for (int v = 0; v < kVectors; v++) {
+            const int64_t at = first + v * 16;
+            store_some(y + k * call.inner() + at, call.head_dim - at,
+                       fma16(all16(d), load16(row + at), sums[k][v]));
+          }
+        }
+      });
     }
 
-    // The state after the last row. Rows of x are weighed in place: they are not needed again.
-    void advance(float* state) {
+    // The state of the same head after the last row. The rows of x are weighed: they are not needed again.
+    void advance(int64_t h, float* state) {
       const int64_t n = wide_n(), p = wide_p();
-      const float decay = exp_approx(float(total[rows - 1]));
-      for (int64_t r = 0; r < rows; r++) {
-        const float weight = exp_approx(float(total[rows - 1] - total[r])) * dt[r];
-        for (int64_t i = 0; i < p; i++) x[r * p + i] *= weight;
-      }
+      const double now = total[h][rows];
+      const float decay = exp_approx(float(now));
+      const auto weigh = [&](int64_t r, const float* from) {
+        const float weight = exp_approx(float(now - total[h][r + 1])) * dt[h][r + 1];
+        for (int64_t j = 0; j < p; j++) x[r * p + j] = from[j] * weight;
+      };
+      for (int64_t r = 0; r < known; r++) weigh(r, old_x + r * old_stride);
+      for (int64_t r = known; r < rows; r++) weigh(r, new_x + (r - known) * new_stride);
       for (int64_t i = 0; i < p; i += 4)
         for (int64_t j = 0; j < n; j += 16) {
           Lanes sums[4];
@@ -203,50 +263,54 @@ struct Mamba2Of {
     }
   };
 
-  // Heads [h0, h1) of one sequence, interval by interval.
+  // Heads [h0, h1) of one group and sequence. Where no interval ends the state stays as it is, and is read
+  // where it lies; there is room for the others of a few heads.
   static void recur(const Mamba2& call, const Span& span, int64_t h0, int64_t h1) {
-    Interval now(call, span, h0);
+    if (!span.length) return;
+    const bool stays = span.log_length + span.length < kGrid && call.state_size % 16 == 0 &&
+                       call.head_dim % 16 == 0;
+    const int64_t step = stays ? h1 - h0 : kHeadsTogether;
+    for (int64_t h = h0; h < h1; h += step) recur_some(call, span, h, smaller(h + step, h1), stays);
+  }
+
+  // The same of so many heads, interval by interval.
+  static void recur_some(const Mamba2& call, const Span& span, int64_t h0, int64_t h1, bool stays) {
+    Interval now(call, span);
     const int64_t n = now.wide_n(), total = span.log_length + span.length;
     float states[kHeadsTogether][kMaxP * kMaxN];
-    float c[kGrid * kMaxN], similar[kGrid * kGrid];
-    // where no interval ends the state stays as it is, and is read where it lies
-    const bool stays = total < kGrid && n == call.state_size && now.wide_p() == call.head_dim;
+    float c[kGrid * kMaxN], similar[kGrid * kPlaces];
     for (int64_t h = h0; h < h1 && !stays; h++)
       with_state(call, span.state_slot, h, [&](const auto* from) {
         spread(from, call.head_dim, call.state_size, now.wide_p(), n, states[h - h0]);
       });
     for (; now.low < total; now.low += kGrid) {
       now.rows = smaller(kGrid, total - now.low);
-      const int64_t known = larger(span.log_length - now.low, 0);
-      now.read_maps();
-      for (int64_t t = known; t < now.rows; t++) {
+      now.known = larger(span.log_length - now.low, 0);
+      now.read_maps(h0);
+      for (int64_t t = now.known; t < now.rows; t++) {
         const int64_t group = h0 / (call.heads / call.groups);
-        const T* maps = now.row(t) + call.inner() + call.maps() + group * call.state_size;
+        const T* maps = now.new_row(t) + call.inner() + call.maps() + group * call.state_size;
         widen(maps, call.state_size, n, c + t * n);
-        now.similarities(t, c + t * n, similar + t * kGrid);
+        now.similarities(t, c + t * n, similar + t * kPlaces);
       }
       const int64_t slot = wanted(call, span, now.low + now.rows - span.log_length);
       for (int64_t h = h0; h < h1; h++) {
+        const int64_t i = (h - h0) % kHeadsTogether;
+        if (i == 0) now.read_steps(h, smaller(h + kHeadsTogether, h1));
         now.read_head(h);
-        const auto y = [&](int64_t t) {
-          const int64_t token = span.first + now.low + t - span.log_length;
-          return call.y + (token * call.heads + h) * call.head_dim;
-        };
         const auto put_out = [&](const auto* state) {
-          int64_t t = known;
-          for (; t + 4 <= now.rows; t += 4)
-            now.template outputs<4>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
-          for (; t + 2 <= now.rows; t += 2)
-            now.template outputs<2>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
-          for (; t < now.rows; t++)
-            now.template outputs<1>(t, c + t * n, similar + t * kGrid, state, call.d[h], y(t));
+          in_tiles<4>(now.rows - now.known, [&](auto count, int64_t first) {
+            const int64_t t = now.known + first, token = span.first + now.low + t - span.log_length;
+            now.template outputs<count>(t, i, c + t * n, similar + t * kPlaces, state, call.d[h],
+                                        call.y + (token * call.heads + h) * call.head_dim);
+          });
         };
         if (stays)
           with_state(call, span.state_slot, h, put_out);
         else
           put_out((const float*)states[h - h0]);
         if (now.rows < kGrid) continue;
-        now.advance(states[h - h0]);
+        now.advance(i, states[h - h0]);
         round_to_kept(call.state_dtype, states[h - h0], now.wide_p() * n);
         if (slot >= 0)
           with_state(call, slot, h, [&](auto* to) {
