@@ -584,8 +584,8 @@ struct TypedKernels {
   // query i is head i % group of token i / group.
   void (*attend[kNumStored])(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
                              int64_t count);
-  // Of a sequence: rows [t0, t1); heads [h0, h1), at most kHeadsTogether, of one group; channels
-  // [c0, c1), at most kChannelsTogether; one value head.
+  // Of a sequence: rows [t0, t1); heads [h0, h1) of one group; channels [c0, c1), at most
+  // kChannelsTogether; one value head.
   void (*mamba2_convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
   void (*mamba2_recur)(const Mamba2& call, const Span& span, int64_t h0, int64_t h1);
   void (*mamba2_remember)(const Mamba2& call, const Span& span);

@@ -321,10 +321,12 @@ void blazr_mamba2(const Mamba2* call, int threads) {
     parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_multiply(*call, token); });
   in_rows(all, few, [&](auto... part) { parts.mamba2_convolve(*call, part...); });
   const int64_t group = call->heads / call->groups;
-  const int64_t blocks = (group + kHeadsTogether - 1) / kHeadsTogether;
+  // what a group's heads have in common is computed once for a part
+  const int64_t together = threads == 1 ? group : kHeadsTogether;
+  const int64_t blocks = (group + together - 1) / together;
   in_sequences(all, 1, call->groups * blocks, threads, [&](const Span& span, int64_t i, int64_t) {
-    const int64_t base = i / blocks * group, low = i % blocks * kHeadsTogether;
-    parts.mamba2_recur(*call, span, base + low, base + smaller(low + kHeadsTogether, group));
+    const int64_t base = i / blocks * group, low = i % blocks * together;
+    parts.mamba2_recur(*call, span, base + low, base + smaller(low + together, group));
   });
   parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
   in_spans(all, threads, [&](const Span& span) { parts.mamba2_remember(*call, span); });
