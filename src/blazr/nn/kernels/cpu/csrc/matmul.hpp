@@ -88,23 +88,27 @@ struct Matmul {
   };
 
   // Tiles of the same rows of x one after the other: w begins so many numbers further in the next, and
-  // its sums go so many numbers further.
+  // its sums go so many numbers further. What follows the last lies `jump` bytes behind the end.
   struct Turns {
-    int64_t count, w, out;
+    int64_t count, w, out, jump;
   };
+
+  static constexpr int64_t kAhead = 2048;  // bytes of w that are fetched ahead
 
   // Sums of R rows of w with C rows of x, and so of the next ones. Meanwhile memory fetches the numbers
   // of `next` that lie as those of w do, unless it is null.
   template <int R, int C, bool kIsRun = false, class X>
   [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next, Turns turns) {
+    const int64_t row = larger(k, 1) * int64_t(sizeof(T)), last = turns.count - (kAhead + row - 1) / row;
     for (int64_t turn = 0; turn < turns.count; turn++) {
-      one_tile<R, C, kIsRun>(w, x, k, sums, next);
+      one_tile<R, C, kIsRun>(w, x, k, sums, next, kAhead + (turn > last ? turns.jump : 0));
       w.first += turns.w, sums.out += turns.out;
       if (next) next += turns.w;
     }
   }
   template <int R, int C, bool kIsRun, class X>
-  [[gnu::always_inline]] static void one_tile(Rows w, X x, int64_t k, Sums sums, const T* next) {
+  [[gnu::always_inline]] static void one_tile(Rows w, X x, int64_t k, Sums sums, const T* next,
+                                                int64_t ahead) {
     int64_t i = 0;
     do {
       const int64_t end = smaller(i + kChunk, k);
@@ -121,7 +125,7 @@ struct Matmul {
         if constexpr (kIsWide<X>) {
           wide_step<R, C>(acc, [&](int r) { return w[r] + i; }, x, i);
         } else {
-          plain_step<R, C, kIsRun>(acc, w, x, i);
+          plain_step<R, C, kIsRun>(acc, w, x, i, ahead);
         }
       }
       if constexpr (kIsWide<X>) {
@@ -199,12 +203,12 @@ struct Matmul {
     }
   }
 
-  // A step of a tile. Rows that are read in runs are fetched ahead, and so are those of narrow tiles.
+  // A step of a tile. Rows that are read in runs are fetched so many bytes ahead, and so are those of
+  // narrow tiles.
   template <int R, int C, bool kIsRun>
-  [[gnu::always_inline]] static void plain_step(Acc (&acc)[C][R], Rows w, Rows x, int64_t i) {
-    constexpr int kAhead = 2048;  // bytes
+  [[gnu::always_inline]] static void plain_step(Acc (&acc)[C][R], Rows w, Rows x, int64_t i, int64_t ahead) {
     const auto of_w = [&](int r) {
-      if (kIsRun || C <= 2) __builtin_prefetch((const char*)(w[r] + i) + kAhead, 0, 2);
+      if (kIsRun || C <= 2) __builtin_prefetch((const char*)(w[r] + i) + ahead);
       return D::load(w[r] + i);
     };
     add_products(acc, of_w, [&](int c) { return D::load(x[c] + i); }, D::dot);
@@ -248,7 +252,7 @@ struct Matmul {
   // The same for num_cols rows of x, as equal tiles.
   template <int R, class X>
   static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const T* next,
-                    Turns turns = {1, 0, 0}) {
+                    Turns turns = {1, 0, 0, 0}) {
     const int64_t num_tiles = (num_cols + kCols<X> - 1) / kCols<X>;
     const int64_t step = (num_cols + num_tiles - 1) / num_tiles;
     for (int64_t c = 0; c < num_cols; c += step) {
@@ -266,7 +270,7 @@ struct Matmul {
                     const T* next) {
     const auto some = [&](auto count, int64_t r, int64_t turns) {
       tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.adds},
-                   next ? next + r * w.stride : nullptr, {turns, count * w.stride, count});
+                   next ? next + r * w.stride : nullptr, {turns, count * w.stride, count, 0});
     };
     // where all of x makes one tile, it meets all rows of w in turn
     const int64_t whole = num_rows / kTileRows<X>, turns = num_cols <= kCols<X> ? whole : 1;
@@ -312,9 +316,11 @@ struct Matmul {
       with_count<kRunCols>(rows, [&](auto count) {
         constexpr int kRuns = runs_beside(count);
         const int64_t run = n / kRuns;
+        // behind its own end a run would fetch the next one, which was read beside it
+        const int64_t jump = n1 < call.n ? (n - run) * call.ldw * int64_t(sizeof(T)) : 0;
         const auto some = [&]<int R>(std::integral_constant<int, R>, int64_t first, int64_t turns) {
           tile<R, count, true>(Rows{w[first], turns * w.stride}, x, call.k,
-                               {sums[i] + first, n, turns, false}, nullptr, {turns, w.stride, 1});
+                               {sums[i] + first, n, turns, false}, nullptr, {turns, w.stride, 1, jump});
         };
         some(std::integral_constant<int, kRuns>{}, 0, run);
         some(std::integral_constant<int, 1>{}, run * kRuns, n - run * kRuns);
