@@ -420,6 +420,7 @@ template <class Of>
   fold4([](auto a, auto b) { return a + b; }, v, out);
 }
 
+// A step of exp_series that is rounded once.
 struct Fused {
   [[gnu::always_inline]] Lanes operator()(const Lanes& a, const Lanes& b, const Lanes& c) const {
     return fma16(a, b, c);
@@ -457,16 +458,7 @@ template <class Step>
 [[gnu::always_inline]] inline Lanes silu(const Lanes& x) { return x / (exp_approx(-x) + 1.0f); }
 [[gnu::always_inline]] inline Lanes softplus(const Lanes& x) {
   const Lane is_low = x < all16(0.0f);
-  const Lanes u = exp_approx(select(is_low, x, -x)), s = u / (u + 2.0f), square = s * s;
-  Lanes p = all16(1.0f / 15);
-  p = p * square + 1.0f / 13;
-  p = p * square + 1.0f / 11;
-  p = p * square + 1.0f / 9;
-  p = p * square + 1.0f / 7;
-  p = p * square + 1.0f / 5;
-  p = p * square + 1.0f / 3;
-  p = p * square + 1.0f;
-  return select(is_low, all16(0.0f), x) + s * 2.0f * p;
+  return select(is_low, all16(0.0f), x) + log_1_plus(exp_approx(select(is_low, x, -x)));
 }
 
 // The same of numbers up to 0, in fewer steps; for -88 and less it is 0.

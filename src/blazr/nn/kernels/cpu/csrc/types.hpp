@@ -121,18 +121,23 @@ inline typename D::Reg padded_load(const T* p, int n) {
   return p * bits_as<float>(exponent);
 }
 
-// log(1 + exp(x)); log(1 + u) = 2 artanh(u / (2 + u)), whose series is short for u up to 1.
-[[gnu::always_inline]] inline float softplus(float x) {
-  const float u = exp_approx(x < 0 ? x : -x), s = u / (2.0f + u), square = s * s;
-  float p = 1.0f / 15;
-  p = p * square + 1.0f / 13;
+// log(1 + u) = 2 artanh(u / (2 + u)), whose series is short for u up to 1; of a number, or of each lane.
+template <class X>
+[[gnu::always_inline]] inline X log_1_plus(const X& u) {
+  const X s = u / (u + 2.0f), square = s * s;
+  X p = square * (1.0f / 15) + 1.0f / 13;
   p = p * square + 1.0f / 11;
   p = p * square + 1.0f / 9;
   p = p * square + 1.0f / 7;
   p = p * square + 1.0f / 5;
   p = p * square + 1.0f / 3;
   p = p * square + 1.0f;
-  return (x < 0 ? 0.0f : x) + 2.0f * s * p;
+  return s * 2.0f * p;
+}
+
+// log(1 + exp(x)).
+[[gnu::always_inline]] inline float softplus(float x) {
+  return (x < 0 ? 0.0f : x) + log_1_plus(exp_approx(x < 0 ? x : -x));
 }
 
 [[gnu::always_inline]] inline float sigmoid(float x) { return 1.0f / (1.0f + exp_approx(-x)); }
