@@ -283,6 +283,5 @@ class Lab:
 
         self.runner.sampler.draws = lambda logits: SimpleNamespace(  # type: ignore[method-assign]
             draw=partial(draw, logits),
-            draw_one=lambda place, sequence: draw(logits, [(place, sequence)])[0],
             likeliest=lambda _, count: [-1] * count,  # each is drawn, and so seen
         )

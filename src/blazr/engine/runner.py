@@ -440,7 +440,7 @@ def _follow_drafts(
 
     def draw_next(index: int, num_taken: int) -> Sampled:
         sequence, _, _, drafts = plan.rows[index]
-        return draws.draw_one(ends[sequence] - len(drafts) + num_taken, sequence)
+        return draws.draw([(ends[sequence] - len(drafts) + num_taken, sequence)])[0]
 
     def likeliest(index: int) -> Sequence[int]:
         sequence, _, _, drafts = plan.rows[index]

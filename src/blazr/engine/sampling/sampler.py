@@ -146,13 +146,6 @@ class Draws:
                 sampled[index] = result
         return sampled
 
-    def draw_one(self, place: int, sequence: RunningSequence) -> Sampled:
-        """The same for one sequence."""
-        token = self._tokens[place]
-        if token >= 0 and sequence.takes_likeliest and token not in self._sampler.banned:
-            return Sampled(token)
-        return self.draw([(place, sequence)])[0]
-
     def likeliest(self, first: int, count: int) -> Sequence[int]:
         """The likeliest token of each of these places; -1 where none may be drawn that is."""
         tokens, banned = self._tokens[first : first + count], self._sampler.banned
