@@ -7,15 +7,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from random import Random
 
-from blazr.engine.cache.manager import CacheManager
+from blazr.engine.cache.manager import CacheManager, CacheShape
+from blazr.engine.engine import Engine
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
 from blazr.engine.sequence import Phase
 from blazr.engine.sequence import Sequence as RunningSequence
-from blazr.engine.speculation.drafter import Draft
+from blazr.engine.speculation.drafter import Draft, Drafter
 from blazr.engine.speculation.speculator import Speculator
+from tests.support.fake_model import VOCAB, FakeModel
 
 
 def most_drafts(memory: CacheManager, sequence: RunningSequence) -> int:
@@ -98,6 +100,22 @@ class GuessingDrafter:
 
     def forget(self, sequence: RunningSequence) -> None:
         """Nothing is kept of a sequence."""
+
+
+def fake_engine(drafter: Drafter | None, *, grid: int) -> Engine:
+    """An engine over the fake model; all drafts are computed, if there is a drafter."""
+    shape = CacheShape(
+        grid=grid,
+        num_superpages=40,
+        pages_per_superpage=8,
+        states_per_superpage=4,
+        max_running=2,
+        max_blocks=64,
+    )
+    memory = CacheManager(shape)
+    speculator = None if drafter is None else EagerSpeculator([drafter], grid=grid)
+    scheduler = Scheduler(memory, token_budget=32, speculator=speculator)
+    return Engine(scheduler, FakeModel(memory).execute, vocab_size=VOCAB, max_seq_len=200)
 
 
 def running_sequence(

@@ -7,14 +7,12 @@ from random import Random
 
 import pytest
 
-from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
-from blazr.engine.scheduler import Scheduler
 from blazr.engine.sequence import Sequence
-from tests.support.drafts import EagerSpeculator, GuessingDrafter
-from tests.support.fake_model import GRID, VOCAB, FakeModel, next_token
+from tests.support.drafts import GuessingDrafter, fake_engine
+from tests.support.fake_model import GRID, VOCAB, next_token
 
 pytestmark = pytest.mark.smoke
 
@@ -27,20 +25,8 @@ def answer(
     prompt: tuple[int, ...], params: SamplingParams, stop_ids: frozenset[int], *, drafts: bool
 ) -> tuple[Ended, Engine]:
     """A reply, why it ended and with which token; and who gave it."""
-    memory = CacheManager(
-        CacheShape(
-            grid=GRID,
-            num_superpages=40,
-            pages_per_superpage=8,
-            states_per_superpage=4,
-            max_running=2,
-            max_blocks=32,
-        )
-    )
-    drafter = GuessingDrafter(next_token, VOCAB, right=0.8)
-    speculator = EagerSpeculator([drafter], grid=GRID) if drafts else None
-    scheduler = Scheduler(memory, token_budget=32, speculator=speculator)
-    engine = Engine(scheduler, FakeModel(memory).execute, vocab_size=VOCAB, max_seq_len=200)
+    drafter = GuessingDrafter(next_token, VOCAB, right=0.8) if drafts else None
+    engine = fake_engine(drafter, grid=GRID)
     request = Request(prompt_ids=prompt, params=params, stop_ids=stop_ids)
     engine.add(request, request_id=EVEN, now=0.0, seed=0)
     tokens: list[int] = []

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
-from blazr.engine.scheduler import Scheduler
 from blazr.engine.speculation.prefix import PrefixDrafter
-from tests.support.drafts import EagerSpeculator
-from tests.support.fake_model import VOCAB, FakeModel
+from tests.support.drafts import fake_engine
 
 pytestmark = pytest.mark.smoke
 GRID = 8
@@ -19,18 +16,7 @@ GRID = 8
 
 def answered(*salts: str) -> tuple[dict[int, list[int]], Engine]:
     """The same prompt for each salt, one after the other."""
-    shape = CacheShape(
-        grid=GRID,
-        num_superpages=16,
-        pages_per_superpage=8,
-        states_per_superpage=4,
-        max_running=2,
-        max_blocks=32,
-    )
-    memory = CacheManager(shape)
-    speculator = EagerSpeculator([PrefixDrafter(GRID)], grid=GRID)
-    scheduler = Scheduler(memory, token_budget=32, speculator=speculator)
-    engine = Engine(scheduler, FakeModel(memory).execute, vocab_size=VOCAB, max_seq_len=200)
+    engine = fake_engine(PrefixDrafter(GRID), grid=GRID)
     replies: dict[int, list[int]] = {}
     for number, salt in enumerate(salts):
         params = SamplingParams(temperature=0, max_tokens=40)
