@@ -131,6 +131,9 @@ def test_rerank_asks_the_model_whether_a_document_fits(loopback: Loopback) -> No
     assert "<Document>: two" in asked[3]
 
 
+TWICE = [{"value": "yes"}, {"value": "no"}, {"value": "yes"}]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -142,6 +145,7 @@ def test_rerank_asks_the_model_whether_a_document_fits(loopback: Loopback) -> No
         ("/v1/decisions", {"input": "a", "questions": []}),
         ("/v1/decisions", {"input": "a", "questions": [{"type": "riddle"}]}),
         ("/v1/decisions", {"input": "a", "questions": [{"type": "choice", "choices": []}]}),
+        ("/v1/decisions", {"input": "a", "questions": [{"type": "choice", "choices": TWICE}]}),
         (
             "/v1/decisions",
             {"input": [{"type": "image"}], "questions": [{"type": "predicate"}]},

@@ -54,7 +54,8 @@ async def label_probabilities(
         context: Messages before each of them.
 
     Raises:
-        RequestError: There are too many labels, or tokens in all, or a label is empty.
+        RequestError: There are too many labels, or tokens in all, or a label is
+            empty or there twice.
         HttpError: 408, it takes too long.
     """
     started_s = monotonic()
@@ -66,6 +67,12 @@ async def label_probabilities(
             found=str(len(labels)),
             expected=f"1 to {MAX_LABELS} in all",
         )
+    for question in questions:
+        if len(set(question.labels)) < len(question.labels):
+            twice = max(question.labels, key=question.labels.count)
+            raise RequestError(
+                "an answer to choose from is there twice.", param=param, found=repr(twice)[:100]
+            )
     core = call.service.llm.core
     common = call.scheduling()
     longest_s = common["timeout_s"]
