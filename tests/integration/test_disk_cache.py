@@ -253,6 +253,8 @@ def test_slots_are_saved_and_restored(shelf: Path, tmp_path: Path) -> None:
             refused = running.client.post(f"/slots/{query}", json=body)
             assert refused.status_code == 400, query
             assert refused.json()["error"]["param"] == param, query
+        refused = running.client.post("/slots/1e0?action=erase", json={})
+        assert "1e0" in refused.json()["error"]["message"]
     with served(shelf, tmp_path) as running:
         restored = use(running, "2?action=restore", filename="chat.bin")
         assert restored["n_restored"] == 192

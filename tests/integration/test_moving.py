@@ -317,7 +317,12 @@ def test_only_operators_and_servers_of_the_fleet_may_fetch(pair: Pair) -> None:
         found = pair.prefill.client.post("/kv_cache/export", json=body, headers=headers)
         assert found.status_code == status
     assert found.content == b""
-    for wrong in ({"blocks": ["../x"]}, {"num_known": -1}, {"blocks": ["0" * 63 + "G"]}):
+    for wrong in (
+        {"blocks": ["../x"]},
+        {"num_known": -1},
+        {"blocks": ["0" * 63 + "G"]},
+        {"blocks": ["0" * 64 + "\n"]},
+    ):
         reply = pair.prefill.client.post("/kv_cache/export", json=body | wrong, headers=headers)
         assert reply.status_code == 400
     reply = pair.alone.client.post("/kv_cache/export", json=body, headers=headers)

@@ -12,6 +12,7 @@ import msgspec
 from blazr.engine.cache.transfer import Incoming, TransferError
 from blazr.server.config import ServerConfig
 from blazr.server.kv_nixl import Nixl, Offer
+from blazr.server.schema import END
 
 EXPORT_PATH = "/kv_cache/export"
 NIXL_HEADER = "X-Blazr-Nixl"
@@ -34,7 +35,7 @@ class KvTransferParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     remote_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
 
 
-BlockName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+BlockName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}" + END)]
 
 
 class ExportBody(msgspec.Struct, kw_only=True):

@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-__all__ = ["CHAT", "Example", "OneOf", "Schema", "any_given", "of_type", "one_given", "schema_hint"]
+__all__ = [
+    "CHAT",
+    "END",
+    "Example",
+    "OneOf",
+    "Schema",
+    "any_given",
+    "of_type",
+    "one_given",
+    "schema_hint",
+]
 
 Schema = dict[str, Any]
 Example = dict[str, Any]  # a body to try
+END = r"$(?!\n)"  # of a pattern: $ alone also matches before a newline; JSON Schema has no \Z
 CHAT: Example = {"messages": [{"role": "user", "content": "Tell me of a cat."}]}
 
 

@@ -167,6 +167,7 @@ def test_a_server_that_does_not_work_is_told_of(tmp_path: Path) -> None:
     "tool",
     [
         {"server_label": "unknown"},
+        {"server_label": "tried\n"},
         {},
         {"server_label": "tried", "server_url": "https://a.example/mcp"},
         {"server_label": "tried", "require_approval": "perhaps"},

@@ -13,9 +13,9 @@ from blazr.core.errors import RequestError
 from blazr.engine.outputs import SlotAction
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
+from blazr.server.schema import END
 
-# $ alone also matches before a newline at the end; JSON Schema has no \Z
-_NAME = r"^\w[\w. -]{0,99}$(?!\n)"
+_NAME = r"^\w[\w. -]{0,99}" + END
 
 
 class SlotsQuery(msgspec.Struct, kw_only=True):
@@ -103,7 +103,11 @@ async def use_slot(call: Call[SlotBody]) -> SlotUsed:
             "there is no file name.", param="filename", expected='{"filename": "a name"}'
         )
     digits = call.path["id"]
-    slot = int(digits) if digits.isdecimal() and len(digits) < 10 else -1
+    if not digits.isdecimal() or len(digits) > 9:
+        raise RequestError(
+            "there is no such slot.", param="id", found=digits[:50], expected="a number, from 0 on"
+        )
+    slot = int(digits)
     started = monotonic()
     engine = call.service.llm.core.engine
     count = await asyncio.to_thread(engine.use_slot, body.action, slot, body.filename or "")

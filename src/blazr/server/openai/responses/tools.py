@@ -13,7 +13,7 @@ import msgspec
 from blazr.agent.config import Policy
 from blazr.core.errors import RequestError
 from blazr.server.params import CUSTOM_TOOL
-from blazr.server.schema import any_given, of_type, schema_hint
+from blazr.server.schema import END, any_given, of_type, schema_hint
 
 logger = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
@@ -68,7 +68,7 @@ class McpApproval(msgspec.Struct):
 class GivenMcp(msgspec.Struct, kw_only=True):
     """A server of tools that a request names: one of the operator's, or one by URL."""
 
-    server_label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    server_label: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}" + END)]
     server_url: Annotated[str, msgspec.Meta(max_length=8192)] | None = None
     headers: Annotated[dict[str, str], msgspec.Meta(max_length=64)] | None = None
     authorization: str | None = None
