@@ -22,7 +22,7 @@ from blazr.llm.generation import (
     chat_request,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, RETRY_S, LanguageModel
+from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, by_prompt, fold
 from blazr.llm.text_engine import PreparedRequest, TextEngine
@@ -83,7 +83,12 @@ class AsyncReply:
     """
 
     def __init__(
-        self, core: TextEngine, requests: Sequence[PreparedRequest], notifier: Notifier
+        self,
+        core: TextEngine,
+        requests: Sequence[PreparedRequest],
+        notifier: Notifier,
+        *,
+        pause_s: float,
     ) -> None:
         self._core = core
         self._loop = notifier.loop
@@ -93,7 +98,11 @@ class AsyncReply:
         self._deadline_s = 0.0
         self._failure: Exception | None = None
         self._reply = Reply(
-            core.engine, core.tokenizer, requests, notify=lambda: notifier.notify(self)
+            core.engine,
+            core.tokenizer,
+            requests,
+            notify=lambda: notifier.notify(self),
+            pause_s=pause_s,
         )
 
     @property
@@ -178,6 +187,7 @@ class AsyncLLM(LanguageModel):
         requests: Sequence[GenerationRequest],
         *,
         before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
+        pause_s: float = 0.0,
     ) -> AsyncReply:
         """Tokenize, what is long on a worker thread, and begin to generate.
 
@@ -186,6 +196,7 @@ class AsyncLLM(LanguageModel):
         Args:
             requests: What to generate.
             before: Waited for when it is known of which tokens the prompts are.
+            pause_s: Seconds that events may wait for later ones.
         """
 
         def prepare() -> list[PreparedRequest]:
@@ -200,7 +211,7 @@ class AsyncLLM(LanguageModel):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
         if before is not None:
             await before([each.request for each in prepared])
-        return AsyncReply(self.core, prepared, self._loop_notifier())
+        return AsyncReply(self.core, prepared, self._loop_notifier(), pause_s=pause_s)
 
     async def _prepare(
         self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool
@@ -233,9 +244,14 @@ class AsyncLLM(LanguageModel):
             self._notifier = Notifier(loop)
         return self._notifier
 
-    async def events(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[Event]:
-        """The events of all replies, as they happen. Closing the iterator ends the replies."""
-        reply = await self.start(requests)
+    async def events(
+        self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0
+    ) -> AsyncIterator[Event]:
+        """The events of all replies, as they happen; see `LLM.events`.
+
+        Closing the iterator ends the replies.
+        """
+        reply = await self.start(requests, pause_s=pause_s)
         try:
             while not reply.is_done:
                 for event in await reply.take():
@@ -253,7 +269,7 @@ class AsyncLLM(LanguageModel):
     ) -> list[Completion]:
         """Continue one prompt or many; see `LLM.generate`."""
         requests = prompt_requests(prompts, sampling_params or params, adapter)
-        return by_prompt(fold([event async for event in self.events(requests)]), requests)
+        return await self._whole(requests)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
@@ -276,7 +292,11 @@ class AsyncLLM(LanguageModel):
         the completion's ``num_dropped_messages`` says how many messages.
         """
         requests = [replace(chat_request(messages, params, tools, truncation), adapter=adapter)]
-        return by_prompt(fold([event async for event in self.events(requests)]), requests)[0]
+        return (await self._whole(requests))[0]
+
+    async def _whole(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        events = self.events(requests, pause_s=WHOLE_PAUSE_S)
+        return by_prompt(fold([event async for event in events]), requests)
 
     async def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""

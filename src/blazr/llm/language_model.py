@@ -16,6 +16,8 @@ from blazr.text.tokenizer import Tokenizer
 CHECK_S = 5.0
 # How long to wait before trying again to get into a queue that others fill.
 RETRY_S = 0.05
+# How long a reply that is wanted whole may go on before its new tokens are looked at.
+WHOLE_PAUSE_S = 0.01
 
 _NAMES = frozenset(each.name for each in fields(LoadOptions)) - {"model"}
 

@@ -22,7 +22,7 @@ from blazr.llm.generation import (
     params_of_each,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, RETRY_S, LanguageModel
+from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.vectors import (
@@ -46,15 +46,23 @@ class LLM(LanguageModel):
     Its arguments are those of `LanguageModel`.
     """
 
-    def events(self, requests: Sequence[GenerationRequest]) -> Iterator[Event]:
+    def events(
+        self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0
+    ) -> Iterator[Event]:
         """The events of all replies, as they happen; it raises what `Reply` raises.
 
         Leaving the loop ends the replies.
+
+        Args:
+            requests: What to generate.
+            pause_s: Seconds that events may wait for later ones; to take many at once costs less.
         """
         arrivals: SimpleQueue[None] = SimpleQueue()  # an Event would cost the engine more
         prepared = [self.core.prepare(each) for each in requests]
         notify = partial(arrivals.put, None)
-        reply = Reply(self.core.engine, self.core.tokenizer, prepared, notify=notify)
+        reply = Reply(
+            self.core.engine, self.core.tokenizer, prepared, notify=notify, pause_s=pause_s
+        )
         try:
             while not reply.is_done:
                 try:
@@ -93,14 +101,15 @@ class LLM(LanguageModel):
         return by_prompt(self._fold(requests, show=use_tqdm), requests)
 
     def _fold(self, requests: Sequence[GenerationRequest], *, show: bool) -> list[Completion]:
+        events = self.events(requests, pause_s=WHOLE_PAUSE_S)
         if not show:
-            return fold(self.events(requests))
+            return fold(events)
         from tqdm import tqdm
 
         with tqdm(total=sum(each.params.n for each in requests), unit="reply") as bar:
 
             def watched() -> Iterator[Event]:
-                for event in self.events(requests):
+                for event in events:
                     bar.update(isinstance(event, Finished))
                     yield event
 

@@ -39,6 +39,9 @@ class Reply:
         tokenizer: What turns their tokens to text.
         requests: The prompts. Choice ``j`` of prompt ``i`` has the index of all choices before it.
         notify: Called on the engine's thread when there is something to `take`.
+        pause_s: Seconds between two such calls, at least, while no reply ends. Tokens that come
+            meanwhile are taken together: to wake another thread for each takes longer than a small
+            model's step leaves time for.
 
     Raises:
         RequestError: A request asks for something impossible; nothing was started.
@@ -54,9 +57,11 @@ class Reply:
         requests: Sequence[PreparedRequest],
         *,
         notify: Callable[[], None],
+        pause_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._notify = notify
+        self._pause_s, self._notify_at_s = pause_s, 0.0
         self._started_s = monotonic()
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
         self._lock = Lock()  # of the inbox and what waits there
@@ -161,7 +166,10 @@ class Reply:
                 return
             self._inbox.append((position, output))
             choice.waiting = output
-        self._notify()
+        now_s = monotonic()
+        if now_s >= self._notify_at_s or output.finish_reason is not None:
+            self._notify_at_s = now_s + self._pause_s
+            self._notify()
 
 
 @dataclass(slots=True)

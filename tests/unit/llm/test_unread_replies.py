@@ -1,4 +1,4 @@
-"""A reply that nobody reads takes little memory, and says the same once it is read."""
+"""A reply that is read late, or seldom, takes little memory, and says the same."""
 
 from __future__ import annotations
 
@@ -43,4 +43,28 @@ def test_steps_that_wait_are_joined(params: dict[str, object]) -> None:
     choices = asked.params.n
     assert num_waiting <= MOST_WAITING + choices * (len(core.engine.script) // MOST_WAITING + 3)
     assert num_tokens > 2 * num_waiting
+    core.close()
+
+
+def test_whoever_wants_whole_replies_is_not_woken_by_each_token() -> None:
+    core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
+    asked = GenerationRequest(prompt="a", params=SamplingParams(max_tokens=8 * WORDS))
+
+    def num_woken(pause_s: float) -> int:
+        calls: list[None] = []
+        reply = Reply(
+            core.engine,
+            core.tokenizer,
+            [core.prepare(asked)],
+            notify=lambda: calls.append(None),
+            pause_s=pause_s,
+        )
+        wait_until(lambda: not core.engine.num_running)
+        events = reply.take()
+        assert reply.is_done
+        assert len(fold(events)[0].token_ids) > WORDS
+        return len(calls)
+
+    assert num_woken(0.0) > WORDS // MOST_WAITING
+    assert num_woken(3600.0) == 2  # by the first token and the end
     core.close()
