@@ -144,6 +144,12 @@ PEFT = {
     "llama DoRA": {"target_modules": ["v_proj", "o_proj", "gate_proj"], "use_dora": True},
     "llama ranks": {"target_modules": _MLP, "rank_pattern": {"up_proj": 3, "layers.1.mlp": 7}},
     "llama alphas": {"target_modules": _MLP, "alpha_pattern": {"layers.0.mlp.down_proj": 20}},
+    "llama parameter": {
+        "target_modules": ["v_proj"],
+        "target_parameters": ["q_proj.weight", "k_proj.weight"],
+        "alpha_pattern": {"q_proj": 30, "v_proj": 9},
+        "rank_pattern": {"k_proj.weight": 3},
+    },
     "llama whole": {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
     "llama more": {"target_modules": ["v_proj"], "modules_to_save": ["q_proj", "down_proj"]},
     "phi3 whole": {"target_modules": ["o_proj"], "modules_to_save": ["qkv_proj", "gate_up_proj"]},
@@ -287,6 +293,35 @@ def test_experts_in_one_tensor(case: str, tmp_path: Path) -> None:
     assert distance(changed, merged) < max(1e-5, 10 * own)
     assert distance(changed, plain) > 1e-2
     assert beside == alone
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},  # twice the rank
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+            "rank_pattern": {"experts": 2, "experts.gate_up_proj": 5},
+            "alpha_pattern": {"experts": 50, "experts.down_proj": 17},
+        },
+    ],
+    ids=["all projections", "patterns"],
+)
+def test_ranks_and_alphas_of_parameters_are_found_by_their_names(
+    config: dict[str, object], tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    kind, changes = CASES["olmoe"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **config))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
 
 
 def test_experts_one_by_one(tmp_path: Path) -> None:

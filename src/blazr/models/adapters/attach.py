@@ -78,18 +78,23 @@ def _factors_of(
     adapter: AdapterFile, change: LowRankChange, module: CausalLM, rules: RuleBook
 ) -> list[tuple[str, LoraFactors]]:
     """By module, what one change of a tensor amounts to."""
-    names = [each for name in change.names for each in spellings(name)]
-    known = [(name, found) for name in names if (found := rules.placements(name))]
-    for _, found in known:  # PEFT does not say which of a module's parameters is meant
-        of_experts = _factors_of_experts(change, found, module)
+    known = [
+        (meant, tensor, found)
+        for meant in change.meanings
+        for tensor in spellings(meant.name)
+        if (found := rules.placements(tensor))
+    ]
+    for meant, _, found in known:  # PEFT does not say which of a module's parameters is meant
+        of_experts = _factors_of_experts(meant, found, module)
         if of_experts is not None:
             return of_experts
-    tensor, placements = next(iter(known), ("", ()))
-    if not placements:
-        raise adapter.lacks(change.names[0])
+    if not known:
+        raise adapter.lacks(change.name)
+    change, tensor, placements = known[0]
     left, right = change.factors
     size = len(left), right.shape[1]
-    if any(_matrix_of(module, each.parameter) is None for each in placements):
+    is_of_all = change.a.shape[0] == change.rank  # not that of experts, of each its own
+    if not is_of_all or any(_matrix_of(module, each.parameter) is None for each in placements):
         if _is_needless(adapter, change):
             return []
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
@@ -242,13 +247,13 @@ def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
 
 
 def _cannot_change(path: Path, change: LowRankChange) -> CheckpointError:
-    return _unsupported(path, f"of {change.names[0][:100]}", "changes")
+    return _unsupported(path, f"of {change.name[:100]}", "changes")
 
 
 def _cannot_lengthen(path: Path, change: LowRankChange) -> CheckpointError:
     """The error for DoRA of what heads or experts multiply with one by one."""
     return CheckpointError(
-        f"{path}: DoRA of {change.names[0][:100]} is not supported, as each head or expert "
+        f"{path}: DoRA of {change.name[:100]} is not supported, as each head or expert "
         "multiplies with its part of it by itself.",
         found="lora_magnitude_vector, the lengths of its rows (use_dora)",
         expected="LoRA without lengths there; DoRA of other projections",
@@ -335,7 +340,7 @@ def _factors(
         right = transform.read(right)
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
     factors = LoraFactors(_laid(a, weight), _laid(b, weight))
-    lengths = change.lengths(path, change.names[0], hint=_HINT)
+    lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
         lengths = _taken(lengths, rows).to(weight.device)
         factors = replace(factors, lengths=lengths).beside(_plain(weight))

@@ -24,7 +24,7 @@ class LowRankChange:
     """``W + scale * b @ a``, of a stack of E matrices each its own.
 
     Args:
-        names: What the tensor W may be called; the first that the model has is meant.
+        name: What the tensor W is called.
         a: (r, in), or (E * r, in).
         b: (out, r), or (out, r * E) where the experts' numbers lie side by side.
         scale: As the adapter's rank and alpha say.
@@ -32,15 +32,22 @@ class LowRankChange:
         magnitude: (out,), the length of each row of the sum (DoRA); None leaves them.
         is_flipped: Whether W is stored (in, out), as embeddings are, and the change is
             ``(b @ a).T``.
+        others: What it is where the model has no tensor of that name, or not of that size.
     """
 
-    names: tuple[str, ...]
+    name: str
     a: Tensor
     b: Tensor
     scale: float
     rank: int
     magnitude: Tensor | None = None
     is_flipped: bool = False
+    others: tuple[LowRankChange, ...] = ()
+
+    @property
+    def meanings(self) -> tuple[LowRankChange, ...]:
+        """All that it may be."""
+        return self, *self.others
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:

@@ -181,7 +181,7 @@ def _change(path: Path, name: str, pair: Mapping[str, Tensor], alpha: float) -> 
     if is_stack:
         a, b = a.flatten(0, 1), b.movedim(0, -1).flatten(1)
     return LowRankChange(
-        names=(name,),
+        name=name,
         a=a,
         b=b,
         scale=scale,

@@ -61,11 +61,16 @@ def plan_merge(
         if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
             _check_same_head(adapter, replaced, checkpoint)
             continue
-        info = _info_of(adapter, (name,), checkpoint)
+        info = _info_of(name, checkpoint)
+        if info is None:
+            raise adapter.lacks(name)
         adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
         found[info.name] = StoredChange(replaced.numbers.float(), None)
     for change in adapter.low_rank:
-        info = _info_of(adapter, change.names, checkpoint)
+        known = ((each, _info_of(each.name, checkpoint)) for each in change.meanings)
+        meant, info = next((pair for pair in known if pair[1] is not None), (change, None))
+        if info is None:
+            raise adapter.lacks(change.name)
         if info.name.endswith(_EMBEDDING) and is_tied:
             raise CheckpointError(
                 f"{adapter.path}: the change of {info.name[:100]} cannot be merged.",
@@ -73,16 +78,13 @@ def plan_merge(
                 expected="an adapter of projections, or a model with a head of its own",
                 hint="serve it with --adapter, which changes the embedding alone",
             )
-        found[info.name] = _stored(adapter, change, info, found.get(info.name))
+        found[info.name] = _stored(adapter, meant, info, found.get(info.name))
     return found
 
 
-def _info_of(adapter: AdapterFile, names: tuple[str, ...], checkpoint: Checkpoint) -> TensorInfo:
-    every = [each for name in names for each in spellings(name)]
-    info = next((checkpoint.tensors[each] for each in every if each in checkpoint.tensors), None)
-    if info is None:
-        raise adapter.lacks(names[0])
-    return info
+def _info_of(name: str, checkpoint: Checkpoint) -> TensorInfo | None:
+    tensors = checkpoint.tensors
+    return next((tensors[each] for each in spellings(name) if each in tensors), None)
 
 
 def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkpoint) -> None:

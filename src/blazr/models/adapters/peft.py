@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -57,7 +58,7 @@ _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
-# From a module's name to the rank of its change, and what that is multiplied with.
+# From a module's or a parameter's name to the rank of its change, and what that is multiplied with.
 _ScaleOf = Callable[[str], tuple[int, float]]
 
 
@@ -250,34 +251,45 @@ def _low_rank(
     kind = "lora_embedding_" if is_embedding else "lora_"
     a, b = pair_of(path, module, parts, (f"{kind}A", f"{kind}B"))
     own = module.replace(_INNER, "")
-    rank, scale = scales(own)
     targets = config.get("target_parameters")
     named = targets if isinstance(targets, list) else []
     leaves = [str(each).rpartition(".")[2] for each in named if _is_of(str(each), own)]
+    # PEFT looks parameters up by their own names, and modules by theirs
+    keys = {f"{own}.weight": own} | {each: each for each in (f"{own}.{leaf}" for leaf in leaves)}
     is_pair = a.dim() == b.dim() == 2 and 0 < a.shape[0] == b.shape[1]
-    # experts in one tensor, which target_parameters name, have that rank each
-    if not is_pair or a.shape[0] % rank or (a.shape[0] != rank and not leaves):
+    meanings: list[LowRankChange] = []
+    for name, key in keys.items():
+        rank, scale = scales(key)
+        # experts in one tensor, which target_parameters name, have that rank each
+        if is_pair and (a.shape[0] == rank or (key == name and not a.shape[0] % rank)):
+            check_scaled(path, module, b, scale)
+            meanings.append(
+                LowRankChange(
+                    name=name,
+                    a=a,
+                    b=b,
+                    scale=scale,
+                    rank=rank,
+                    magnitude=parts.get("lora_magnitude_vector"),
+                    is_flipped=is_embedding or config.get("fan_in_fan_out") is True,
+                )
+            )
+    if not meanings:
+        ranks = ", ".join(
+            f"{rank}" for rank in dict.fromkeys(scales(key)[0] for key in keys.values())
+        )
         raise CheckpointError(
             f"{path}: the matrices of {module[:100]} do not fit each other.",
-            found=f"A {list(a.shape)}, B {list(b.shape)}, rank {rank} in {CONFIG}",
+            found=f"A {list(a.shape)}, B {list(b.shape)}, rank {ranks} in {CONFIG}",
             expected="A (rank, in) and B (out, rank)",
         )
-    check_scaled(path, module, b, scale)
     if config.get("use_dora") is True and "lora_magnitude_vector" not in parts:
         raise CheckpointError(
             f"{path}: {module[:100]} has no lengths of rows.",
             found=f"use_dora in {CONFIG}, and " + ", ".join(sorted(parts)),
             expected="lora_magnitude_vector, too",
         )
-    return LowRankChange(
-        names=(f"{own}.weight", *(f"{own}.{leaf}" for leaf in leaves)),
-        a=a,
-        b=b,
-        scale=scale,
-        rank=rank,
-        magnitude=parts.get("lora_magnitude_vector"),
-        is_flipped=is_embedding or config.get("fan_in_fan_out") is True,
-    )
+    return replace(meanings[0], others=tuple(meanings[1:]))
 
 
 def _is_of(parameter: str, module: str) -> bool:
