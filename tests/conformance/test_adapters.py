@@ -92,8 +92,9 @@ def test_an_adapter_gives_what_merged_weights_give(case: str, tmp_path: Path) ->
         {"alpha_pattern": {"v_proj": 1, "down_proj": 30}},
         {"use_dora": True},
         {"lora_alpha": 0.5},
+        {"fan_in_fan_out": True},  # which linear layers are not
     ],
-    ids=["rank stabilised", "ranks", "alphas", "DoRA", "a small alpha"],
+    ids=["rank stabilised", "ranks", "alphas", "DoRA", "a small alpha", "fan in, fan out"],
 )
 def test_kinds(config: dict[str, object], tmp_path: Path) -> None:
     model = save_reference("llama", tmp_path / "model", changes={"attention_bias": True})

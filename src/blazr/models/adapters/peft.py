@@ -271,7 +271,7 @@ def _low_rank(
                     scale=scale,
                     rank=rank,
                     magnitude=parts.get("lora_magnitude_vector"),
-                    is_flipped=is_embedding or config.get("fan_in_fan_out") is True,
+                    is_flipped=is_embedding,  # PEFT ignores fan_in_fan_out of linear layers
                 )
             )
     if not meanings:
