@@ -6,7 +6,7 @@ import copy
 import functools
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -604,6 +604,22 @@ def test_bad_adapters_are_refused_and_the_model_goes_on(
             llm.core.adapters.load("bad", path)
     assert "bad" not in llm.core.adapters.by_name
     assert ask(llm).token_ids == expected
+
+
+def test_numbers_of_eight_bits(tmp_path: Path) -> None:
+    model = save_reference("llama", tmp_path / "model")
+    one = torch.full((4, 24), 0.5)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+    def put(numbers: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+        return lambda tensors: tensors.update({name: numbers})
+
+    names = [*projections(model, "q_proj")]
+    save_adapter(tmp_path / "plain", model, names, tensors=put(one))
+    save_adapter(tmp_path / "small", model, names, tensors=put(one.to(torch.float8_e4m3fn)))
+    every = f"plain={tmp_path / 'plain'},small={tmp_path / 'small'}"
+    with LLM(str(tmp_path / "model"), adapter=every) as llm:
+        assert scores(ask(llm, "small")) == scores(ask(llm, "plain"))
 
 
 def test_flags_that_say_nothing_are_refused() -> None:
