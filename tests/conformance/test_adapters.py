@@ -622,6 +622,12 @@ def test_numbers_of_eight_bits(tmp_path: Path) -> None:
         assert scores(ask(llm, "small")) == scores(ask(llm, "plain"))
 
 
+def test_patterns_that_take_long_are_refused(llm: LLM, shelf: Path, tmp_path: Path) -> None:
+    slow = {"(" + ".*" * 13 + ")x": 4}  # so many ways to cut a name that none is found in time
+    with pytest.raises(ConfigError, match="rank_pattern"):
+        llm.core.adapters.load("slow", spoiled(shelf, tmp_path / "slow", rank_pattern=slow))
+
+
 def test_flags_that_say_nothing_are_refused() -> None:
     for text in ("path", "=path", "name=", "a=x,a=y"):
         with pytest.raises(ConfigError, match="--adapter"):

@@ -37,9 +37,10 @@ _PART = re.compile(
 )
 _INNER = ".base_layer"  # of a module that is wrapped
 # A name of a module, or a regular expression of no power to take long: nothing repeated within what
-# is repeated.
+# is repeated, and little side by side.
 _NESTED = re.compile(r"[+*}?]\s*\)[*+{]|\)[*+{].*\)[*+{]")
 _MAX_PATTERN = 300
+_MAX_REPEATS = 4
 
 # Keys that would change the result, the values that do not, and what to do.
 _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
@@ -200,6 +201,7 @@ def _pattern(
         is_wrong = given[name] is None or (least is not None and value < least)
         # Python warns of sets in sets, which it may understand otherwise one day
         is_wrong |= len(name) > _MAX_PATTERN or bool(_NESTED.search(name)) or "[[" in name
+        is_wrong |= sum(map(name.count, "*+{")) > _MAX_REPEATS
         try:
             re.compile("" if is_wrong else name)
         except re.error:
