@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from blazr import LLM, SamplingParams
@@ -626,6 +626,39 @@ def test_patterns_that_take_long_are_refused(llm: LLM, shelf: Path, tmp_path: Pa
     slow = {"(" + ".*" * 13 + ")x": 4}  # so many ways to cut a name that none is found in time
     with pytest.raises(ConfigError, match="rank_pattern"):
         llm.core.adapters.load("slow", spoiled(shelf, tmp_path / "slow", rank_pattern=slow))
+
+
+@pytest.mark.parametrize("key", ["use_rslora", "use_dora"])
+def test_settings_that_are_not_true_or_false_are_refused(
+    llm: LLM, shelf: Path, tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=key):
+        llm.core.adapters.load("bad", spoiled(shelf, tmp_path / key, **{key: 1}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("lora_A", "lora_A.other", "by another name"),
+        (r"base_model.model.model.", "base_model.model.backbone.", "changed twice"),
+        ("lora_B.weight", "lora_magnitude_vector", "lengths of rows"),
+    ],
+)
+def test_tensors_that_contradict_others_are_refused(
+    llm: LLM, shelf: Path, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    """They were read, and others left out, without a word."""
+    where = spoiled(shelf, tmp_path / "bad")
+    tensors = load_file(where / "adapter_model.safetensors")
+    for name in [name for name in tensors if old in name and "embed" not in name]:
+        again = 2 * tensors[name]
+        tensors[name.replace(old, new)] = again[:, 0] if "magnitude" in new else again
+    save_file(
+        {name: each.contiguous() for name, each in tensors.items()},
+        where / "adapter_model.safetensors",
+    )
+    with pytest.raises(CheckpointError, match=words):
+        llm.core.adapters.load("bad", where)
 
 
 def test_flags_that_say_nothing_are_refused() -> None:

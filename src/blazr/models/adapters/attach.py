@@ -48,7 +48,14 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
     """
     found: dict[str, LoraFactors] = {}
     for change in adapter.low_rank:
-        found |= _factors_of(adapter, change, module, rules)
+        made = dict(_factors_of(adapter, change, module, rules))
+        if made.keys() & found.keys():
+            raise CheckpointError(
+                f"{adapter.path}: {change.name[:100]} is changed twice.",
+                found="changes of one matrix by several names",
+                expected="one change of each",
+            )
+        found |= made
     # PEFT saves the embedding and the head along where they have changes, as they were
     whole = [each for each in adapter.whole if not _is_the_model_s(each, module, rules)]
     for replaced in whole:

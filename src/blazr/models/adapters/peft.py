@@ -90,7 +90,15 @@ def read_peft(directory: Path) -> AdapterFile:
             continue
         if match["end"] == "bias":
             raise _unsupported(path, name, "train it without lora_bias")
-        parts.setdefault(match["path"].removeprefix(_PREFIX), {})[match["part"]] = numbers
+        module = match["path"].removeprefix(_PREFIX)
+        own = parts.setdefault(module, {})
+        if match["part"] in own:
+            raise CheckpointError(
+                f"{path}: tensor {name[:100]!r} is there by another name, too.",
+                found=f"more than one {match['part']} of {module[:100]}",
+                expected="one adapter in the file, as PEFT's save_pretrained() writes it",
+            )
+        own[match["part"]] = numbers
     if not parts and not whole:
         raise CheckpointError(f"{path} holds no tensors.", expected="lora_A and lora_B of modules")
     changes = [
@@ -154,6 +162,7 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
             expected="an adapter of the base model's own weights",
             hint="save it with PEFT's path_initial_model_for_weight_conversion",
         )
+    _flag(path, config, "use_dora")
     rank = _number(path, config, "r", 8)
     if rank < 1 or rank != int(rank):
         raise ConfigError(
@@ -162,7 +171,7 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
     alpha = _number(path, config, "lora_alpha", 8)
     ranks = _pattern(path, config, "rank_pattern", 1)
     alphas = _pattern(path, config, "alpha_pattern", None)
-    is_rank_stabilised = config.get("use_rslora") is True
+    is_rank_stabilised = _flag(path, config, "use_rslora")
 
     def scales(module: str) -> tuple[int, float]:
         own = int(_matching(ranks, module, rank))
@@ -183,6 +192,15 @@ def _number(path: Path, config: Mapping[str, object], key: str, default: float) 
     ):
         raise ConfigError(
             f"{path}: {key} is wrong.", found=repr(value)[:60], expected="a finite number"
+        )
+    return value
+
+
+def _flag(path: Path, config: Mapping[str, object], key: str) -> bool:
+    value = config.get(key) or False
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"{path}: {key} is wrong.", found=repr(value)[:60], expected="true or false"
         )
     return value
 
@@ -285,11 +303,12 @@ def _low_rank(
             found=f"A {list(a.shape)}, B {list(b.shape)}, rank {ranks} in {CONFIG}",
             expected="A (rank, in) and B (out, rank)",
         )
-    if config.get("use_dora") is True and "lora_magnitude_vector" not in parts:
+    is_dora = config.get("use_dora") is True
+    if is_dora != ("lora_magnitude_vector" in parts):
         raise CheckpointError(
-            f"{path}: {module[:100]} has no lengths of rows.",
-            found=f"use_dora in {CONFIG}, and " + ", ".join(sorted(parts)),
-            expected="lora_magnitude_vector, too",
+            f"{path}: {module[:100]} has {'no ' if is_dora else ''}lengths of rows.",
+            found=f"use_dora = {is_dora} in {CONFIG}, and " + ", ".join(sorted(parts)),
+            expected="lora_magnitude_vector if and only if use_dora is true",
         )
     return replace(meanings[0], others=tuple(meanings[1:]))
 
