@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,9 +34,10 @@ def test_more_threads_than_cores_give_the_same_bits(product: tuple[Tensor, Tenso
             assert torch.equal(matmul.linear(x, weight), expected)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="only there they take long")
 def test_numbers_below_the_smallest_normal_one_become_zeros_in_kernels_alone(isa: str) -> None:
     """Such results take hundreds of cycles; what the caller computes is as exact as before."""
+    if "neon" in compiled.isas():
+        pytest.skip("on Arm they take no longer than others, and are kept")
     x, weight = torch.full((40, 1), 1e-30), torch.full((600, 1), 1e-10)
     for num_threads in (1, 3):
         torch.set_num_threads(num_threads)

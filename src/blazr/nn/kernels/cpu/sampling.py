@@ -96,7 +96,7 @@ class _Room:
     def __init__(self, rows: int, size: int) -> None:
         self._blocks = -(-size // _BLOCK)
         self._memory = [torch.empty(rows * self._blocks), torch.empty(rows, dtype=torch.int64)]
-        # these are read faster than a tensor is
+        # it is read faster than a tensor is
         self.found = (ctypes.c_int64 * rows).from_address(self._memory[1].data_ptr())
         self._call = self._make_call(rows, size)
         self.given = ctypes.byref(self._call)
@@ -120,17 +120,17 @@ class _DrawRoom(_Room):
     """Where tokens that are drawn are put."""
 
     def _make_call(self, rows: int, size: int) -> _Draw:
-        self.wishes = (ctypes.c_double * (_WISHES * rows))()
         # sums are exact, so that it makes no difference how many parts there are
         threads = torch.get_num_threads()
         parts = max(1, min(_MOST_PARTS, self._blocks, -(-2 * threads // max(rows, 1))))
         tallies = rows * parts * _TALLIES * _TALLY_BYTES
         self._memory += [
-            torch.empty(count, dtype=torch.uint8)
-            for count in (tallies, rows * size * _CANDIDATE_BYTES)
+            torch.empty(rows * _WISHES, dtype=torch.float64),
+            torch.empty(tallies, dtype=torch.uint8),
+            torch.empty(rows * size * _CANDIDATE_BYTES, dtype=torch.uint8),
         ]
-        peaks, places, tallied, candidates = (each.data_ptr() for each in self._memory)
-        wishes = ctypes.addressof(self.wishes)
+        peaks, places, wishes, tallied, candidates = (each.data_ptr() for each in self._memory)
+        self.wishes = (ctypes.c_double * (_WISHES * rows)).from_address(wishes)
         return _Draw(
             0, wishes, peaks, tallied, candidates, places, rows, size, 0, self._blocks, parts
         )
