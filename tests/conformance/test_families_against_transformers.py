@@ -285,6 +285,21 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
+@pytest.mark.parametrize("name", ["gemma", "granite", "mamba2", "qwen3_5_moe_text", "zamba2"])
+def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
+    """Its names have no ``model.``, so that they begin like those of oxidizr."""
+    kind, changes = CASES[name]
+    whole = {**changes, "tie_word_embeddings": True}
+    theirs = save_reference(kind, tmp_path / "whole", changes=whole)
+    theirs.base_model.save_pretrained(tmp_path / "part")
+    ours = load(str(tmp_path / "part"), device=CPU, dtype="float32")
+    assert ours.family == kind
+    ids = tokens_of(30, seed=1)
+    with torch.inference_mode():
+        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
+
+
 @pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])
 @pytest.mark.parametrize(("kind", "text"), [*SEEING.items(), ("mistral3", "ministral3")])
 def test_the_language_model_of_one_that_sees(

@@ -130,6 +130,18 @@ def test_transformers_in_float64(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=4e-6 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("name", ["gemma", "mamba2"])
+def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    kind, changes = CASES[name]
+    theirs = save_reference(
+        kind, tmp_path / "whole", changes={**changes, "tie_word_embeddings": True}
+    )
+    theirs.base_model.save_pretrained(tmp_path / "part")
+    found, expected = (scores(opened(tmp_path / each), IDS) for each in ("part", "whole"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", quantized.KINDS)
 def test_matrices_that_several_tensors_stand_for(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from blazr.bench.reference import REFERENCES, SECTIONS
 from blazr.bench.reference.gguf import GgufFiles
@@ -20,7 +21,34 @@ from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, section
-from blazr.bench.reference.weights import Weights
+from blazr.bench.reference.weights import Rows, Source, Weights
+
+
+class _Whole:
+    """The tensors of a model that was saved without its head, by their names in the whole.
+
+    Args:
+        source: Where they are read.
+        prefix: What their names lack.
+    """
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self._source = source
+        beside = ("lm_head.", "mtp.")
+        self._own = {n if n.startswith(beside) else prefix + n: n for n in source.names}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._own.keys()
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows."""
+        return self._source.read(self._own[name], rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self._source.shape(self._own[name])
 
 
 def open_reference(
@@ -44,11 +72,13 @@ def open_reference(
         return gguf_model(Weights(tensors, dtype), metadata)
     own: Settings = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
-    source = with_plain_matrices(SafetensorsFiles(files), own)
+    source: Source = with_plain_matrices(SafetensorsFiles(files), own)
+    if kind is not None and any(name.startswith("layers.") for name in source.names):
+        source = _Whole(source, "backbone." if "norm_f.weight" in source.names else "model.")
     w = Weights(source, dtype)
     if kind is None and any(name.startswith("backbone.") for name in w.names):
         kind = "mamba"
-    if kind is None or any(name.startswith("embed_tokens.") for name in w.names):
+    if kind is None:
         # the trainer may have noted more of the model beside its weights
         path = files[0].parent / "training_config.json"
         noted = json.loads(path.read_text()) if path.exists() else {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,8 @@ _SHARD = re.compile(
 )
 _SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
+_LAYER = re.compile(r"layers\.\d", re.ASCII)
+_BESIDE = ("lm_head.", "mtp.")  # what no model that is part of a whole has among its own
 _PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # What a tokenizer and chat templates are read from.
 TEXT_FILES = (
@@ -307,7 +309,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path=config_path if has_config else None,
         metadata=headers[0].metadata,
     )
-    return checkpoint if checkpoint.metadata else join_quantized(checkpoint)
+    return checkpoint if checkpoint.metadata else join_quantized(_named_as_whole(checkpoint))
+
+
+def _named_as_whole(checkpoint: Checkpoint) -> Checkpoint:
+    """The names of a whole model, where transformers has saved it without its head.
+
+    oxidizr's names begin like these, but its config.json has no ``model_type``.
+    """
+    tensors = checkpoint.tensors
+    if "model_type" not in checkpoint.config or not any(map(_LAYER.match, tensors)):
+        return checkpoint
+    prefix = "backbone." if "norm_f.weight" in tensors else "model."
+    named = {n if n.startswith(_BESIDE) else prefix + n: info for n, info in tensors.items()}
+    return replace(checkpoint, tensors={n: replace(info, name=n) for n, info in named.items()})
 
 
 @dataclass(frozen=True, slots=True)
