@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.loading.load import LoadedModel, load
@@ -162,6 +163,28 @@ def test_the_classic_spelling_says_the_same(pair: Pair) -> None:
         assert plan_model(str(pair.directory)).derivation.config == before
     finally:
         path.write_text(text)
+
+
+def _derived_with(directory: Path, text: str, key: str, value: object) -> ModelConfig | None:
+    """The network of a config in which a key has a value or is absent; None where it is refused."""
+    (directory / "config.json").write_text(text)
+    rewrite_config(directory, **{key: value})
+    try:
+        return plan_model(str(directory)).derivation.config
+    except (CheckpointError, ConfigError):
+        return None
+
+
+def test_what_a_config_does_not_say_is_what_the_library_takes(pair: Pair) -> None:
+    text = (pair.directory / "config.json").read_text()
+    # how long a text may be is no part of the network
+    keys = json.loads(text).keys() - {"max_position_embeddings"}
+    taken = {key: getattr(type(pair.theirs.config), key, None) for key in keys}
+    for key, default in taken.items():
+        if isinstance(default, bool | int | float):
+            found = [_derived_with(pair.directory, text, key, each) for each in (None, default)]
+            assert None in found or found[0] == found[1], key
+    (pair.directory / "config.json").write_text(text)
 
 
 def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:

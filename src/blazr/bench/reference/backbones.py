@@ -27,6 +27,7 @@ DEFAULTS: Mapping[str, Settings] = {
         "head_dim": 128,
         "mlp_hidden_act": "relu2",
         "norm_topk_prob": True,
+        "topk_group": 1,
     },
 }
 # The first version of transformers with a class for Nemotron-H, which cuts steps off.

@@ -42,7 +42,7 @@ _GEMMA: Settings = {
     "num_key_value_heads": 4,
     "sliding_window": 4096,
 }
-_GLM: Settings = {"head_dim": 128, "partial_rotary_factor": 0.5}
+_GLM: Settings = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
 _QWEN: Settings = {"sliding_window": 4096, "max_window_layers": 28}
 _DEEPSEEK: Settings = {"first_k_dense_replace": 0, "n_shared_experts": 2}
 # What the classes take where a config is silent, beside Llama's.
@@ -51,6 +51,7 @@ DEFAULTS: Mapping[str, Settings] = {
     "ministral3": {"head_dim": 128, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gemma": {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
     "gemma3_text": {**_GEMMA, "rope_theta": 1e6},
@@ -80,6 +81,7 @@ DEFAULTS: Mapping[str, Settings] = {
         "rms_norm_eps": 1e-5,
         "norm_topk_prob": True,
         "n_shared_experts": 1,
+        "topk_group": 1,
     },
     "gpt_oss": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "sliding_window": 128},
     "deepseek_v2": _DEEPSEEK,

@@ -57,6 +57,7 @@ DEFAULTS: Mapping[str, Settings] = {
         "rms_norm_eps": 1e-5,
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.446,
+        "topk_group": 1,
         "num_experts_per_tok": 8,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,

@@ -106,6 +106,7 @@ DEEPSEEK_V3 = Traits(
         "n_group": 8,
         "topk_group": 4,
         "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 3,
     },
     mixer=lambda reading, *_: read_latent_attention(reading),

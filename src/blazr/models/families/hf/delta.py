@@ -229,6 +229,7 @@ KIMI_LINEAR = Traits(
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.446,
+        "topk_group": 1,
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1024,

@@ -104,7 +104,10 @@ QWEN3 = replace(
     defaults={**_QWEN2.defaults, "head_dim": 128},
     attention={**LLAMA_BIASES, "qk_norm": True},
 ).family("qwen3")
-PHI3 = Traits(slides=every_slides).family("phi3")
+PHI3 = Traits(
+    defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    slides=every_slides,
+).family("phi3")
 GEMMA = Traits(
     defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
     attention=LLAMA_BIASES,
@@ -179,15 +182,20 @@ SMOLLM3 = Traits(
     slides=_smollm3_slides,
 ).family("smollm3")
 STARCODER2 = Traits(
-    defaults={"use_bias": True, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
+    defaults={
+        "use_bias": True,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+    },
     attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
     mlp={"bias": "use_bias", "gated": False},
     slides=every_slides,
     norm_kind="layer",
     eps="norm_epsilon",
 ).family("starcoder2")
-_GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True}
-_GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128}
+_GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True, "rms_norm_eps": 1e-5}
+_GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128, "rms_norm_eps": 1.5625e-7}
 _GLM = Traits(
     defaults=_GLM_DEFAULTS,
     attention={"qkv_bias": "attention_bias"},

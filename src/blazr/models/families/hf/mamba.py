@@ -230,6 +230,7 @@ _NEMOTRON = Traits(
         "head_dim": 128,
         "mlp_hidden_act": "relu2",
         "norm_topk_prob": True,
+        "topk_group": 1,
     },
     layer=_nemotron_layer,
     rope=lambda *_: None,  # positions are left to the recurrence

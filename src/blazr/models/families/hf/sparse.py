@@ -169,6 +169,7 @@ GLM4_MOE = Traits(
         "partial_rotary_factor": 0.5,
         "norm_topk_prob": True,
         "first_k_dense_replace": 1,
+        "topk_group": 1,
         "rms_norm_eps": 1e-5,
     },
     attention={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
