@@ -113,6 +113,16 @@ def test_llama3_scaling_as_old_and_new_configs_write_it(changes: dict[str, objec
     assert attention(derive(**changes))[0].rope == RopeConfig(8, 5e5, scaling)
 
 
+def test_a_scaling_added_beside_the_new_spelling_is_not_passed_over() -> None:
+    """transformers takes the old one, and forgets the theta of the new one."""
+    new = {"rope_type": "default", "rope_theta": 1e6}
+    with pytest.raises(ConfigError, match="contradict"):
+        derive(rope_parameters=new, rope_scaling={"type": "linear", "factor": 2.0})
+    linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+    both = derive(rope_parameters=linear, rope_scaling={"type": "linear", "factor": 2.0})
+    assert both.config == derive(rope_parameters=linear).config
+
+
 def test_linear_scaling() -> None:
     rope = attention(derive(rope_scaling={"type": "linear", "factor": 4}))[0].rope
     assert rope.scaling == RopeScaling(kind="linear", factor=4.0)

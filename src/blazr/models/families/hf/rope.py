@@ -43,13 +43,31 @@ def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> Conf
     Args:
         reader: The whole config.
         layer_type: A key of ``rope_parameters``, where these differ by layer.
+
+    Raises:
+        ConfigError: The old spelling and the new contradict each other.
     """
     new = reader.section("rope_parameters")
     old = reader.section("rope_scaling")
+    if new is not None and old is not None and reader.raw.get("rope_scaling"):
+        # of those that differ by layer the old one is about layers without a window
+        whole = new.section("full_attention") or new
+        if not _in_new_words(old).items() <= _in_new_words(whole).items():
+            raise ConfigError(
+                f"{reader.source}: rope_scaling and rope_parameters contradict each other.",
+                found=f"{old.raw} and {new.raw}"[:100],
+                expected="one of them",
+                hint="put the scaling into rope_parameters, beside its rope_theta",
+            )
     if new is not None and layer_type is not None and layer_type in new.raw:
         inner = new.section(layer_type)
         return inner or ConfigReader({}, f"{new.source}: {layer_type}")
     return new or old or ConfigReader({}, f"{reader.source}: rope_scaling")
+
+
+def _in_new_words(parameters: ConfigReader) -> dict[str, object]:
+    own = dict(parameters.raw)
+    return {"rope_type": own.pop("type", "default"), **own}
 
 
 def read_rope(
