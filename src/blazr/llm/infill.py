@@ -52,5 +52,5 @@ def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str, vocab_size: in
     raise RequestError(
         "this model cannot fill in the middle: its vocabulary has no tokens for it.",
         param="suffix",
-        hint="leave suffix out",
+        hint="/v1/completions without suffix continues the text before",
     )

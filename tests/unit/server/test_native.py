@@ -94,7 +94,9 @@ def test_where_no_middle_can_be_filled_in_the_suffix_is_named(
 ) -> None:
     monkeypatch.setattr("blazr.llm.infill.INFILL_FORMATS", {})
     refused = loopback.client.post(path, json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert "/v1/completions without suffix" in error["message"]
 
 
 def test_completion_in_the_words_of_llama_cpp(loopback: Loopback) -> None:
