@@ -57,6 +57,20 @@ def test_a_chat_as_text_and_as_a_number(loopback: Loopback) -> None:
     assert counted["input_tokens"] == len(ids)
 
 
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/apply-template", "/v1/chat/completions/input_tokens"]
+)
+@pytest.mark.parametrize("tool", [{}, {"type": "function", "function": {}}, {"type": "web_search"}])
+def test_a_chat_is_counted_with_tools_that_it_could_be_answered_with(
+    loopback: Loopback, path: str, tool: dict
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    refused = loopback.client.post(path, json=chat)
+    answered = loopback.client.post("/v1/chat/completions", json=chat)
+    assert refused.status_code == answered.status_code == 400
+    assert refused.json() == answered.json()
+
+
 @pytest.mark.parametrize("path", ["/infill", "/v1/infill"])
 def test_the_middle_is_filled_in(loopback: Loopback, path: str) -> None:
     body = {

@@ -11,6 +11,7 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
+from blazr.server.openai.shared import tool_fields
 from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
 from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
@@ -143,7 +144,7 @@ def _to_request(
     return GenerationRequest(
         prompt=text,
         messages=None if body.messages is None else to_messages(body.messages),
-        tools=body.tools or None,
+        **tool_fields(body.tools, None, parallel=None),
         template_variables=body.chat_template_kwargs,
         add_special_tokens=adds_special,
         add_generation_prompt=body.add_generation_prompt is not False,
