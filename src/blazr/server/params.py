@@ -30,11 +30,12 @@ from blazr.text.images import (
     read_video_url,
 )
 from blazr.text.messages import Message, function_call
+from blazr.text.tool_calls.json_scan import NAME
 
 MAX_REPLIES = 256
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
-MAX_TOOL_NAME = 256  # characters; OpenAI takes 64, Anthropic 128
+MAX_TOOL_NAME = 128  # characters; OpenAI takes 64, Anthropic 128
 MAX_VARIABLES = 256  # for a chat template
 MAX_VARIABLE_NAME = 256
 MAX_MESSAGES = 4096
@@ -519,7 +520,7 @@ def tool_choice(
         parallel: Whether several may be called at once; None is not said.
 
     Raises:
-        RequestError: There are too many tools, or one has no name.
+        RequestError: There are too many tools, or one has no name, or none that can be called.
     """
     if tools and len(tools) > MAX_TOOLS:
         raise too_many(tools, MAX_TOOLS, "tools", param="tools")
@@ -537,6 +538,13 @@ def tool_choice(
                 param="tools",
                 found=f"{len(found)} characters",
                 expected=f"at most {MAX_TOOL_NAME}",
+            )
+        if not NAME.fullmatch(found):
+            raise RequestError(
+                "a tool's name has characters by which no reply can call it.",
+                param="tools",
+                found=repr(found)[:100],
+                expected="letters, digits, and any of _ - . : /",
             )
     return {
         "tools": tools or None,

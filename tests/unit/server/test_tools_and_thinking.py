@@ -64,6 +64,21 @@ def test_chats(running: Loopback) -> None:
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+@pytest.mark.parametrize("name", ["get weather", "a\nb", 'say "hi"', "<|end|>", "☂"])
+def test_a_tool_that_no_reply_can_call_is_refused(running: Loopback, name: str) -> None:
+    named = {
+        "/v1/chat/completions": CHAT
+        | {"tools": [{"type": "function", "function": {"name": name}}]},
+        "/v1/messages": MESSAGES | {"tools": [ANTHROPIC_TOOL | {"name": name}]},
+        "/v1/responses": RESPONSE | {"tools": [FLAT_TOOL | {"name": name}]},
+        "/api/chat": OLLAMA | {"tools": [{"type": "function", "function": {"name": name}}]},
+    }
+    for path, body in named.items():
+        refused = running.client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "letters, digits" in refused.text
+
+
 def test_streamed_chats(running: Loopback) -> None:
     deltas = [
         choice["delta"]
