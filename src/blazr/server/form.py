@@ -49,7 +49,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        message = clean(f"the form cannot be read: {error}.", 200)
+        message = clean(f"the form cannot be read: {str(error).rstrip('.')}.", 200)
         raise HttpError(400, message, code="invalid_form") from None
     found: dict[str, Any] = {}
     items: dict[str, Any] = {}

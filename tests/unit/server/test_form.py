@@ -62,3 +62,9 @@ def test_other_encodings_are_refused(encoding: str, value: bytes) -> None:
         decode(("prompt", value), more=f'; charset="{encoding}"')
     assert caught.value.status == 400
     assert caught.value.code == "invalid_form"
+
+
+def test_what_is_wrong_with_a_form_is_one_sentence() -> None:
+    headers = Headers({"content-type": "multipart/form-data"})
+    with pytest.raises(HttpError, match=r"boundary in multipart\.$"):
+        asyncio.run(decode_form(headers, b"--x--", Body))
