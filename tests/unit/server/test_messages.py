@@ -140,9 +140,17 @@ def test_tools_and_their_results_do_not_disturb(loopback: Loopback) -> None:
     assert prompt.index("5") < prompt.index("there")  # results come before what was said
 
 
-def test_tokens_are_counted_as_they_are_read(loopback: Loopback) -> None:
-    reply = loopback.client.post(f"{PATH}/count_tokens", json={"messages": HELLO, "system": "a b"})
-    post(loopback, system="a b")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"system": "a b"},
+        {"tools": [{"name": "f", "input_schema": {}}]},
+        {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}},
+    ],
+)
+def test_tokens_are_counted_as_they_are_read(loopback: Loopback, more: dict) -> None:
+    reply = loopback.client.post(f"{PATH}/count_tokens", json={"messages": HELLO, **more})
+    post(loopback, **more)
     assert reply.json() == {"input_tokens": len(loopback.engine.submitted[-1].prompt_ids)}
 
 

@@ -57,6 +57,19 @@ def test_a_chat_as_text_and_as_a_number(loopback: Loopback) -> None:
     assert counted["input_tokens"] == len(ids)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_tools_that_may_not_be_called_are_not_counted(loopback: Loopback, choice: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    chat = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool],
+        "tool_choice": choice,
+    }
+    ids = loopback.client.post("/tokenize", json=chat).json()["tokens"]
+    assert loopback.client.post("/v1/chat/completions", json=chat).is_success
+    assert ids == list(loopback.engine.submitted[-1].prompt_ids)
+
+
 @pytest.mark.parametrize(
     "path", ["/tokenize", "/apply-template", "/v1/chat/completions/input_tokens"]
 )

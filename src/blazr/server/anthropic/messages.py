@@ -92,6 +92,14 @@ class ThinkingConfig(msgspec.Struct):
     budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
+class MessageToolChoice(msgspec.Struct):
+    """Whether a tool must be used."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
 class CountMessagesBody(msgspec.Struct, kw_only=True):
     """What is counted."""
 
@@ -101,16 +109,9 @@ class CountMessagesBody(msgspec.Struct, kw_only=True):
         str | list[Annotated[Block, schema_hint(properties={"type": {"const": "text"}})]] | None
     ) = None
     tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     example: ClassVar[Example] = CHAT
-
-
-class MessageToolChoice(msgspec.Struct):
-    """Whether a tool must be used."""
-
-    type: Literal["auto", "none", "any", "tool"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class ContextManagement(msgspec.Struct):
@@ -135,7 +136,6 @@ class MessagesBody(CountMessagesBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tool_choice: MessageToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: ResponseFormat | None = None  # where older clients have it
     context_management: ContextManagement | None = None
@@ -170,7 +170,6 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
     """
     params = SamplingParams()
     effort = None
-    choice = MessageToolChoice("auto")
     if isinstance(body, MessagesBody):
         edits = body.context_management.edits if body.context_management else []
         for edit in edits:
@@ -186,7 +185,6 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
         grammar = grammar_of(form, param="output_config")
         params = sampling_params(body, stop=body.stop_sequences, grammar=grammar)
         effort = config.effort
-        choice = body.tool_choice or choice
     messages = [each for turn in body.messages for each in _to_messages(turn)]
     system = _text_of(body.system or "")
     if system:
@@ -198,6 +196,7 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
         for tool in body.tools or ()
         if tool.input_schema is not None
     ]
+    choice = body.tool_choice or MessageToolChoice("auto")
     only_one = choice.disable_parallel_tool_use
     thinking = body.thinking
     enabled = thinking.type != "disabled" if thinking else None

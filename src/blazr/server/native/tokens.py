@@ -11,7 +11,7 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
-from blazr.server.openai.shared import tool_fields
+from blazr.server.openai.shared import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
 from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
 from blazr.text.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ class ChatTextBody(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], schema_hint(minItems=1)] | None = None
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -144,7 +145,7 @@ def _to_request(
     return GenerationRequest(
         prompt=text,
         messages=None if body.messages is None else to_messages(body.messages),
-        **tool_fields(body.tools, None, parallel=None),
+        **tool_fields(body.tools, body.tool_choice, parallel=None),
         template_variables=body.chat_template_kwargs,
         add_special_tokens=adds_special,
         add_generation_prompt=body.add_generation_prompt is not False,
