@@ -140,6 +140,13 @@ def test_tools_and_their_results_do_not_disturb(loopback: Loopback) -> None:
     assert prompt.index("5") < prompt.index("there")  # results come before what was said
 
 
+def test_the_use_of_a_tool_has_a_name(loopback: Loopback) -> None:
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": {}}]}
+    refused = post(loopback, messages=[*HELLO, used])
+    assert refused.status_code == 400
+    assert "has no name" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -218,7 +218,11 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
 
 
 def _to_messages(turn: Turn) -> Iterator[Message]:
-    """One turn as messages: what came of tools first, each on its own."""
+    """One turn as messages: what came of tools first, each on its own.
+
+    Raises:
+        RequestError: A block is of another kind, or lacks something.
+    """
     content = turn.content
     if isinstance(content, str):
         yield Message(role=turn.role, content=content)
@@ -231,11 +235,14 @@ def _to_messages(turn: Turn) -> Iterator[Message]:
     others = [block for block in content if block.type != "tool_result"]
     if not others:
         return
-    calls = [
-        function_call(block.id or "", block.name or "", block.input or {})
-        for block in others
-        if block.type == "tool_use"
-    ]
+    uses = [block for block in others if block.type == "tool_use"]
+    if not all(block.name for block in uses):
+        raise RequestError(
+            "the use of a tool has no name.",
+            param="messages",
+            expected='{"type": "tool_use", "id": "…", "name": "…", "input": {}}',
+        )
+    calls = [function_call(each.id or "", each.name or "", each.input or {}) for each in uses]
     thought = "".join(block.thinking or "" for block in others if block.type == "thinking")
     extra: dict[str, object] = {"reasoning_content": thought} if thought else {}
     if calls:
