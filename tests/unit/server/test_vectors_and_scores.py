@@ -121,6 +121,12 @@ def test_rerank_names_what_is_wrong(loopback: Loopback, body: dict, param: str) 
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+def test_too_many_documents_are_counted_as_they_were_sent(loopback: Loopback) -> None:
+    reply = post(loopback, "/v1/rerank", query="q", documents=["a"] * 513)
+    assert reply.status_code == 400
+    assert "Found: 513. Expected: at most 512." in reply.json()["error"]["message"]
+
+
 def test_rerank_asks_the_model_whether_a_document_fits(loopback: Loopback) -> None:
     reply = post(loopback, "/v1/rerank", query="the query", documents=["one", "two"]).json()
     assert all(0 < each["relevance_score"] < 1 for each in reply["results"])

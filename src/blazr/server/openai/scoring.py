@@ -17,7 +17,7 @@ from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
 from blazr.server.models import PipelineService
-from blazr.server.openai.labels import LabelQuestion, label_probabilities
+from blazr.server.openai.labels import MAX_LABELS, LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
 from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
 from blazr.server.schema import Example, schema_hint
@@ -32,6 +32,8 @@ _JUDGE = (
     "Judge whether the document meets the requirements of the query and the instruction. "
     'Answer only "yes" or "no".'
 )
+_VERDICTS = ("yes", "no")
+_MAX_JUDGED = MAX_LABELS // len(_VERDICTS)  # pairs
 
 _TextList = Annotated[list[str], schema_hint(minItems=1)]
 Method = Literal["embedding", "labels"]
@@ -213,6 +215,8 @@ async def _compare(
             param="truncate_prompt_tokens",
             expected='only with "method": "embedding"',
         )
+    if len(pairs) > _MAX_JUDGED:
+        raise too_many(pairs, _MAX_JUDGED, "pairs to judge", param=many)
     wanted = call.body.instruction or _INSTRUCTION
     questions = [
         LabelQuestion(
@@ -223,7 +227,7 @@ async def _compare(
                     content=f"<Instruct>: {wanted}\n<Query>: {query}\n<Document>: {text}",
                 ),
             ),
-            labels=("yes", "no"),
+            labels=_VERDICTS,
         )
         for query, text in pairs
     ]
