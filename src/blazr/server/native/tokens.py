@@ -11,9 +11,9 @@ import msgspec
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
-from blazr.server.openai.shared import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
 from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
+from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
 from blazr.text.tokenizer import Tokenizer
 
 

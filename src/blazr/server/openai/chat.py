@@ -20,13 +20,10 @@ from blazr.server.openai.shared import (
     Envelope,
     SamplingBody,
     TokenLogprob,
-    ToolChoice,
-    ToolMode,
     UsageReply,
     WholeEnvelope,
     reply_and_move,
     token_logprobs,
-    tool_fields,
     usage_reply,
 )
 from blazr.server.params import (
@@ -39,6 +36,7 @@ from blazr.server.params import (
 )
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example, OneOf, Schema, schema_hint
+from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
 from blazr.text.events import (
     Event,
     PromptDone,

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs have in common: sampling fields and tools, usage, log-probabilities, choices.
+"""What OpenAI's APIs have in common: sampling fields, usage, log-probabilities, choices.
 
 Unknown fields of requests are ignored: clients send many that mean nothing here.
 """
@@ -6,14 +6,13 @@ Unknown fields of requests are ignored: clients send many that mean nothing here
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 import blazr
-from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Tally, Usage
 from blazr.server.endpoint import Call, Reply
@@ -26,11 +25,8 @@ from blazr.server.params import (
     ResponseFormat,
     Stop,
     Texts,
-    ToolFields,
     TruncationSide,
     finite,
-    tool_choice,
-    tool_name,
     unix_time,
 )
 from blazr.server.run import Renderer, reply
@@ -45,9 +41,6 @@ V = TypeVar("V", bound="WholeEnvelope")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _Text = Annotated[str, schema_hint(minLength=1)]
-_TOOL_KINDS = ("function", "custom")
-_TOOL_MODES = ("auto", "none", "required")
-ToolMode = Annotated[str, schema_hint(enum=_TOOL_MODES)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -55,43 +48,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ToolName(msgspec.Struct):
-    """A tool by its name."""
-
-    name: str
-
-
-class ToolRef(msgspec.Struct, kw_only=True):
-    """A tool by its name, nested or flat."""
-
-    type: str
-    function: ToolName | None = None
-    custom: ToolName | None = None
-    name: str | None = None
-
-    @property
-    def tool_name(self) -> str:
-        """Its name; empty where it has none."""
-        nested = self.function or self.custom
-        return nested.name if nested else self.name or ""
-
-
-class AllowedTools(msgspec.Struct, kw_only=True):
-    """Which tools may be called, and whether one must be."""
-
-    mode: str | None = None
-    tools: list[ToolRef] | None = None
-
-
-class ToolChoice(ToolRef, kw_only=True):
-    """A tool that must be called, or some of which one may be."""
-
-    type: Annotated[str, schema_hint(enum=["function", "custom", "allowed_tools"])]
-    allowed_tools: AllowedTools | None = None
-    mode: str | None = None
-    tools: list[ToolRef] | None = None
 
 
 class SamplingBody(LlamaCppSamplerFields, kw_only=True):
@@ -134,51 +90,6 @@ class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     request_id: _Name = None
     rid: _Name = None
     kv_transfer_params: KvTransferParams | None = None
-
-
-def tool_fields(
-    tools: Sequence[Mapping[str, object]] | None,
-    choice: str | ToolChoice | None,
-    *,
-    parallel: bool | None,
-) -> ToolFields:
-    """What a request says of tools, with the choice as OpenAI's APIs spell it.
-
-    Raises:
-        RequestError: The choice is none of them.
-    """
-    check_tool_kinds(tools)
-    mode = "auto" if choice is None else choice
-    name = None
-    if isinstance(choice, ToolChoice):
-        allowed = choice.allowed_tools or choice
-        if choice.type in {"function", "custom"}:
-            mode = "required"
-            name = choice.tool_name
-        elif choice.type == "allowed_tools" and allowed.tools is not None:
-            names = {each.tool_name for each in allowed.tools}
-            tools = [each for each in tools or () if tool_name(each) in names]
-            mode = allowed.mode or "auto"
-    if mode not in _TOOL_MODES or (isinstance(choice, ToolChoice) and mode != "auto" and not tools):
-        raise RequestError(
-            "tool_choice is of no known kind, or leaves no tool.",
-            param="tool_choice",
-            expected="'auto', 'none', 'required', or a function's name in OpenAI's shape",
-        )
-    return tool_choice(tools, str(mode), name=name, parallel=parallel)
-
-
-def check_tool_kinds(tools: Sequence[Mapping[str, object]] | None) -> None:
-    """Refuse tools that others run for their clients: nobody would call them here."""
-    kinds = [tool.get("type", "function") for tool in tools or ()]
-    wrong = next((kind for kind in kinds if kind not in _TOOL_KINDS), None)
-    if wrong is not None:
-        raise RequestError(
-            "a tool is of a kind that this server does not run.",
-            param="tools",
-            found=repr(wrong)[:50],
-            expected="'function', which the client calls itself",
-        )
 
 
 class CachedTokens(msgspec.Struct):

@@ -35,7 +35,6 @@ from blazr.server.openai.responses.rendering import (
 )
 from blazr.server.openai.responses.replay import EventLog, Replay
 from blazr.server.openai.responses.tools import GivenTool, ToolSet, read_tools
-from blazr.server.openai.shared import ToolChoice, ToolMode, tool_fields
 from blazr.server.params import (
     TEXT,
     InputTokens,
@@ -46,6 +45,7 @@ from blazr.server.params import (
 )
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example, schema_hint
+from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
