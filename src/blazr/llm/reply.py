@@ -240,6 +240,7 @@ class _ReplyState:
             self._written += output.token_ids
             logprobs = tuple(_token_text(self._tokenizer, each) for each in output.logprobs)
             events.extend(self._text.push(output.token_ids, logprobs=logprobs))
+            del self._written[self._text.num_tokens :]  # those of the step behind what ended it
         if self._text.has_ended:
             events.extend(self._end(FinishReason.STOP, output))
         elif output.finish_reason is not None:

@@ -77,6 +77,10 @@ class TextStream:
             part of the reply; after none, vocabularies that add one have it taken away. A prompt
             may also have begun the thinking.
         reply_format: What there may be in it besides text.
+
+    Attributes:
+        num_tokens: Tokens of it so far, without those behind what ended it.
+        num_reasoning_tokens: Of these, those that are thinking.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class TextStream:
         self._includes_stop = include_stop
         self._turns = StopMatcher(reply_format.turn_marks)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
-        self._num_tokens = 0
+        self.num_tokens = 0
         reasoning = reply_format.reasoning
         tool_format = reply_format.tool_format
         self._reasoning = self._tools = None
@@ -170,7 +174,7 @@ class TextStream:
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
-        self._num_tokens += used
+        self.num_tokens += used
         is_plain = len(pieces) == 1 and isinstance(pieces[0], str)  # as most tokens are
         begun, *others = pieces if is_plain else merge(["", *pieces])
         first = TextDelta(self._index, str(begun), tuple(token_ids[:used]), tuple(logprobs[:used]))
@@ -198,7 +202,7 @@ class TextStream:
         end = Finished(
             self._index,
             "stop" if self.has_ended else reason,
-            self._num_tokens,
+            self.num_tokens,
             stop=stop,
             num_reasoning_tokens=self.num_reasoning_tokens,
             num_tool_calls=self._num_calls,

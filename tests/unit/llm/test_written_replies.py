@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from blazr.engine.outputs import TokenOutput
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.llm import LLM
+from blazr.llm.reply import Reply
 from blazr.llm.results import fold
 from blazr.llm.text_engine import ReplyTokenCache, TextEngine
 from blazr.text.messages import Message
@@ -78,6 +80,20 @@ def test_what_a_stop_string_cut_away_is_not_in_the_next_turn(core: TextEngine) -
     ids = next_prompt(core, said)
     assert starts_as_written(core, ids, tokens=3)
     assert "tw" not in core.tokenizer.decode(ids)
+
+
+def test_tokens_of_a_step_behind_a_stop_string_are_not_in_the_next_turn(core: TextEngine) -> None:
+    """A step brings several where drafts are kept, or where steps wait to be taken together."""
+    core.engine.go.clear()
+    core.engine.script += core.engine.script[3:]
+    params = SamplingParams(stop=("tw",))
+    asked = core.prepare(GenerationRequest(messages=[ASKED], params=params))
+    reply = Reply(core.engine, core.tokenizer, [asked], notify=lambda: None)
+    reply._deliver(0, TokenOutput(request_id=1, index=0, token_ids=tuple(core.engine.script)))
+    said = fold(reply.take())[0].text
+    core.engine.go.set()
+    assert said == "one "
+    assert starts_as_written(core, next_prompt(core, said), tokens=3)
 
 
 def test_an_abandoned_reply_keeps_what_was_read_of_it(core: TextEngine) -> None:
