@@ -162,12 +162,17 @@ def render_cli() -> str:
 
 def _flags(row: TyperArgument | TyperOption) -> str:
     is_option = isinstance(row, TyperOption)
-    names = [*row.opts, *row.secondary_opts] if is_option else [row.metavar or ""]
+    names = [*row.opts, *row.secondary_opts] if is_option else [_argument(row)]
     return ", ".join(f"`{name}`" for name in names)
 
 
+def _argument(row: TyperArgument) -> str:
+    assert row.metavar, f"{row.name} needs a metavar"
+    return row.metavar + ("..." if row.nargs == -1 else "")
+
+
 def _shown_default(value: object) -> str:
-    return "" if value in {None, False, ()} else f"`{value}`"
+    return "" if value in {None, False, (), ""} else f"`{value}`"
 
 
 def render_http() -> str:

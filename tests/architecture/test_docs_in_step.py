@@ -20,6 +20,11 @@ def test_the_reference_is_current(load_tool: Callable[[str], ModuleType]) -> Non
     assert load_tool("render_reference").stale() == [], "run `make docs`"
 
 
+def test_no_cell_of_the_reference_is_half_a_name() -> None:
+    for path in (ROOT / "docs" / "reference").glob("*.md"):
+        assert "| ` |" not in path.read_text("utf-8"), path.name
+
+
 def test_the_table_of_clients_is_current() -> None:
     page = (ROOT / "docs" / "how-to" / "clients.md").read_text("utf-8")
     assert clients.render() in page, (

@@ -32,7 +32,7 @@ def pull(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="Hugging Face ids, or files of one (org/name:file.gguf)."
+            metavar="MODEL", help="Hugging Face ids, or files of one (org/name:file.gguf)."
         ),
     ],
     *,
@@ -87,7 +87,7 @@ def list_models(
 
 
 def remove(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hugging Face ids.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Hugging Face ids.")],
     *,
     revision: Revision = None,
     yes: Yes = False,

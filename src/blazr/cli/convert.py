@@ -12,8 +12,12 @@ from blazr.cli import options
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Directory, weights file or Hugging Face id.")],
-    out: Annotated[Path, typer.Argument(help="A new or empty directory, or a new .gguf file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Directory, weights file or Hugging Face id.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new or empty directory, or a new .gguf file.")
+    ],
     *,
     quantize: options.Quantize = None,
     dtype: Annotated[

@@ -34,9 +34,13 @@ SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
 
 
 def launch(
-    program: Annotated[str, typer.Argument(help="claude, codex, opencode, aider or open-webui.")],
+    program: Annotated[
+        str,
+        typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, aider or open-webui."),
+    ],
     args: Annotated[
-        list[str] | None, typer.Argument(help="The program's own arguments, after --.")
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="The program's own arguments, after --."),
     ] = None,
     *,
     model: Annotated[
