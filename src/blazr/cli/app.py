@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,9 +95,21 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
+def _take_any_text() -> None:
+    """Let no character end a command, whatever the locale's encoding.
+
+    What stdout cannot show becomes a question mark. A byte of stdin that is no text is refused
+    where the text is used, as one of an argument is.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def main() -> None:
     """Run the command line and exit: 0 is success, 1 a failure, 2 a wrong command line."""
     _replace_closed_streams()
+    _take_any_text()
     log.setup()
     stdout = sys.stdout
     try:

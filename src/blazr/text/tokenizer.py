@@ -70,15 +70,16 @@ class Tokenizer(ABC):
                 for text that no user wrote.
 
         Raises:
-            RequestError: The text holds half a surrogate pair, which is no character, or the
-                encoder failed on it.
+            RequestError: The text holds half a surrogate pair, which is no character and how Python
+                reads a byte that is not UTF-8, or the encoder failed on it.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 "the text is not valid Unicode.",
-                found=f"half a surrogate pair at character {error.start}",
+                found="half a surrogate pair, or a byte that is not UTF-8, "
+                f"at character {error.start}",
                 expected="whole characters",
             ) from None
         try:

@@ -247,6 +247,22 @@ def test_errors_take_one_screen_and_exit_1() -> None:
     assert "Traceback" in blazr_cli("decode", "-v", "--ids", "1", "--vocab", "x", check=1).stderr
 
 
+def test_no_character_is_called_a_bug() -> None:
+    """Locales with another encoding than UTF-8, and files in one."""
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # noqa: TID251
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}  # noqa: TID251
+    command = [sys.executable, "-m", "blazr"]
+    shown = subprocess.run(
+        [*command, "decode", "9080,22656"], env=latin, capture_output=True, check=True
+    )
+    assert shown.stdout == b"??\n"
+    refused = subprocess.run(
+        [*command, "encode"], env=strict, input=b"f\xfcr", capture_output=True, check=False
+    )
+    assert refused.returncode == 2
+    assert b"a byte that is not UTF-8, at character 1" in refused.stderr
+
+
 def test_encode_and_decode_are_inverse() -> None:
     text = "hello <|user|> wörld"
     ids = blazr_cli("encode", "--text", text, "--vocab", "llama3").stdout.strip()
