@@ -53,6 +53,8 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
     "F64": (8, "float64"),
 }
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
 
 def unsound(message: str, *, found: str = "", expected: str = "") -> CheckpointError:
     """The error for a file whose bytes are not what its format has there."""
@@ -65,8 +67,8 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; never waits, as opening a pipe would.
 
     Raises:
-        CheckpointError: There is no such file, it may not be read, or it is not a regular one; or
-            the system could not read it.
+        CheckpointError: There is no such file, it may not be read, or it is not a regular one or a
+            pointer of Git LFS; or the system could not read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,6 +82,13 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
                 f"{path} is not a regular file.",
                 found="a directory, pipe, socket or device",
                 expected="a file of known size",
+            )
+        if os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
+            raise CheckpointError(
+                f"{path} is not the file itself.",
+                found="a pointer of Git LFS, as a clone without it has",
+                expected="what it points to",
+                hint="git lfs pull beside it, or blazr pull org/name",
             )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file

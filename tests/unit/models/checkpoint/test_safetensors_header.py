@@ -178,6 +178,13 @@ def test_a_pipe_is_refused_without_waiting(file: Path) -> None:
         read_header(file)
 
 
+def test_a_pointer_of_git_lfs_is_called_so(file: Path) -> None:
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(CheckpointError, match="not the file itself") as raised:
+        read_header(file)
+    assert "git lfs pull" in raised.value.hint
+
+
 def test_a_device_and_a_directory_are_refused(tmp_path: Path) -> None:
     link = tmp_path / "model.safetensors"
     link.symlink_to("/dev/zero")
