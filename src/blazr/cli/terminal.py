@@ -6,7 +6,7 @@ import shutil
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from blazr.core import env
@@ -210,9 +210,11 @@ class LineReader:
 
         history: History = InMemoryHistory()
         if not env.flag("BLAZR_NO_HISTORY"):
-            path = user_state_path("blazr", ensure_exists=True) / "history"
-            path.touch(mode=0o600)
-            history = FileHistory(str(path))
+            with suppress(OSError):  # no home, or one that takes nothing, as in containers
+                path = user_state_path("blazr", ensure_exists=True) / "history"
+                path.touch(mode=0o600)
+                path.open("ab").close()
+                history = FileHistory(str(path))
         keys = KeyBindings()
 
         @keys.add("escape", "enter")

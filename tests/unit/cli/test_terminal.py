@@ -122,16 +122,29 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
+def variables() -> dict[str, str]:
+    return {"BLAZR_NO_HISTORY": "1"}
+
+
+@pytest.fixture
+def terminal(variables: dict[str, str]) -> Iterator[Terminal]:
     pid, place = pty.fork()
     if pid == 0:
         # Python leaves Ctrl+C ignored where it was, as shells do for what runs in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        more = {"BLAZR_NO_HISTORY": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
+        more = {**variables, "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"}
         os.execve(sys.executable, [sys.executable, "-c", TALK], {**os.environ, **more})  # noqa: TID251
     os.set_blocking(place, False)
     yield Terminal(pid, place)
     os.close(place)
+
+
+@pytest.mark.parametrize("variables", [{"XDG_STATE_HOME": "/proc/none", "BLAZR_NO_HISTORY": "0"}])
+def test_a_place_that_takes_no_history(terminal: Terminal) -> None:
+    terminal.wait_for_prompt()
+    terminal.type("\x04")
+    terminal.wait(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] != 0)
+    assert "error" not in terminal.shown
 
 
 def test_a_person_talks(terminal: Terminal) -> None:
