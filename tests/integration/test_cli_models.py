@@ -123,6 +123,13 @@ def test_run_without_a_question() -> None:
     assert "give a question" in run("run", "nano", check=2).stderr
 
 
+@pytest.mark.parametrize("args", [(), ("-p", "-")])
+def test_generate_without_a_prompt(args: tuple[str, ...]) -> None:
+    done = run("generate", *args, check=2)
+    assert "give a prompt" in done.stderr
+    assert "nano on" not in done.stderr  # nothing was loaded for it
+
+
 def test_generate_refuses_what_cannot_be(model_path: Path, shell: Shell) -> None:
     done = run("generate", "-m", str(model_path), "-p", "a", "--temperature", "9", check=2)
     assert "temperature is out of range" in done.stderr

@@ -60,10 +60,12 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         model_argument, prompt_argument = None, model_argument
     name = options.pick_model(model, model_argument)
     text = prompt_argument if prompt is None else prompt
-    if text is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt with --prompt, or - to read it from stdin")
-    if text is None or text == "-":
-        text = options.read_stdin()
+    if text == "-" or (text is None and not sys.stdin.isatty()):
+        text = options.read_stdin() or ("" if image or audio else None)
+    if text is None:
+        raise typer.BadParameter(
+            'give a prompt, as in blazr generate "Once upon a time", or pipe one to stdin'
+        )
     params = options.sampling_params(sampling.given())
     files = [read_image(path, param="image") for path in image or ()]
     files += [Sound(read_image(path, param="audio")) for path in audio or ()]
