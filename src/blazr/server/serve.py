@@ -79,10 +79,11 @@ def listen(config: ServerConfig) -> socket.socket:
         sock.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         sock.close()
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         raise ConfigError(
             f"cannot listen on {config.host[:100]} port {config.port}.",
             found=str(error),
-            hint="--port 0 picks a free port",
+            hint="--port 0 picks a free port" if is_taken else "--host 127.0.0.1 --port 8080",
         ) from None
     return sock
 

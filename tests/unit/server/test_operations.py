@@ -63,6 +63,13 @@ def test_certificates_that_cannot_be_used(certificate: tuple[str, str], tmp_path
             listen(ServerConfig(host="127.0.0.1", port=0, tls_cert=pair[0], tls_key=pair[1]))
 
 
+@pytest.mark.parametrize(("host", "port"), [("none.invalid", 0), ("127.0.0.1", 99999)])
+def test_an_address_that_is_none_is_not_called_taken(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match="cannot listen") as raised:
+        listen(ServerConfig(host=host, port=port))
+    assert raised.value.hint == "--host 127.0.0.1 --port 8080"
+
+
 def test_a_socket_file(tmp_path: Path) -> None:
     path = tmp_path / "blazr.sock"
     with serving(scripted_core(), uds=str(path)) as running:
