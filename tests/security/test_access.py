@@ -150,6 +150,16 @@ def test_what_is_no_name_is_not_allowed(name: str) -> None:
         ServerConfig(allowed_hosts=(name,))
 
 
+@pytest.mark.parametrize("name", ["", "a.example", "a.example:80", "https://a.example/"])
+def test_what_no_browser_sends_is_no_origin(name: str) -> None:
+    with pytest.raises(ConfigError, match="origin"):
+        ServerConfig(cors_origins=("*", "null", "app://notes", "https://a.example:8443", name))
+
+
+def test_origins_of_pages_extensions_and_programs() -> None:
+    ServerConfig(cors_origins=("*", "null", "app://notes", "https://a.example:8443"))
+
+
 FORM = {"Content-Type": "text/plain"}  # what a page may send without a preflight
 
 

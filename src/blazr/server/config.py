@@ -19,6 +19,7 @@ MAX_HEADER_FIELDS = 100
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?(/[\w.~/-]*)?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+|null")  # of pages, extensions, desktop programs
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
@@ -177,6 +178,13 @@ class ServerConfig(Limits):
                     "an allowed host is not a name.",
                     found=repr(host)[:100],
                     expected="a name as in 'llm.example.com', without scheme, port and path, or *",
+                )
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    "an origin is not what browsers send.",
+                    found=repr(origin)[:100],
+                    expected="scheme, host and perhaps a port, as in 'https://app.example', or *",
                 )
         _check_peers(self.kv_peers)
         self._check_folders()
