@@ -141,13 +141,20 @@ def convert(
     Raises:
         CheckpointError: There is no such model, or its files are not sound; or the adapter is of
             another.
-        ConfigError: GGUF cannot hold the model, the directory is in use, the quantization cannot be
-            written, or an adapter cannot be merged on the way.
+        ConfigError: GGUF cannot hold the model, the directory is in use or called like a file, the
+            quantization cannot be written, or an adapter cannot be merged on the way.
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: The disk is too full.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is in use.", expected="a new or empty directory, or a new .gguf")
+    if out.suffix == ".safetensors":
+        raise ConfigError(
+            f"{out.name} would be a directory.",
+            found="the name of a file of safetensors",
+            expected="a directory, which also gets config and tokenizer, or a .gguf file",
+            hint=str(out.with_suffix("")),
+        )
     planned = plan_model(model, revision=revision)
     if merge_adapter is not None and (out.suffix == ".gguf" or planned.checkpoint.metadata):
         raise ConfigError(

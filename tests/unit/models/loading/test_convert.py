@@ -110,6 +110,11 @@ def test_nothing_is_left_behind_after_an_error(tmp_path: Path, monkeypatch) -> N
     assert (tmp_path / "c" / "file").read_text() == "mine"
 
 
+def test_a_directory_gets_no_name_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="would be a directory"):
+        convert(str(tmp_path), tmp_path / "model.safetensors")
+
+
 def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
     monkeypatch.setattr(module, "_SPARE_BYTES", 2**60)
