@@ -373,3 +373,26 @@ def test_many_clients_in_a_pool_for_eight():
         reference = alone.ask(prompt, max_tokens=70)
         alone.run()
         assert lab.tokens[request, 0] == alone.tokens[reference, 0]
+
+
+def test_a_failed_step_leaves_nothing_behind_of_what_it_drew():
+    """Mirostat follows what is drawn; what a step had drawn before it failed is drawn again."""
+    model = build_network(("gqa",), seed=3)
+
+    def replies(*, fails: bool) -> dict[tuple[int, int], list[int]]:
+        lab = Lab(model)
+        sample, draws = lab.sample, itertools.count()
+
+        def fail_once(logits, rows):
+            sampled = sample(logits, rows)
+            if fails and next(draws) == 5:
+                raise RuntimeError("out of memory")
+            return sampled
+
+        lab.sample = fail_once
+        for seed in range(2):
+            lab.ask([seed + 1] * 5, temperature=0.9, seed=seed, mirostat=2, mirostat_tau=2.0)
+        lab.run()
+        return lab.tokens
+
+    assert replies(fails=True) == replies(fails=False)

@@ -460,6 +460,8 @@ class Engine:
         if sampled.error is not None:
             refused = sampled.is_refusal
             return _Taken(FinishReason.ERROR, error=sampled.error, is_refusal=refused)
+        if sampled.most_surprise is not None:
+            sequence.most_surprise = sampled.most_surprise
         token = sampled.token_id
         params = sequence.request.params
         if params.max_tokens == 0:

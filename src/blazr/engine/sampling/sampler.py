@@ -28,12 +28,14 @@ class Sampled(NamedTuple):
         logprobs: Of that token, when asked for.
         error: Why none could be drawn.
         is_refusal: Whether what the request asks for is why.
+        most_surprise: What mirostat limits the token after this one to; None without it.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     is_refusal: bool = False
+    most_surprise: float | None = None
 
 
 class Sampler:
@@ -85,14 +87,16 @@ class Sampler:
                 sampled.append(self._nothing(logits[index : index + 1]))
                 continue
             params = sequence.request.params
+            limit = None
             if params.has_mirostat:
                 surprise = float(surprises(scores[index], params.temperature)[token])
-                sequence.most_surprise -= params.mirostat_eta * (surprise - params.mirostat_tau)
+                excess = surprise - params.mirostat_tau
+                limit = sequence.most_surprise - params.mirostat_eta * excess
             wanted = params.logprobs
             logprobs = None
             if wanted is not None:
                 (logprobs,) = many_logprobs(logits[index : index + 1], [token], wanted)
-            sampled.append(Sampled(token, logprobs))
+            sampled.append(Sampled(token, logprobs, most_surprise=limit))
         return sampled
 
     def _nothing(self, logits: Tensor) -> Sampled:
