@@ -289,3 +289,22 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_may_pass(tmp_path: Pat
         assert not client.files.list().data
         folder.mkdir()
         assert client.files.create(file=("a", b"x"), purpose="batch").bytes == 1
+
+
+def test_a_batch_whose_end_could_not_be_written_is_cancelled(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with keeping(folder) as server, client_of(server) as client:
+        server.engine.go.clear()
+        batch = begin(client, line_of("a"))
+        wait_until(lambda: server.engine.submitted)
+        shutil.rmtree(folder)
+        server.engine.go.set()
+        found = server.service.batches
+        assert found is not None
+        wait_until(lambda: not found._tasks)
+        folder.mkdir()
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        client.batches.cancel(batch.id)
+        assert wait_for(client, batch).status == "cancelled"
+        client.files.delete(batch.input_file_id)

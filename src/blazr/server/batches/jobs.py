@@ -208,7 +208,10 @@ class BatchJobs:
             raise HttpError(409, f"the batch has ended: it is {batch.status}.", code="batch_ended")
         if batch.status != "cancelling":
             self._set(self._jobs[name], "cancelling")
-            self._tasks[name][0].cancel()
+            if name in self._tasks:
+                self._tasks[name][0].cancel()
+        if name not in self._tasks:  # nothing works on it: its end could not be written down
+            self._start(self._jobs[name])
         return batch
 
     def check_unused(self, name: str) -> None:
