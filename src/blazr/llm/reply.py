@@ -62,6 +62,7 @@ class Reply:
         self._engine = engine
         self._notify = notify
         self._pause_s, self._notify_at_s = pause_s, 0.0
+        self._has_notified = False  # of all that is in the inbox
         self._started_s = monotonic()
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
         self._lock = Lock()  # of the inbox and what waits there
@@ -162,12 +163,14 @@ class Reply:
         """Take a step of the prompt at ``position``; on the engine's thread."""
         with self._lock:
             choice = self._prompts[position].choices[output.index]
-            if len(self._inbox) >= MOST_WAITING and choice.joins(output):
-                return
-            self._inbox.append((position, output))
-            choice.waiting = output
+            if len(self._inbox) < MOST_WAITING or not choice.joins(output):
+                self._inbox.append((position, output))
+                choice.waiting = output
+                self._has_notified = False
         now_s = monotonic()
-        if now_s >= self._notify_at_s or output.finish_reason is not None:
+        is_time = now_s >= self._notify_at_s or output.finish_reason is not None
+        if is_time and not self._has_notified:
+            self._has_notified = True
             self._notify_at_s = now_s + self._pause_s
             self._notify()
 

@@ -68,3 +68,30 @@ def test_whoever_wants_whole_replies_is_not_woken_by_each_token() -> None:
     assert num_woken(0.0) > WORDS // MOST_WAITING
     assert num_woken(3600.0) == 2  # by the first token and the end
     core.close()
+
+
+def test_steps_that_are_joined_are_told_of_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reply would run on long after its stop string."""
+    now_s = 100.0
+    monkeypatch.setattr("blazr.llm.reply.monotonic", lambda: now_s)
+    core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
+    asked = GenerationRequest(prompt="a", params=SamplingParams(max_tokens=8 * WORDS))
+    core.engine.halts_after = MOST_WAITING + 1
+    calls: list[None] = []
+    reply = Reply(
+        core.engine,
+        core.tokenizer,
+        [core.prepare(asked)],
+        notify=lambda: calls.append(None),
+        pause_s=1.0,
+    )
+    wait_until(lambda: not core.engine.go.is_set())
+    assert len(calls) == 1
+    now_s += 1.0
+    core.engine.halts_after = MOST_WAITING + 50
+    core.engine.go.set()
+    wait_until(lambda: not core.engine.go.is_set())
+    assert len(reply._inbox) == MOST_WAITING
+    assert len(calls) == 2
+    reply.abort()
+    core.close()
