@@ -369,6 +369,16 @@ def test_clearing_takes_this_models_files(tmp_path: Path) -> None:
         assert all(other.read(PAGE, name) for name in names(3))
 
 
+def test_what_was_cleared_is_not_counted(tmp_path: Path) -> None:
+    with closing(Memory(tmp_path)) as memory:
+        for name in names(3):
+            memory.keep(PAGE, name)
+        assert memory.disk.num_bytes > 3 * SIZE
+        memory.disk.clear()
+        memory.disk.flush()
+        assert memory.disk.num_bytes == 0
+
+
 def test_a_text_under_a_name(tmp_path: Path) -> None:
     tokens = array("i", range(300))
     with closing(Memory(tmp_path, limit=1)) as one, closing(Memory(tmp_path, model=b"b")) as other:

@@ -294,6 +294,7 @@ class DiskCache:
         for path, _ in self._files(self._own):
             self._delete(path)
         self._known.clear()
+        self._queue.put(self._measure)
 
     def flush(self) -> None:
         """Wait until everything is written."""
