@@ -41,7 +41,7 @@ class Reply:
         notify: Called on the engine's thread when there is something to `take`.
         pause_s: Seconds between two such calls, at least, while no reply ends. Tokens that come
             meanwhile are taken together: to wake another thread for each takes longer than a small
-            model's step leaves time for.
+            model's step leaves time for. A reply that a stop string or a call ends does not wait.
 
     Raises:
         RequestError: A request asks for something impossible; nothing was started.
@@ -168,8 +168,8 @@ class Reply:
                 choice.waiting = output
                 self._has_notified = False
         now_s = monotonic()
-        is_time = now_s >= self._notify_at_s or output.finish_reason is not None
-        if is_time and not self._has_notified:
+        may_end = output.finish_reason is not None or choice.may_end
+        if not self._has_notified and (may_end or now_s >= self._notify_at_s):
             self._has_notified = True
             self._notify_at_s = now_s + self._pause_s
             self._notify()
@@ -199,11 +199,13 @@ class _ReplyState:
 
     Attributes:
         waiting: Its step that came last, while it waits to be taken.
+        may_end: Whether the request asks that some text ends it, which the engine does not see.
     """
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, index: int) -> None:
         self.is_done = False
         self.waiting: TokenOutput | None = None
+        self.may_end = bool(prepared.request.params.stop) or prepared.reply_format.has_one_call
         self._index = index
         self._tokenizer = tokenizer
         self._prompt_ids = prepared.request.prompt_ids

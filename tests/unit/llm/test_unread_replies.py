@@ -48,9 +48,10 @@ def test_steps_that_wait_are_joined(params: dict[str, object]) -> None:
 
 def test_whoever_wants_whole_replies_is_not_woken_by_each_token() -> None:
     core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
-    asked = GenerationRequest(prompt="a", params=SamplingParams(max_tokens=8 * WORDS))
 
-    def num_woken(pause_s: float) -> int:
+    def num_woken(pause_s: float, **params: object) -> int:
+        sampling = SamplingParams(max_tokens=8 * WORDS, **params)
+        asked = GenerationRequest(prompt="a", params=sampling)
         calls: list[None] = []
         reply = Reply(
             core.engine,
@@ -67,11 +68,12 @@ def test_whoever_wants_whole_replies_is_not_woken_by_each_token() -> None:
 
     assert num_woken(0.0) > WORDS // MOST_WAITING
     assert num_woken(3600.0) == 2  # by the first token and the end
+    assert num_woken(3600.0, stop=("never",)) > WORDS // MOST_WAITING
     core.close()
 
 
 def test_steps_that_are_joined_are_told_of_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a reply would run on long after its stop string."""
+    """Else a reply would run on long after what ends its turn."""
     now_s = 100.0
     monkeypatch.setattr("blazr.llm.reply.monotonic", lambda: now_s)
     core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
