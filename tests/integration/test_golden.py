@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -48,3 +50,17 @@ def test_a_recorded_checkpoint(case):
         params = SamplingParams(temperature=0, max_tokens=len(greedy), ignore_eos=True)
         (completion,) = llm.generate([ids], params)
         assert list(completion.token_ids) == greedy
+
+
+@pytest.mark.parametrize("model_type", ["llama", "oxidizr"])
+@pytest.mark.parametrize("case", ["gqa_mlp", "mamba2_pure"])
+def test_a_type_that_somebody_added_to_its_config(case: str, model_type: str, tmp_path: Path):
+    """Whatever it says, the tensors are not named as those of transformers."""
+    shutil.copytree(GOLDEN / case, tmp_path / case)
+    config_path = tmp_path / case / "config.json"
+    config = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps(config | {"model_type": model_type}))
+    expected = np.load(GOLDEN / case / "expected.npz")
+    with LLM(str(tmp_path / case)) as llm:
+        found = llm.logits(expected["token_ids"].tolist())
+    assert (found - torch.from_numpy(expected["logits"])).abs().max() < TOLERANCE

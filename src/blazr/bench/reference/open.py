@@ -73,12 +73,13 @@ def open_reference(
     own: Settings = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
     source: Source = with_plain_matrices(SafetensorsFiles(files), own)
-    if kind is not None and any(name.startswith("layers.") for name in source.names):
+    written = {"architectures", "transformers_version"} & own.keys()  # by transformers
+    if kind and written and any(name.startswith("layers.") for name in source.names):
         source = _Whole(source, "backbone." if "norm_f.weight" in source.names else "model.")
     w = Weights(source, dtype)
     if kind is None and any(name.startswith("backbone.") for name in w.names):
         kind = "mamba"
-    if kind is None:
+    if kind is None or any(name.startswith("embed_tokens.") for name in w.names):
         # the trainer may have noted more of the model beside its weights
         path = files[0].parent / "training_config.json"
         noted = json.loads(path.read_text()) if path.exists() else {}

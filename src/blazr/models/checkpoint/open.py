@@ -31,6 +31,7 @@ _SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
 _LAYER = re.compile(r"layers\.\d", re.ASCII)
 _BESIDE = ("lm_head.", "mtp.")  # what no model that is part of a whole has among its own
+_OF_TRANSFORMERS = ("architectures", "transformers_version")  # keys of a config.json it writes
 _PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # What a tokenizer and chat templates are read from.
 TEXT_FILES = (
@@ -315,10 +316,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _named_as_whole(checkpoint: Checkpoint) -> Checkpoint:
     """The names of a whole model, where transformers has saved it without its head.
 
-    oxidizr's names begin like these, but its config.json has no ``model_type``.
+    oxidizr's names begin like these, but transformers has not written its config.json, in which
+    somebody may have put a ``model_type``.
     """
-    tensors = checkpoint.tensors
-    if "model_type" not in checkpoint.config or not any(map(_LAYER.match, tensors)):
+    tensors, own = checkpoint.tensors, checkpoint.config
+    is_of_transformers = "model_type" in own and not own.keys().isdisjoint(_OF_TRANSFORMERS)
+    if not is_of_transformers or not any(map(_LAYER.match, tensors)):
         return checkpoint
     prefix = "backbone." if "norm_f.weight" in tensors else "model."
     named = {n if n.startswith(_BESIDE) else prefix + n: info for n, info in tensors.items()}
