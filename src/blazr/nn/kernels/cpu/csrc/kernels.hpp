@@ -73,6 +73,8 @@ struct LinearHeads {
 inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kManyColumns = 256;
 // Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
 inline constexpr int64_t kStillFew = 4 * kFewRows;
+// How many bytes ahead of their products plain weights are fetched into the first cache.
+extern const int64_t kFetchedAhead;
 
 // 32 activations as int8, and what corrects the sums of their products: where codes have an offset,
 // minus that times the sum of q, for each part of a block that has a scale; where blocks have

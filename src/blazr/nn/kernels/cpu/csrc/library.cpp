@@ -13,6 +13,17 @@
 #include "repeats.hpp"
 #include "threads.hpp"
 
+// Initialized here, since the instruction sets' own files hold code that not every processor can run.
+const int64_t kFetchedAhead = [] {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  // Zen 3 and 4 bring what comes next to the second cache themselves. Lines that are fetched from memory
+  // before that are on their way for so long that there is no room for others.
+  if (__builtin_cpu_is("amdfam19h")) return int64_t{512};
+#endif
+  return int64_t{2048};
+}();
+
 namespace {
 
 const Kernels* kernels = nullptr;

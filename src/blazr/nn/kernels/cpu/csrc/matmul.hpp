@@ -93,15 +93,14 @@ struct Matmul {
     int64_t count, w, out, jump;
   };
 
-  static constexpr int64_t kAhead = 2048;  // bytes of w that are fetched ahead
-
   // Sums of R rows of w with C rows of x, and so of the next ones. Meanwhile memory fetches the numbers
   // of `next` that lie as those of w do, unless it is null.
   template <int R, int C, bool kIsRun = false, class X>
   [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next, Turns turns) {
-    const int64_t row = larger(k, 1) * int64_t(sizeof(T)), last = turns.count - (kAhead + row - 1) / row;
+    const int64_t row = larger(k, 1) * int64_t(sizeof(T));
+    const int64_t last = turns.count - (kFetchedAhead + row - 1) / row;
     for (int64_t turn = 0; turn < turns.count; turn++) {
-      one_tile<R, C, kIsRun>(w, x, k, sums, next, kAhead + (turn > last ? turns.jump : 0));
+      one_tile<R, C, kIsRun>(w, x, k, sums, next, kFetchedAhead + (turn > last ? turns.jump : 0));
       w.first += turns.w, sums.out += turns.out;
       if (next) next += turns.w;
     }
