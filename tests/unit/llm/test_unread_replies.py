@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.reply import MOST_WAITING, Reply
 from blazr.llm.results import Completion, fold
+from blazr.llm.text_engine import TextEngine
 from tests.support.scripted import scripted_core, wait_until
 
 WORDS = 5 * MOST_WAITING
@@ -46,20 +49,21 @@ def test_steps_that_wait_are_joined(params: dict[str, object]) -> None:
     core.close()
 
 
+def begin(core: TextEngine, asked: GenerationRequest, pause_s: float) -> tuple[Reply, list[None]]:
+    """A reply, and a list that grows each time there is something to take."""
+    calls: list[None] = []
+    notify = partial(calls.append, None)
+    prepared = [core.prepare(asked)]
+    return Reply(core.engine, core.tokenizer, prepared, notify=notify, pause_s=pause_s), calls
+
+
 def test_whoever_wants_whole_replies_is_not_woken_by_each_token() -> None:
     core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
 
     def num_woken(pause_s: float, **params: object) -> int:
         sampling = SamplingParams(max_tokens=8 * WORDS, **params)
         asked = GenerationRequest(prompt="a", params=sampling)
-        calls: list[None] = []
-        reply = Reply(
-            core.engine,
-            core.tokenizer,
-            [core.prepare(asked)],
-            notify=lambda: calls.append(None),
-            pause_s=pause_s,
-        )
+        reply, calls = begin(core, asked, pause_s)
         wait_until(lambda: not core.engine.num_running)
         events = reply.take()
         assert reply.is_done
@@ -79,14 +83,7 @@ def test_steps_that_are_joined_are_told_of_after_the_pause(monkeypatch: pytest.M
     core = scripted_core(text=" ".join(f"n{each}" for each in range(WORDS)), max_seq_len=9 * WORDS)
     asked = GenerationRequest(prompt="a", params=SamplingParams(max_tokens=8 * WORDS))
     core.engine.halts_after = MOST_WAITING + 1
-    calls: list[None] = []
-    reply = Reply(
-        core.engine,
-        core.tokenizer,
-        [core.prepare(asked)],
-        notify=lambda: calls.append(None),
-        pause_s=1.0,
-    )
+    reply, calls = begin(core, asked, pause_s=1.0)
     wait_until(lambda: not core.engine.go.is_set())
     assert len(calls) == 1
     now_s += 1.0
