@@ -187,6 +187,21 @@ def test_what_a_config_does_not_say_is_what_the_library_takes(pair: Pair) -> Non
     (pair.directory / "config.json").write_text(text)
 
 
+def test_where_a_config_says_nothing_of_rotation_the_librarys_is_taken(pair: Pair) -> None:
+    text = (pair.directory / "config.json").read_text()
+    # the library cannot read the infinite limit of steps that it writes
+    told = {"rope_parameters", "rope_scaling", "rope_theta", "time_step_limit"}
+    silent = {key: value for key, value in json.loads(text).items() if key not in told}
+    taken = type(pair.theirs.config).from_dict(silent).to_dict().get("rope_parameters")
+    if taken is not None:
+        found = [
+            _derived_with(pair.directory, json.dumps(silent), "rope_parameters", each)
+            for each in (None, taken)
+        ]
+        assert found[0] in (None, found[1])  # ministral3 is refused
+    (pair.directory / "config.json").write_text(text)
+
+
 def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:
     before = plan_model(str(pair.directory)).derivation
     rewrite_config(pair.directory, attention_twist=0.5, lora_r=8)

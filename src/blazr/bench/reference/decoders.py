@@ -83,7 +83,17 @@ DEFAULTS: Mapping[str, Settings] = {
         "n_shared_experts": 1,
         "topk_group": 1,
     },
-    "gpt_oss": {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "sliding_window": 128},
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "sliding_window": 128,
+    },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {
         "n_group": 8,

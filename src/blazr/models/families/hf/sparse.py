@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -176,8 +177,24 @@ GLM4_MOE = Traits(
     feed_forward=sigmoid_experts,
     mtp=BEHIND,
 ).family("glm4_moe")
+
+
+def _stretch_gpt_oss(own: Mapping[str, object]) -> Mapping[str, object]:
+    """As transformers does where the config has nothing about rotation."""
+    if own.get("rope_parameters") or own.get("rope_scaling"):
+        return own
+    stretched = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+    return {**own, "rope_scaling": stretched}
+
+
 GPT_OSS = Traits(
     names=LOCAL_EXPERTS,
+    prepare=_stretch_gpt_oss,
     defaults={
         "attention_bias": True,
         "rms_norm_eps": 1e-5,
