@@ -133,6 +133,13 @@ def _half(places, mask):
 
 
 @triton.jit
+def _field(places, mask, which, BITS: tl.constexpr):
+    """One of the equal fields of bytes, from the lowest on."""
+    found = tl.load(places, mask=mask, other=0)
+    return (found >> (which * BITS).to(tl.uint8)) & (2**BITS - 1)
+
+
+@triton.jit
 def _six_bits(block, part, is_part):
     """The scales and minima of parts of a K block: of the first four bytes of their own."""
     low, four = block + 4 + part % 4, part < 4
@@ -160,45 +167,37 @@ def _from_blocks(rows, parts, is_part, FORM: tl.constexpr):
     block = rows[:, None] + (parts // PER_BLOCK * FORM[1])[None, :]
     part = (parts % PER_BLOCK)[None, :]  # of the block
     mask, start, which = is_part[:, :, None], block[:, :, None], part[:, :, None]
+    at = which % 2 * 16 + lanes  # of 32 numbers, where 16 share a scale
     if KIND == "Q8_0":
         codes = tl.load(start + 2 + lanes, mask=mask, other=0).to(tl.int8, bitcast=True)
         found = codes.to(tl.float32) * _half(block, is_part)[:, :, None]
     elif KIND == "Q4_0":
-        codes = tl.load(start + 2 + lanes % 16, mask=mask, other=0)
-        codes = (codes >> (lanes // 16 * 4).to(tl.uint8)) & 15
+        codes = _field(start + 2 + lanes % 16, mask, lanes // 16, 4)
         found = (codes.to(tl.float32) - 8) * _half(block, is_part)[:, :, None]
     elif KIND == "MXFP4":
-        codes = tl.load(start + 1 + lanes % 16, mask=mask, other=0)
-        codes = ((codes >> (lanes // 16 * 4).to(tl.uint8)) & 15).to(tl.int32)
+        codes = _field(start + 1 + lanes % 16, mask, lanes // 16, 4).to(tl.int32)
         exponent = tl.load(block, mask=is_part, other=0).to(tl.uint32)
         # half of 2 ** (e - 127), the two smallest of which are subnormal
         small = tl.full(exponent.shape, 0x00200000, tl.uint32) << tl.minimum(exponent, 1)
         bits = tl.where(exponent < 2, small, (tl.maximum(exponent, 1) - 1) << 23)
         found = twice_e2m1(codes) * bits.to(tl.float32, bitcast=True)[:, :, None]
     elif KIND == "Q4_K":
-        codes = tl.load(start + 16 + which // 2 * 32 + lanes, mask=mask, other=0)
-        codes = (codes >> (which % 2 * 4).to(tl.uint8)) & 15
+        codes = _field(start + 16 + which // 2 * 32 + lanes, mask, which % 2, 4)
         scale, least = _six_bits(block, part, is_part)
         found = codes.to(tl.float32) * scale[:, :, None] - least[:, :, None]
     elif KIND == "Q5_K":
-        codes = tl.load(start + 48 + which // 2 * 32 + lanes, mask=mask, other=0)
-        codes = (codes >> (which % 2 * 4).to(tl.uint8)) & 15
-        high = tl.load(start + 16 + lanes, mask=mask, other=0)
-        codes = codes | (((high >> which.to(tl.uint8)) & 1) << 4)
+        codes = _field(start + 48 + which // 2 * 32 + lanes, mask, which % 2, 4)
+        codes = codes | (_field(start + 16 + lanes, mask, which, 1) << 4)
         scale, least = _six_bits(block, part, is_part)
         found = codes.to(tl.float32) * scale[:, :, None] - least[:, :, None]
     else:
         tl.static_assert(KIND == "Q6_K")
         half, run = which // 8, which // 2 % 4  # of 128 numbers, and of 32
-        at = which % 2 * 16 + lanes
-        low = tl.load(start + half * 64 + run % 2 * 32 + at, mask=mask, other=0)
-        low = (low >> (run // 2 * 4).to(tl.uint8)) & 15
-        high = tl.load(start + 128 + half * 32 + at, mask=mask, other=0)
-        high = (high >> (run * 2).to(tl.uint8)) & 3
-        codes = (low | (high << 4)).to(tl.float32) - 32
+        codes = _field(start + half * 64 + run % 2 * 32 + at, mask, run // 2, 4)
+        codes = codes | (_field(start + 128 + half * 32 + at, mask, run, 2) << 4)
         scale = tl.load(block + 192 + part, mask=is_part, other=0).to(tl.int8, bitcast=True)
         scale = scale.to(tl.float32) * _half(block + 208, is_part)
-        found = codes * scale[:, :, None]
+        found = (codes.to(tl.float32) - 32) * scale[:, :, None]
     return found
 
 
@@ -228,8 +227,7 @@ def _from_floats(rows, scale_rows, whole_ptr, parts, is_part, size, FORM: tl.con
         scale = tl.div_rn(scale, tl.load(whole_ptr) + tl.zeros_like(scale))
     mask, row = is_part[:, :, None] & (places < size), rows[:, None, None]
     if KIND == "e2m1":
-        codes = tl.load(row + places // 2, mask=mask, other=0)
-        codes = (codes >> (places % 2 * 4).to(tl.uint8)) & 15
+        codes = _field(row + places // 2, mask, places % 2, 4)
         found = twice_e2m1(codes.to(tl.int32)) * 0.5
     else:
         codes = tl.load(row + places, mask=mask, other=0)
