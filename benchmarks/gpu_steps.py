@@ -447,7 +447,10 @@ STEPS: dict[str, tuple[Step, ...]] = {
     ),
     "stored_linear": tuple(
         _product(kind, name, rows)
-        for kind in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "AWQ", "FP8", "NVFP4")
+        for kind in (
+            *("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4"),
+            *("AWQ", "FP8", "NVFP4"),
+        )
         for name, rows in (("1 reply", 1), ("256 replies", 256), ("prompt of 4,096", 4096))
     ),
     **{

@@ -190,8 +190,15 @@ def _packed_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 # GGML types for which there are kernels, and where their blocks have float16 numbers.
 _HALVES = {
     "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "IQ4_NL": (0,),
     "MXFP4": (),
+    "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
@@ -351,6 +358,7 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         (1, "Q4_K", "Q4_K", "Q6_K"),
         (70, "Q8_0", "Q4_0", "Q5_K"),
         (5, "MXFP4", "MXFP4", "MXFP4"),
+        (9, "Q2_K", "IQ4_XS", "Q3_K"),
         (0, "Q4_0", "Q4_0", "Q4_0"),
     ):
         mlps = ExpertMlps(

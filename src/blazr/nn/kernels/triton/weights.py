@@ -13,13 +13,20 @@ from torch import Tensor
 from blazr.nn.kernels.triton.numbers import float_of_e4m3, float_of_e5m2, rounded, twice_e2m1
 from blazr.nn.kernels.triton.tensors import dense
 from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
-from blazr.nn.operands.packing import Blocks, ShiftedBlocks
+from blazr.nn.operands.packing import IQ4_VALUES, Blocks, ShiftedBlocks
 
 # By type: bytes of a block, its numbers, and how many side by side share a scale.
 KINDS = {
     "Q4_0": (18, 32, 32),
+    "Q4_1": (20, 32, 32),
+    "Q5_0": (22, 32, 32),
+    "Q5_1": (24, 32, 32),
     "Q8_0": (34, 32, 32),
+    "IQ4_NL": (18, 32, 32),
     "MXFP4": (17, 32, 32),
+    "IQ4_XS": (136, 256, 32),
+    "Q2_K": (84, 256, 16),
+    "Q3_K": (110, 256, 16),
     "Q4_K": (144, 256, 32),
     "Q5_K": (176, 256, 32),
     "Q6_K": (210, 256, 16),
@@ -29,6 +36,11 @@ _FLOATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.uint8: 
 # than there are.
 INNER, WIDE_INNER = 64, 32
 _SHORTEST = 16  # run of columns that share a scale
+# Eight of these values each, a byte a value.
+_LOW_IQ4, _HIGH_IQ4 = (
+    tl.constexpr(int.from_bytes(bytes(value & 0xFF for value in half), "little"))
+    for half in (IQ4_VALUES[:8], IQ4_VALUES[8:])
+)
 
 
 class Stored(NamedTuple):
@@ -140,6 +152,14 @@ def _field(places, mask, which, BITS: tl.constexpr):
 
 
 @triton.jit
+def _iq4(codes):
+    """What codes of IQ4_NL and IQ4_XS stand for."""
+    low, high = tl.full((), _LOW_IQ4, tl.uint64), tl.full((), _HIGH_IQ4, tl.uint64)
+    values = tl.where(codes < 8, low, high) >> (codes % 8 * 8).to(tl.uint64)
+    return (values & 0xFF).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def _six_bits(block, part, is_part):
     """The scales and minima of parts of a K block: of the first four bytes of their own."""
     low, four = block + 4 + part % 4, part < 4
@@ -174,6 +194,41 @@ def _from_blocks(rows, parts, is_part, FORM: tl.constexpr):
     elif KIND == "Q4_0":
         codes = _field(start + 2 + lanes % 16, mask, lanes // 16, 4)
         found = (codes.to(tl.float32) - 8) * _half(block, is_part)[:, :, None]
+    elif KIND == "Q4_1":
+        codes = _field(start + 4 + lanes % 16, mask, lanes // 16, 4).to(tl.float32)
+        least = _half(block + 2, is_part)
+        found = codes * _half(block, is_part)[:, :, None] + least[:, :, None]
+    elif KIND == "Q5_0":
+        codes = _field(start + 6 + lanes % 16, mask, lanes // 16, 4)
+        codes = codes | (_field(start + 2 + lanes // 8, mask, lanes % 8, 1) << 4)
+        found = (codes.to(tl.float32) - 16) * _half(block, is_part)[:, :, None]
+    elif KIND == "Q5_1":
+        codes = _field(start + 8 + lanes % 16, mask, lanes // 16, 4)
+        codes = codes | (_field(start + 4 + lanes // 8, mask, lanes % 8, 1) << 4)
+        least = _half(block + 2, is_part)
+        found = codes.to(tl.float32) * _half(block, is_part)[:, :, None] + least[:, :, None]
+    elif KIND == "IQ4_NL":
+        codes = _field(start + 2 + lanes % 16, mask, lanes // 16, 4)
+        found = _iq4(codes) * _half(block, is_part)[:, :, None]
+    elif KIND == "IQ4_XS":
+        codes = _field(start + 8 + which * 16 + lanes % 16, mask, lanes // 16, 4)
+        scale = _field(block + 4 + part // 2, is_part, part % 2, 4)
+        scale = scale | (_field(block + 2 + part // 4, is_part, part % 4, 2) << 4)
+        scale = (scale.to(tl.float32) - 32) * _half(block, is_part)
+        found = _iq4(codes) * scale[:, :, None]
+    elif KIND == "Q2_K":
+        codes = _field(start + 16 + which // 8 * 32 + at, mask, which // 2 % 4, 2)
+        both = tl.load(block + part, mask=is_part, other=0)
+        scale = (both & 15).to(tl.float32) * _half(block + 80, is_part)
+        least = (both >> 4).to(tl.float32) * _half(block + 82, is_part)
+        found = codes.to(tl.float32) * scale[:, :, None] - least[:, :, None]
+    elif KIND == "Q3_K":
+        codes = _field(start + 32 + which // 8 * 32 + at, mask, which // 2 % 4, 2)
+        codes = codes | (_field(start + at, mask, which // 2, 1) << 2)
+        scale = _field(block + 96 + part % 8, is_part, part // 8, 4)
+        scale = scale | (_field(block + 104 + part % 4, is_part, part // 4, 2) << 4)
+        scale = (scale.to(tl.float32) - 32) * _half(block + 108, is_part)
+        found = (codes.to(tl.float32) - 4) * scale[:, :, None]
     elif KIND == "MXFP4":
         codes = _field(start + 1 + lanes % 16, mask, lanes // 16, 4).to(tl.int32)
         exponent = tl.load(block, mask=is_part, other=0).to(tl.uint32)
