@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,13 @@ class ToolStep:
     arguments: str
     output: str | None = None
     is_error: bool = False
+
+    @property
+    def status(self) -> Literal["in_progress", "completed", "failed"]:
+        """How far it has come, in the words of OpenAI's APIs."""
+        if self.output is None:
+            return "in_progress"
+        return "failed" if self.is_error else "completed"
 
 
 @dataclass(frozen=True, slots=True)

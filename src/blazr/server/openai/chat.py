@@ -371,14 +371,13 @@ def _call_delta(event: ToolCallDelta) -> CallDelta:
 
 
 def _mcp_call(event: ToolStep) -> McpCall:
-    ended: Literal["completed", "failed"] = "failed" if event.is_error else "completed"
     return McpCall(
         index=event.step,
         id=event.id,
         server_label=event.server,
         name=event.name,
         arguments=event.arguments,
-        status="in_progress" if event.output is None else ended,
+        status=event.status,
         output=event.output,
     )
 

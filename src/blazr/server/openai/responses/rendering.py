@@ -602,11 +602,10 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         )
 
     def _call_item(self, item_id: str, step: ToolStep) -> McpCallItem:
-        ended: Literal["completed", "failed"] = "failed" if step.is_error else "completed"
         text = step.output or ""
         return McpCallItem(
             id=item_id,
-            status="in_progress" if step.output is None else ended,
+            status=step.status,
             server_label=step.server,
             name=step.name,
             arguments=step.arguments,
