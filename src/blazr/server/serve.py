@@ -212,7 +212,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 
 
 @cache
-def _refusal_of_a_crowd(max_connections: int) -> bytes:
+def _too_many_connections(max_connections: int) -> bytes:
     """An answer, ready to send: it must cost little, as thousands may need it at once."""
     error = HttpError(
         503,
@@ -244,34 +244,34 @@ class PatientProtocol(H11Protocol):
 
     header_timeout_s = _HEADER_S
     probe_s = _PROBE_S
-    _refusal: select.epoll | None = None
-    _is_one_too_many = False
-    _is_turned_away = False
+    _error_watch: select.epoll | None = None  # of the socket, once its client sends no more
+    _is_over_limit = False
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
         self._max_connections = self.config.limit_concurrency or 0
         self.limit_concurrency = None
-        self._is_one_too_many = self._is_crowded()
+        self._is_over_limit = self._has_too_many()
         self.loop.call_later(self.header_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended; its handler, if it still works, gets a disconnect."""
         super().connection_lost(exc)
-        if self._refusal is not None:
-            self.loop.remove_reader(self._refusal)
-            self._refusal.close()
+        if self._error_watch is not None:
+            self.loop.remove_reader(self._error_watch)
+            self._error_watch.close()
 
     def data_received(self, data: bytes) -> None:
         """A client has sent something.
 
         The idle timeout stays until that is a request; uvicorn would end it with the first byte.
         """
-        if self._is_turned_away:
+        if self._is_refused:
             return  # closing before all was read would take the answer from who still sends
-        if self._is_one_too_many and not self._may_enter(data):
-            self._turn_away()
+        if self._is_over_limit and not self._is_let_in(data):
+            self._refuse()
             return
         self.conn.receive_data(data)
         self.handle_events()
@@ -287,20 +287,20 @@ class PatientProtocol(H11Protocol):
         else:  # an answer has begun
             self.transport.close()
 
-    def _is_crowded(self) -> bool:
+    def _has_too_many(self) -> bool:
         return len(self.connections) > self._max_connections
 
-    def _may_enter(self, data: bytes) -> bool:
+    def _is_let_in(self, data: bytes) -> bool:
         """Whether what a connection beyond the limit sends is still read."""
-        if not self._is_crowded():
-            self._is_one_too_many = False  # others have left
+        if not self._has_too_many():
+            self._is_over_limit = False  # others have left
             return True
         is_between = self.cycle is None or self.cycle.response_complete
         return not is_between or data.startswith(_PROBES)
 
-    def _turn_away(self) -> None:
-        self._is_turned_away = True
-        self.transport.write(_refusal_of_a_crowd(self._max_connections))
+    def _refuse(self) -> None:
+        self._is_refused = True
+        self.transport.write(_too_many_connections(self._max_connections))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
@@ -310,11 +310,11 @@ class PatientProtocol(H11Protocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
             return False
-        if self._refusal is None:
+        if self._error_watch is None:
             # the loop does not watch the socket any more, nor could it ask for errors alone
-            self._refusal = select.epoll()
-            self._refusal.register(self.transport.get_extra_info("socket"), select.EPOLLERR)
-            self.loop.add_reader(self._refusal, self.transport.abort)
+            self._error_watch = select.epoll()
+            self._error_watch.register(self.transport.get_extra_info("socket"), select.EPOLLERR)
+            self.loop.add_reader(self._error_watch, self.transport.abort)
             if self.conn.our_state is h11.SEND_BODY:
                 self._probe(self.probe_s)
             else:
@@ -324,7 +324,7 @@ class PatientProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """An answer is sent, and the next request is begun if it is there already."""
         super().on_response_complete()
-        if self._refusal is not None and self.cycle.response_complete:
+        if self._error_watch is not None and self.cycle.response_complete:
             self.transport.close()
 
     def _should_upgrade(self) -> bool:
