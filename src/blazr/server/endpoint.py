@@ -47,8 +47,7 @@ from blazr.server.sse import DATA, Framing, Stream
 MAX_JSON_DEPTH = 64
 # Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.
 MAX_JSON_VALUES = 200_000
-# A longer body is decoded and translated on a worker thread, while the event loop serves others.
-
+# Bodies above LARGE_BODY_BYTES are decoded and translated here, while the event loop serves others.
 # One thread: several would take turns at the GIL with the event loop, which then waits for longer.
 _worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
 # Types of decoded JSON that hold no other values.
@@ -151,7 +150,7 @@ class Call(Generic[Body_co]):
 
     async def translate(self, work: Callable[[], R]) -> R:
         """Do what takes time in proportion to the body; for a large one on a worker thread."""
-        return await run_where(self.is_large, work)
+        return await run_in_worker_if(self.is_large, work)
 
     def scheduling(self) -> Scheduling:
         """When a generation request runs, by which adapter, and with whom it shares prefixes.
@@ -286,7 +285,7 @@ class Endpoint:
             body = _decode_query(self._route.body, connection.query_params)
         if not self._needs_model:
             response = await self._answer(scope, body, is_large=is_large)
-            await until_gone(receive, response(scope, receive, send))
+            await run_until_disconnect(receive, response(scope, receive, send))
             return
         name = (
             connection.query_params.get("model") if body is None else getattr(body, "model", None)
@@ -303,14 +302,14 @@ class Endpoint:
                 await response(scope, receive, send)
 
         with working(state):
-            await until_gone(receive, work())
+            await run_until_disconnect(receive, work())
 
     async def _decode(
         self, connection: HTTPConnection, raw: bytes, *, is_large: bool
     ) -> msgspec.Struct:
         assert self._decoder is not None
         if not self._route.is_form:
-            return await run_where(is_large, partial(_decode, self._decoder, raw))
+            return await run_in_worker_if(is_large, partial(_decode, self._decoder, raw))
         assert self._route.body is not None
         try:
             return await decode_form(connection.headers, raw, self._route.body)
@@ -368,7 +367,7 @@ def working(state: ServerState) -> Iterator[None]:
         state.num_working -= 1
 
 
-async def run_where(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT001
+async def run_in_worker_if(is_large: bool, work: Callable[[], R]) -> R:  # noqa: FBT001
     """Run what takes time in proportion to a body: on a worker thread if that is large."""
     if not is_large:
         return work()
@@ -505,7 +504,7 @@ async def read_body(
     return bytes(body)
 
 
-async def until_gone(receive: Receive, work: Coroutine[object, object, None]) -> None:
+async def run_until_disconnect(receive: Receive, work: Coroutine[object, object, None]) -> None:
     """Run ``work``, and cancel it when the client leaves first. It has ended on return."""
 
     async def wait_for_disconnect() -> None:

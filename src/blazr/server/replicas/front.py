@@ -19,7 +19,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import blazr
 from blazr.server.app import assemble
 from blazr.server.config import LARGE_BODY_BYTES
-from blazr.server.endpoint import Endpoint, Route, read_body, run_where, until_gone, working
+from blazr.server.endpoint import (
+    Endpoint,
+    Route,
+    read_body,
+    run_in_worker_if,
+    run_until_disconnect,
+    working,
+)
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.liveness_process import PATHS as HEALTH_PATHS
@@ -112,7 +119,7 @@ class Front:
             if self._route.method == "POST":
                 body = await read_body(scope, receive, state.config, grow)
             with nullcontext() if self._is_endless else working(state):
-                await until_gone(receive, self._answer(scope, receive, send, body))
+                await run_until_disconnect(receive, self._answer(scope, receive, send, body))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         path = self._route.path
@@ -212,7 +219,7 @@ class Front:
     async def _forward(self, scope: Scope, send: Send, body: bytes) -> None:
         """Have one replica answer; another one, if it turns out to be gone before it was asked."""
         is_large = len(body) > LARGE_BODY_BYTES
-        names, number = await run_where(is_large, partial(self._look, scope, body))
+        names, number = await run_in_worker_if(is_large, partial(self._look, scope, body))
         request = _request_of(scope, body)
         tried: list[Replica] = []
         while True:
