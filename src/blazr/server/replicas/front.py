@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -227,7 +227,7 @@ class Front:
             if replica in tried:
                 raise _lost()
             tried.append(replica)
-            with _sending(replica, names, is_counted=not self._is_endless) as has_read:
+            with _sending(replica, names, is_counted=not self._is_endless) as mark_read:
                 try:
                     response = await replica.send(request)
                 except httpx2.ConnectError:
@@ -235,7 +235,7 @@ class Front:
                     continue
                 except httpx2.TransportError:
                     raise _lost() from None
-                passing = _Passing(self._pool, self._route, response, has_read)
+                passing = _Passing(self._pool, self._route, response, mark_read)
                 if await passing.run(scope, send):
                     return
                 replica.is_ready = False
@@ -258,11 +258,13 @@ class Front:
 class _Passing:
     """An answer on its way from a replica to a client, as it comes."""
 
-    def __init__(self, pool: Pool, route: Route, response: httpx2.Response, has_read: Any) -> None:
+    def __init__(
+        self, pool: Pool, route: Route, response: httpx2.Response, mark_read: Callable[[], None]
+    ) -> None:
         self._config = pool.state.config
         self._route = route
         self._response = response
-        self._has_read = has_read
+        self._mark_read = mark_read
         media_type = response.headers.get("content-type", "").partition(";")[0]
         self._framing = _STREAMS.get(media_type)
         self._end = b"\n" if self._framing is LINES else b"\n\n"
@@ -294,7 +296,7 @@ class _Passing:
         """Send the whole answer, or that the rest of it is lost."""
         try:
             async for data in self._whole_frames():
-                self._has_read()
+                self._mark_read()
                 await self._send(send, data)
             await self._send(send, b"", is_last=True)
         except httpx2.TransportError:
@@ -303,7 +305,7 @@ class _Passing:
                 raise _lost() from None
             await self._send(send, self._error_event(), is_last=True)
 
-    async def _whole_frames(self) -> Any:
+    async def _whole_frames(self) -> AsyncIterator[bytes]:
         """The bytes of the answer; of a stream, no event is begun that may never end."""
         if self._response.is_stream_consumed:
             yield self._response.content
@@ -349,22 +351,24 @@ class _Passing:
 
 
 @contextmanager
-def _sending(replica: Replica, names: Sequence[bytes], *, is_counted: bool) -> Iterator[Any]:
-    """Count what a replica is sent; what this gives is called when the prompt has been read."""
+def _sending(
+    replica: Replica, names: Sequence[bytes], *, is_counted: bool
+) -> Iterator[Callable[[], None]]:
+    """Count what a replica is sent; yields what to call when it has read the prompt."""
     waiting = len(names) - replica.sent.match(names)
     replica.sent.add(names)
     replica.num_running += is_counted
     replica.waiting_blocks += waiting
 
-    def has_read() -> None:
+    def mark_read() -> None:
         nonlocal waiting
         replica.waiting_blocks -= waiting
         waiting = 0
 
     try:
-        yield has_read
+        yield mark_read
     finally:
-        has_read()
+        mark_read()
         replica.num_running -= is_counted
 
 
