@@ -723,14 +723,14 @@ def _read_part(part: ContentPart) -> str | bytes:
         return read_video_url(part.video_url.url)
     if part.type == "input_audio" and part.input_audio is not None:
         return Sound(decode_base64(part.input_audio.data, noun="a sound"))
-    raise not_text(
+    raise unreadable_part(
         "a part of a message",
         part.type,
         expected="'text', 'image_url', 'video_url' or 'input_audio'",
     )
 
 
-def not_text(
+def unreadable_part(
     what: str, kind: str, *, param: str = "messages", expected: str = "'text'"
 ) -> RequestError:
     """The error for a part of a message that is of another kind, or has nothing in it."""

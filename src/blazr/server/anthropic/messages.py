@@ -18,9 +18,9 @@ from blazr.server.params import (
     ResponseFormat,
     Stops,
     grammar_of,
-    not_text,
     sampling_params,
     tool_choice,
+    unreadable_part,
 )
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example, schema_hint
@@ -272,11 +272,11 @@ def _parts_of(content: str | list[Block]) -> Iterator[str | bytes]:
         elif block.type == "image" and source.type == "url" and source.url is not None:
             yield read_data_url(source.url)
         else:
-            raise not_text("a block", block.type, expected="'text' or 'image'")
+            raise unreadable_part("a block", block.type, expected="'text' or 'image'")
 
 
 def _text_of(content: str | list[Block]) -> str:
     text, images = join_parts(_parts_of(content))
     if images:
-        raise not_text("a block of the system", "image")
+        raise unreadable_part("a block of the system", "image")
     return text

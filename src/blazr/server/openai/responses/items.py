@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from blazr.core.errors import RequestError, too_many
 from blazr.server.media import NamesMedia
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, not_text
+from blazr.server.params import MAX_MESSAGES, unreadable_part
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import join_parts, read_data_url
 from blazr.text.messages import Message, function_call
@@ -194,7 +194,7 @@ def text_of(content: str | list[ItemPart] | None, *, param: str = "input") -> st
     """
     text, images = join_parts(_parts_of(content, param=param))
     if images:
-        raise not_text("a part", "input_image", param=param, expected="'input_text'")
+        raise unreadable_part("a part", "input_image", param=param, expected="'input_text'")
     return text
 
 
@@ -210,7 +210,7 @@ def _parts_of(
         elif part.type == "input_image" and part.image_url is not None:
             yield read_data_url(part.image_url, param=param)
         else:
-            raise not_text(
+            raise unreadable_part(
                 "a part",
                 part.type,
                 param=param,
