@@ -57,16 +57,16 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
             )
         found |= made
     # PEFT saves the embedding and the head along where they have changes, as they were
-    whole = [each for each in adapter.whole if not _is_the_model_s(each, module, rules)]
+    whole = [each for each in adapter.whole if not _equals_own_weight(each, module, rules)]
     for replaced in whole:
         of_whole = _factors_of_whole(adapter, replaced, module, rules)
         if of_whole.keys() & found.keys():
-            raise _cannot_bring(adapter.path, replaced)
+            raise _unsupported_whole(adapter.path, replaced)
         found |= of_whole
     return found
 
 
-def _is_the_model_s(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
+def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
     """Whether a whole tensor is what the model has anyway."""
     for name in spellings(change.name):
         for placement in rules.placements(name)[:1]:
@@ -102,12 +102,12 @@ def _factors_of(
     size = len(left), right.shape[1]
     is_of_all = change.a.shape[0] == change.rank  # not that of experts, of each its own
     if not is_of_all or any(_matrix_of(module, each.parameter) is None for each in placements):
-        if _is_needless(adapter, change):
+        if _is_redundant(adapter, change):
             return []
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
-            raise _cannot_lengthen(adapter.path, change)
-        raise _cannot_change(adapter.path, change)
+            raise _unsupported_dora(adapter.path, change)
+        raise _unsupported_change(adapter.path, change)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     return [
         each
@@ -116,7 +116,7 @@ def _factors_of(
     ]
 
 
-def _is_needless(adapter: AdapterFile, change: LowRankChange) -> bool:
+def _is_redundant(adapter: AdapterFile, change: LowRankChange) -> bool:
     """Whether a change of what the network does not have is none, or is there once more.
 
     Where layers share a module, PEFT saves its changes with each of them; and those of modules
@@ -138,12 +138,12 @@ def _factors_of_whole(
     tensor, placements = next(iter(known), ("", ()))
     parts = [part for each in placements if (part := _changeable(module, each)) is not None]
     if not parts or len(parts) < len(placements):
-        raise _cannot_bring(adapter.path, change)
+        raise _unsupported_whole(adapter.path, change)
     size = tuple(change.numbers.shape)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
     for part, placement, own in zip(parts, placements, rows, strict=True):
-        numbers = _taken(change.numbers, own)
+        numbers = _select_rows(change.numbers, own)
         weight = part.weight
         stored = placement.transform.read(numbers).to(weight.device, torch.float32)
         difference = stored - _plain(weight)
@@ -152,8 +152,8 @@ def _factors_of_whole(
         is_left = is_embedding or outer <= inner
         size_of_one = inner if is_embedding or not is_left else outer
         one = torch.eye(size_of_one, dtype=weight.dtype, device=weight.device)
-        a = _laid(difference, weight) if is_left else one
-        b = one if is_left else _laid(difference.T, weight)
+        a = _contiguous_like(difference, weight) if is_left else one
+        b = one if is_left else _contiguous_like(difference.T, weight)
         name = placement.parameter.removesuffix(".weight")
         made[name] = LoraFactors(a, b, is_whole=True)
     return made
@@ -183,7 +183,7 @@ def _rows_of(
     return [None] if cut is None else cut.rows(shapes)
 
 
-def _taken(numbers: Tensor, rows: Rows | None) -> Tensor:
+def _select_rows(numbers: Tensor, rows: Rows | None) -> Tensor:
     """Some rows, in their order; None for all as they are."""
     if rows is None:
         return numbers
@@ -240,8 +240,8 @@ def _factors_of_experts(
     for placement, stack, part in zip(placements, known, parts, strict=True):
         for index in range(len(a)):
             expert = placement.slot if is_one else index
-            right = _laid(a[index].float(), stack)
-            left = _laid(_taken(b[index], part).float().T * change.scale, stack)
+            right = _contiguous_like(a[index].float(), stack)
+            left = _contiguous_like(_select_rows(b[index], part).float().T * change.scale, stack)
             found.append((f"{placement.parameter}.{expert}", LoraFactors(right, left)))
     return found
 
@@ -253,11 +253,11 @@ def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
     return stack if isinstance(stack, Tensor | Weight) and len(stack.shape) == 3 else None
 
 
-def _cannot_change(path: Path, change: LowRankChange) -> CheckpointError:
+def _unsupported_change(path: Path, change: LowRankChange) -> CheckpointError:
     return _unsupported(path, f"of {change.name[:100]}", "changes")
 
 
-def _cannot_lengthen(path: Path, change: LowRankChange) -> CheckpointError:
+def _unsupported_dora(path: Path, change: LowRankChange) -> CheckpointError:
     """The error for DoRA of what heads or experts multiply with one by one."""
     return CheckpointError(
         f"{path}: DoRA of {change.name[:100]} is not supported, as each head or expert "
@@ -268,7 +268,7 @@ def _cannot_lengthen(path: Path, change: LowRankChange) -> CheckpointError:
     )
 
 
-def _cannot_bring(path: Path, change: WholeChange) -> CheckpointError:
+def _unsupported_whole(path: Path, change: WholeChange) -> CheckpointError:
     return _unsupported(path, f"that bring {change.name[:100]} along", "whole matrices")
 
 
@@ -321,16 +321,16 @@ def _factors(
 ) -> list[tuple[str, LoraFactors]]:
     """By module, or by head of one, what a change of some rows of a tensor amounts to."""
     left, right = change.factors
-    left = _taken(left, rows)
+    left = _select_rows(left, rows)
     heads = _heads_of(module, placement.parameter)
     if heads is not None:
         if rows is None:
-            raise _cannot_change(path, change)
+            raise _unsupported_change(path, change)
         if change.magnitude is not None:
-            raise _cannot_lengthen(path, change)
-        right = _laid(right, heads)
+            raise _unsupported_dora(path, change)
+        right = _contiguous_like(right, heads)
         # one for each head, (out, r); how they lie in memory is how they are multiplied
-        lefts = _laid(left.unflatten(0, (len(heads), -1)).mT, heads)
+        lefts = _contiguous_like(left.unflatten(0, (len(heads), -1)).mT, heads)
         is_turned = isinstance(placement.transform, Transpose)
         pairs = [(own, right) if is_turned else (right, own) for own in lefts]
         return [
@@ -338,7 +338,7 @@ def _factors(
         ]
     part = _changeable(module, placement)
     if part is None:
-        raise _cannot_change(path, change)
+        raise _unsupported_change(path, change)
     weight = part.weight
     transform = placement.transform
     if isinstance(transform, Transpose):
@@ -346,10 +346,10 @@ def _factors(
     elif isinstance(transform, TiledColumns):
         right = transform.read(right)
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
-    factors = LoraFactors(_laid(a, weight), _laid(b, weight))
+    factors = LoraFactors(_contiguous_like(a, weight), _contiguous_like(b, weight))
     lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
-        lengths = _taken(lengths, rows).to(weight.device)
+        lengths = _select_rows(lengths, rows).to(weight.device)
         factors = replace(factors, lengths=lengths).beside(_plain(weight))
     return [(placement.parameter.removesuffix(".weight"), factors)]
 
@@ -358,8 +358,8 @@ def _plain(weight: Tensor | Weight) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight
 
 
-def _laid(numbers: Tensor, weight: Tensor | Weight) -> Tensor:
-    """Numbers side by side, as kernels read them beside a weight."""
+def _contiguous_like(numbers: Tensor, weight: Tensor | Weight) -> Tensor:
+    """Numbers as kernels read them beside a weight: contiguous, on its device and in its dtype."""
     return numbers.to(weight.device, weight.dtype).contiguous()
 
 
