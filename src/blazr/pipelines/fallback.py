@@ -119,7 +119,7 @@ def load_fallback(
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     check_language_model(checkpoint.config)
-    _library(cause)
+    _import_transformers(cause)
     network: Any
     try:
         network = network_from(checkpoint, _auto_name(checkpoint), dtype=dtype)
@@ -148,7 +148,7 @@ def load_fallback(
     )
 
 
-def _library(cause: UnknownFamilyError) -> Any:
+def _import_transformers(cause: UnknownFamilyError) -> Any:
     """The transformers module; the cause is raised again where it is not installed."""
     if find_spec("transformers") is None:
         raise UnknownFamilyError(
@@ -209,7 +209,7 @@ def describe_fallback(
     files = find_model(model, revision=revision)
     checkpoint = open_checkpoint(files.path)
     check_language_model(checkpoint.config)
-    transformers = _library(cause)
+    transformers = _import_transformers(cause)
     try:
         config: Any = load_without_code(transformers.AutoConfig, checkpoint.directory)
         auto = getattr(transformers, _auto_name(checkpoint))
@@ -323,7 +323,6 @@ class TransformersRunner:
         self._takes = signature(network.forward).parameters
         self._takes_positions = "position_ids" in self._takes
         self._cache_name = cache_name(network)
-        self._resumes = False
         self._resumes = self._can_resume()
         self._batch: PaddedBatch | None = None
         self._batches = self._resumes and self._can_batch()
