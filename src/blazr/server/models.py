@@ -664,9 +664,9 @@ class Models:
         able = [x for x in self.slots if x.capabilities is None or capability in x.capabilities]
         if not able:
             raise HttpError.unsupported(f"this server has no model for {_PURPOSES[capability]}.")
-        # one of which it is not known yet is taken to write text, as most do
-        is_sure = [x for x in able if x.capabilities or capability in LANGUAGE_MODEL]
-        first = (is_sure or able)[0]
+        # a model that has not told its capabilities yet most likely writes text
+        likely = [x for x in able if x.capabilities or capability in LANGUAGE_MODEL]
+        first = (likely or able)[0]
         if not name or name == "default":
             return first
         slot = self.find(name)
