@@ -125,7 +125,7 @@ class Call(Generic[Body_co]):
         return self._model.name
 
     @property
-    def hosted(self) -> PipelineService:
+    def pipeline_service(self) -> PipelineService:
         """The model it is for, where another library runs it."""
         return cast("PipelineService", self._model)
 

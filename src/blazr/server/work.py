@@ -92,11 +92,11 @@ class PipelineRun(Work[T]):
     def __init__(self, call: Call[Any], work: Callable[[Outlet[T]], None]) -> None:
         started_s = monotonic()
         try:
-            self._job: Job[T] = call.hosted.pipeline.jobs.start(work)
+            self._job: Job[T] = call.pipeline_service.pipeline.jobs.start(work)
         except BaseException:
-            call.hosted.count("blazr_requests", outcome="rejected")
+            call.pipeline_service.count("blazr_requests", outcome="rejected")
             raise
-        super().__init__(call, call.hosted, self._job, started_s=started_s)
+        super().__init__(call, call.pipeline_service, self._job, started_s=started_s)
         self._is_over = False
 
     @property
