@@ -13,7 +13,7 @@ import pytest
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
-from blazr.server.models import ServerState
+from blazr.server.state import ServerState
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
 

@@ -16,9 +16,10 @@ from blazr.llm.text_engine import TextEngine
 from blazr.server.app import build_app
 from blazr.server.config import ServerConfig
 from blazr.server.endpoint import Route
-from blazr.server.models import Models, ServerState
+from blazr.server.models import Models
 from blazr.server.routes import ROUTES
 from blazr.server.serve import DrainingServer, address_of, listen, make_server
+from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
 from tests.support.scripted import ScriptedEngine, wait_until
 

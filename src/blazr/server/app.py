@@ -31,11 +31,12 @@ from blazr.server.middleware import (
     RequestContextMiddleware,
     digest_of,
 )
-from blazr.server.models import Models, ServerState
+from blazr.server.models import Models
 from blazr.server.ollama.catalog import ollama_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES, batch_paths
 from blazr.server.run import DROPPED_HEADER, PREFIX_HEADER
+from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
 
 # Paths under these that are no endpoint are still a dialect's.

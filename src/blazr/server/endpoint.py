@@ -39,10 +39,11 @@ from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.form import decode_form
 from blazr.server.media import fetch_media, named_media
-from blazr.server.models import Hosted, Models, PipelineService, ServerState, Service, untagged
+from blazr.server.models import Hosted, Models, PipelineService, Service, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.replica_ids import id_of
 from blazr.server.sse import DATA, Framing, Stream
+from blazr.server.state import ServerState
 
 MAX_JSON_DEPTH = 64
 # Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.

@@ -9,7 +9,7 @@ import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blazr.server.endpoint import read_body, working
-from blazr.server.models import ServerState
+from blazr.server.state import ServerState
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -26,7 +26,7 @@ from blazr.server.config import (
 )
 from blazr.server.endpoint import Route
 from blazr.server.errors import STOPS, ErrorShape, HttpError, clean
-from blazr.server.models import ServerState
+from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
 
 _log = logging.getLogger(__name__)

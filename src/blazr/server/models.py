@@ -1,4 +1,4 @@
-"""The models of a server, of whichever kind, and what it knows about itself.
+"""The models of a server, of whichever kind.
 
 Each model is loaded when it is first asked for, and may be unloaded again.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -19,22 +18,18 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import msgspec
 from typing_extensions import override
 
 from blazr.agent.config import read_mcp_config
 from blazr.agent.toolbox import Toolbox
 from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError, EngineError
-from blazr.core.metrics import Metrics
 from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
@@ -51,21 +46,16 @@ from blazr.pipelines.kinds import (
     TRANSCRIPTION,
     VISION,
 )
-from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
+from blazr.server.config import ServerConfig
 from blazr.server.errors import STOPS, HttpError, clean
-from blazr.server.kv_peers import Peers
-from blazr.server.media import MediaFetcher
-from blazr.server.store import Store
+from blazr.server.state import ServerState, stopping
 
 if TYPE_CHECKING:
     from blazr.pipelines.pipeline import Pipeline, PipelineInfo
-    from blazr.server.batches.jobs import BatchJobs
 
 _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
-MAX_REMEMBERED = 100
-_GIVE_BACK_S = 1.0  # after the last long body
 # In messages.
 _PURPOSES = {
     COMPLETION: "text",
@@ -78,145 +68,6 @@ _PURPOSES = {
 }
 
 ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
-
-
-class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a prompt was reused."""
-
-    request_id: str  # the X-Request-Id of its answer
-    model: str
-    prompt_tokens: int
-    cached_tokens: int  # of the prompt's, those not computed again
-    reason: str  # why no more of them
-    state: str | None = None  # why the recurrent state had been kept from which it went on
-
-
-@dataclass(frozen=True, slots=True)
-class KeptImage:
-    """An image that was made, to be fetched.
-
-    Args:
-        data: The file.
-        media_type: What it is.
-    """
-
-    data: bytes
-    media_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileRecording:
-    """A profile being made.
-
-    Args:
-        stop: Ends it.
-        task: Makes it, and writes the file.
-    """
-
-    stop: asyncio.Event
-    task: asyncio.Task[Path]
-
-
-class BodyBudget:
-    """The memory that the bodies of requests take together, while these are being answered.
-
-    The beginnings of all bodies are free, so that long ones shut out nobody who asks for little.
-
-    Args:
-        most: Bytes for all of them.
-
-    Attributes:
-        held: Bytes that are held now.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.held = 0
-
-    @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """Hold a body until the end of its request, by its length so far.
-
-        The memory of long ones goes back to the system when none is held.
-
-        Raises:
-            HttpError: 503, where there is no room for more of it.
-        """
-        own = 0
-
-        def grow(length: int) -> None:
-            nonlocal own
-            more = max(length - LARGE_BODY_BYTES, 0) - own
-            if self.held + more > self._most:
-                raise HttpError(
-                    503,
-                    "the server is busy with other long requests.",
-                    code="bodies_too_large",
-                    retry_after_s=2,
-                )
-            own += more
-            self.held += more
-
-        try:
-            yield grow
-        finally:
-            self.held -= own
-            if own and not self.held:
-                asyncio.get_running_loop().call_later(_GIVE_BACK_S, self._give_back)
-
-    def _give_back(self) -> None:
-        if not self.held:
-            with suppress(RuntimeError):  # the server ends, and takes no more work
-                asyncio.get_running_loop().run_in_executor(None, garbage.give_back)
-
-
-class ServerState:
-    """What the server knows about itself, whichever models it has.
-
-    Args:
-        config: How to behave.
-    """
-
-    def __init__(self, config: ServerConfig) -> None:
-        self.config = config
-        self.knows_clients = len(set(config.api_keys)) > 1  # by their keys
-        self.metrics = Metrics()
-        self.started_s = monotonic()
-        self.started = datetime.now(UTC)
-        self.document: Callable[[], Mapping[str, object]] = dict
-        self.is_draining = False
-        self.profiling = asyncio.Lock()
-        self.recording: ProfileRecording | None = None
-        self.num_working = 0
-        self.media = MediaFetcher() if config.allow_media_urls else None
-        self.bodies = BodyBudget(config.max_bodies_bytes)
-        self.kept: Store[object] = Store()
-        self.peers = Peers(config)
-        self.batches: BatchJobs | None = None
-        self.images: Store[KeptImage] = Store()
-        self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
-
-    def check_not_draining(self) -> None:
-        """Refuse new requests while the server stops.
-
-        Raises:
-            HttpError: 503.
-        """
-        if self.is_draining:
-            raise _stopping()
-
-    def close(self) -> None:
-        """Let go of what other servers may want."""
-        if self.batches is not None:
-            self.batches.store.close()
-
-    def remember(self, tenant: str, report: PrefixReport) -> None:
-        """Keep a report until there are too many newer ones."""
-        self._reports.append((tenant, report))
-
-    def reports(self, tenant: str) -> list[PrefixReport]:
-        """The latest reports, newest first; each key sees its own."""
-        return [report for whose, report in reversed(self._reports) if whose == tenant]
 
 
 class ModelEvent(NamedTuple):
@@ -787,7 +638,7 @@ class Models:
     def fail(self) -> None:
         """End every running reply with an error: the time to drain is over."""
         for service in self._live:
-            service.fail(_stopping())
+            service.fail(stopping())
 
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
@@ -966,7 +817,3 @@ def _unsuited(slot: ModelSlot, capability: str) -> HttpError:
 
 def _mib(num_bytes: float) -> str:
     return f"{num_bytes / 2**20:.0f} MiB"
-
-
-def _stopping() -> HttpError:
-    return HttpError(503, "the server is stopping.", code="stopping", retry_after_s=5)

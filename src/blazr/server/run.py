@@ -16,7 +16,7 @@ from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage, total_usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import STOPS, HttpError, openai_error
-from blazr.server.models import PrefixReport
+from blazr.server.state import PrefixReport
 from blazr.server.work import Work, WorkStream
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, ToolStep
 

@@ -21,9 +21,9 @@ from blazr.core.errors import ConfigError
 from blazr.server import params
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.endpoint import MAX_JSON_VALUES, Call, Route
-from blazr.server.models import BodyBudget
 from blazr.server.params import MAX_TOOL_NAME, MAX_VARIABLE_NAME, MAX_VARIABLES
 from blazr.server.routes import ROUTES
+from blazr.server.state import BodyBudget
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 from tests.unit.server.test_openapi import BODIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from blazr.server.endpoint import Call
-from blazr.server.models import PrefixReport
+from blazr.server.state import PrefixReport
 
 _REASON = "reuse_"
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from blazr.core.errors import EngineError, RequestError
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ProfileRecording
+from blazr.server.state import ProfileRecording
 
 if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine

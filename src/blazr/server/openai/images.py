@@ -29,10 +29,10 @@ from blazr.pipelines.diffusion.generation import (
 )
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import KeptImage
 from blazr.server.params import unix_time
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.server.sse import Stream
+from blazr.server.state import KeptImage
 from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
