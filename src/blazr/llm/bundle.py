@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
-    from blazr.pipelines.sight import Sight
+    from blazr.pipelines.fallback_vision import FallbackVision
     from blazr.pipelines.vision import Vision
 
 
@@ -80,7 +80,7 @@ class ModelBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     reply_format: ReplyFormat
-    sense: Vision | Sight | None = None
+    sense: Vision | FallbackVision | None = None
     processes: RankProcesses | None = None
     draft_model: LoadedModel | None = None
 

@@ -25,7 +25,7 @@ from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
-from blazr.pipelines.with_images import WithImages
+from blazr.pipelines.media_prompt import MediaPrompt
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.images import NOUNS
@@ -39,8 +39,8 @@ from blazr.text.tool_calls.format import tool_specs
 
 if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine
-    from blazr.pipelines.sight import Sight
-    from blazr.pipelines.vision import SeenImage, Vision
+    from blazr.pipelines.fallback_vision import FallbackVision
+    from blazr.pipelines.vision import MediaTokens, Vision
 
 # Of one request.
 MAX_IMAGES = 32
@@ -167,7 +167,7 @@ class TextEngine:
         return "audio" in self.takes
 
     @property
-    def _sense(self) -> Vision | Sight | None:
+    def _sense(self) -> Vision | FallbackVision | None:
         """The part of the model that sees or hears."""
         return None if self.bundle is None else self.bundle.sense
 
@@ -345,7 +345,7 @@ class TextEngine:
             return *encode(first), 0  # the last turn alone is too long
         return *encode(starts[place]), starts[place] - first
 
-    def _see(self, request: GenerationRequest, num_dropped: int) -> list[SeenImage]:
+    def _see(self, request: GenerationRequest, num_dropped: int) -> list[MediaTokens]:
         """What stands for the images of a chat, but for the oldest messages."""
         images = _images(request.messages or (), num_dropped)
         if not images:
@@ -367,11 +367,11 @@ class TextEngine:
         num_dropped: int,
         ids: list[int],
         anchors: tuple[int, ...],
-    ) -> tuple[WithImages, tuple[int, ...]]:
+    ) -> tuple[MediaPrompt, tuple[int, ...]]:
         """A prompt with images in the place of their marks, and where its anchors are then."""
         images = self._see(request, num_dropped)
         if not images:
-            return WithImages(ids), anchors
+            return MediaPrompt(ids), anchors
         assert self._sense is not None
         found = self._sense.insert(ids, images)
         longer = [len(image.token_ids) - 1 for image in images]

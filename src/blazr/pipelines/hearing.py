@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.sound import read_sound
-from blazr.pipelines.vision import Eye, SeenImage, Vision
+from blazr.pipelines.vision import MediaEncoder, MediaTokens, Vision
 
 RATE = 16_000  # samples per second, of all of the library's encoders
 MAX_SOUND_S = 600
@@ -39,8 +39,8 @@ class Hearing(Vision):
 
     @override
     @torch.inference_mode()
-    def _run(self, eye: Eye, copies: Sequence[Any], digest: bytes) -> SeenImage:
-        samples, processor = copies[0], eye.processor
+    def _run(self, encoder: MediaEncoder, copies: Sequence[Any], digest: bytes) -> MediaTokens:
+        samples, processor = copies[0], encoder.processor
         extractor = processor.feature_extractor
         longest = getattr(processor, "max_audio_len", extractor.chunk_length)
         if len(samples) > longest * RATE:
@@ -60,14 +60,14 @@ class Hearing(Vision):
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         # Not every network has a method for its vectors, but each hands them to its language model.
-        network = eye.tower.model
+        network = encoder.tower.model
         network.language_model = _Reader()
         network.get_input_embeddings = lambda: self._no_embeddings
         wanted = signature(network.forward).parameters.keys() - {"attention_mask"}
         inputs = {name: each for name, each in batch.items() if name in wanted}
         found: Tensor = network(**self._placed(inputs)).last_hidden_state[0]
-        vectors = found[torch.tensor(token_ids) == eye.token_id] * eye.scale
-        return self._seen(eye, token_ids, vectors[None], digest)
+        vectors = found[torch.tensor(token_ids) == encoder.token_id] * encoder.scale
+        return self._seen(encoder, token_ids, vectors[None], digest)
 
     def _no_embeddings(self, token_ids: Tensor) -> Tensor:
         """Zeros in the place of embeddings, (B, T, C)."""

@@ -27,7 +27,7 @@ from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.checkpoint.open import find_mmproj, find_model
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.pipelines.vision import Eye, Vision, line_feeds
+from blazr.pipelines.vision import MediaEncoder, Vision, line_feeds
 
 if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
@@ -630,7 +630,7 @@ class MmprojVision(Vision):
                 raise _unfit(f"the vocabulary has no token {name}.", found)
 
     @override
-    def _build_eye(self, checkpoint: Checkpoint) -> Eye:
+    def _build_encoder(self, checkpoint: Checkpoint) -> MediaEncoder:
         import transformers
 
         tower = Tower(checkpoint)
@@ -645,7 +645,7 @@ class MmprojVision(Vision):
         processor = _Processor(row, tower, images, self._tokenizer)
         stat = self._path.stat()
         stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
-        return Eye(
+        return MediaEncoder(
             processor=processor,
             tower=self._load_tower(config, self._tensors(checkpoint, tower)),
             marker=ids[row.mark],

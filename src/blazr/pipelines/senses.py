@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.pipelines.fallback import FallbackModel
+from blazr.pipelines.fallback_vision import FallbackVision
 from blazr.pipelines.hearing import Hearing
 from blazr.pipelines.mmproj import load_mmproj
-from blazr.pipelines.sight import Sight
 from blazr.pipelines.vision import Vision
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def load_sense(
     loaded: LoadedModel | FallbackModel, tokenizer: Tokenizer, mmproj: str | None
-) -> Vision | Sight | None:
+) -> Vision | FallbackVision | None:
     """The part of a model that sees or hears; None where there is none that is known here.
 
     Args:
@@ -38,7 +38,7 @@ def load_sense(
             hint="leave it out",
         )
     if isinstance(loaded, FallbackModel):
-        return Sight(loaded.directory, loaded.module) if loaded.sees else None
+        return FallbackVision(loaded.directory, loaded.module) if loaded.sees else None
     if loaded.gguf:
         return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
     takes = FAMILIES[loaded.family].takes

@@ -28,9 +28,9 @@ from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.pipelines.images import open_frames, open_image
+from blazr.pipelines.media_prompt import MediaPrompt
 from blazr.pipelines.network import load_without_code, loading_errors, network_of, stored_infos
 from blazr.pipelines.voxtral import VoxtralProcessor
-from blazr.pipelines.with_images import WithImages
 from blazr.text.images import Video
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SeenImage:
-    """What stands in a prompt for an image.
+class MediaTokens:
+    """The tokens and vectors that stand in a prompt for an image, a video or a sound.
 
     Args:
         token_ids: Its tokens.
@@ -67,7 +67,7 @@ class SeenImage:
         return sum(part.nbytes for part in tensors if part is not None)
 
 
-def find_marks(token_ids: Sequence[int], images: Sequence[SeenImage]) -> list[int]:
+def find_marks(token_ids: Sequence[int], images: Sequence[MediaTokens]) -> list[int]:
     """Where a prompt has the marks of images.
 
     Raises:
@@ -107,8 +107,8 @@ def check_packages(packages: Iterable[str], noun: str, hint: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Eye:
-    """What is loaded with the first image.
+class MediaEncoder:
+    """The processor and the tower that make vectors of media; loaded with the first image.
 
     Args:
         processor: The library's, from images to pixels and tokens.
@@ -180,16 +180,16 @@ class Vision:
         self._hidden_size = language_model.config.hidden_size
         self._device = language_model.device
         self._lock = Lock()
-        self._eye: Eye | None = None
-        self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()  # the latest used last
+        self._encoder: MediaEncoder | None = None
+        self._kept: OrderedDict[bytes, MediaTokens] = OrderedDict()  # the latest used last
 
     def forget(self) -> None:
         """Free what was loaded; the next image loads it again."""
         with self._lock:
-            self._eye = None
+            self._encoder = None
             self._kept.clear()
 
-    def see(self, images: Sequence[bytes]) -> list[SeenImage]:
+    def see(self, images: Sequence[bytes]) -> list[MediaTokens]:
         """What stands for the images of a chat; takes time for those that were not seen lately.
 
         Raises:
@@ -219,7 +219,7 @@ class Vision:
                 self._kept.popitem(last=False)
         return found
 
-    def insert(self, token_ids: Sequence[int], images: Sequence[SeenImage]) -> WithImages:
+    def insert(self, token_ids: Sequence[int], images: Sequence[MediaTokens]) -> MediaPrompt:
         """A prompt with images in the place of their marks.
 
         Args:
@@ -230,33 +230,33 @@ class Vision:
             RequestError: There are not as many marks as images.
         """
         if not images:
-            return WithImages(list(token_ids))
-        eye = self._load()
+            return MediaPrompt(list(token_ids))
+        encoder = self._load()
         places = find_marks(token_ids, images)
         prompt: list[int] = []
         embeddings: list[PromptEmbeddings] = []
         done = 0
         for place, image in zip(places, images, strict=True):
-            prompt = eye.join(prompt, token_ids[done:place])
-            whole = eye.join(prompt, image.token_ids)
+            prompt = encoder.join(prompt, token_ids[done:place])
+            whole = encoder.join(prompt, image.token_ids)
             moved = len(whole) - len(image.token_ids)
             embeddings += (replace(each, start=moved + each.start) for each in image.embeddings)
             prompt = whole
             done = place + 1
-        return WithImages(eye.join(prompt, token_ids[done:]), tuple(embeddings), places)
+        return MediaPrompt(encoder.join(prompt, token_ids[done:]), tuple(embeddings), places)
 
-    def _load(self) -> Eye:
-        if self._eye is None:
+    def _load(self) -> MediaEncoder:
+        if self._encoder is None:
             checkpoint = open_checkpoint(self._path)
             with loading_errors(
                 f"the part of {checkpoint.path.name} that takes {self.noun} cannot be loaded.",
                 hint=f"pip install 'blazr[{self.extra}]', and {self.advice}",
             ):
-                self._eye = self._build_eye(checkpoint)
+                self._encoder = self._build_encoder(checkpoint)
             log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
-        return self._eye
+        return self._encoder
 
-    def _build_eye(self, checkpoint: Checkpoint) -> Eye:
+    def _build_encoder(self, checkpoint: Checkpoint) -> MediaEncoder:
         import transformers
 
         directory = checkpoint.directory
@@ -276,7 +276,7 @@ class Vision:
             for info in infos.values()
             for path in [info.file]
         ]
-        return Eye(
+        return MediaEncoder(
             processor=processor,
             tower=tower,
             marker=processor.tokenizer.convert_tokens_to_ids(mark),
@@ -303,13 +303,13 @@ class Vision:
         tower = network_of(kind, config, tensors, self._dtype, of=of, hint=self.advice)
         return tower.to(self._device)
 
-    def _see(self, digest: bytes, data: bytes, copies: int) -> SeenImage:
+    def _see(self, digest: bytes, data: bytes, copies: int) -> MediaTokens:
         opened, size = self._open(data)
-        eye = self._load()
+        encoder = self._load()
         try:
             if isinstance(data, Video):
-                return self._watch(eye, opened, eye.seed + digest)
-            return self._run(eye, [opened] * copies, eye.seed + digest)
+                return self._watch(encoder, opened, encoder.seed + digest)
+            return self._run(encoder, [opened] * copies, encoder.seed + digest)
         except (torch.OutOfMemoryError, RequestError):
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
@@ -336,45 +336,47 @@ class Vision:
         return pixels, f"{pixels.width} by {pixels.height} pixels"
 
     @torch.inference_mode()
-    def _run(self, eye: Eye, copies: Sequence[Any], digest: bytes) -> SeenImage:
+    def _run(self, encoder: MediaEncoder, copies: Sequence[Any], digest: bytes) -> MediaTokens:
         """See the first of an image's copies, all of which stand in one chat.
 
         Args:
-            eye: What sees.
+            encoder: Its processor and tower.
             copies: The same image as often as is wanted, as `_open` gives it.
             digest: Says which image it is, and whose vectors come of it.
         """
         if self.reads_ahead:  # the whole processor also writes what stands behind the last image
-            batch = eye.processor.image_processor(images=list(copies), return_tensors="pt")
-            batch["input_ids"] = torch.full((1, eye.processor.image_seq_length), eye.token_id)
+            batch = encoder.processor.image_processor(images=list(copies), return_tensors="pt")
+            batch["input_ids"] = torch.full(
+                (1, encoder.processor.image_seq_length), encoder.token_id
+            )
         else:
-            batch = eye.processor(
+            batch = encoder.processor(
                 images=[copies],
-                text=[eye.processor.image_token * len(copies)],
+                text=[encoder.processor.image_token * len(copies)],
                 add_special_tokens=False,
                 return_mm_token_type_ids=False,
                 return_tensors="pt",
             )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         del token_ids[len(token_ids) // len(copies) :]
-        vectors = self._features(eye, batch, "image", copies=len(copies))
-        size = _grid(eye, batch.get("image_grid_thw"))
-        return self._seen(eye, token_ids, vectors, digest, size=size)
+        vectors = self._features(encoder, batch, "image", copies=len(copies))
+        size = _grid(encoder, batch.get("image_grid_thw"))
+        return self._seen(encoder, token_ids, vectors, digest, size=size)
 
     @torch.inference_mode()
-    def _watch(self, eye: Eye, frames: Sequence[Any], digest: bytes) -> SeenImage:
+    def _watch(self, encoder: MediaEncoder, frames: Sequence[Any], digest: bytes) -> MediaTokens:
         """See a video.
 
         Args:
-            eye: What sees.
+            encoder: Its processor and tower.
             frames: Its images, one a second.
             digest: Says which video it is, and whose vectors come of it.
         """
         count = len(frames)
         second = {"total_num_frames": count, "fps": 1.0, "duration": float(count)}
-        batch = eye.processor(
+        batch = encoder.processor(
             videos=[list(frames)],
-            text=[eye.processor.video_token],
+            text=[encoder.processor.video_token],
             video_metadata=[{**second, "frames_indices": [*range(count)]}],
             do_sample_frames=False,
             add_special_tokens=False,
@@ -382,29 +384,31 @@ class Vision:
             return_tensors="pt",
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()
-        per_second = getattr(eye.tower.config.vision_config, "tokens_per_second", None)
-        marker = eye.processor.tokenizer.convert_tokens_to_ids(eye.processor.video_token)
+        per_second = getattr(encoder.tower.config.vision_config, "tokens_per_second", None)
+        marker = encoder.processor.tokenizer.convert_tokens_to_ids(encoder.processor.video_token)
         return self._seen(
-            replace(eye, token_id=marker if marker in token_ids else eye.token_id, marker=marker),
+            replace(
+                encoder, token_id=marker if marker in token_ids else encoder.token_id, marker=marker
+            ),
             token_ids,
-            self._features(eye, batch, "video"),
+            self._features(encoder, batch, "video"),
             digest,
-            size=_grid(eye, batch.get("video_grid_thw")),
+            size=_grid(encoder, batch.get("video_grid_thw")),
             interval=float(batch["second_per_grid_ts"][0]) * per_second if per_second else 1.0,
         )
 
     def _features(
-        self, eye: Eye, batch: Mapping[str, Any], medium: str, *, copies: int = 1
+        self, encoder: MediaEncoder, batch: Mapping[str, Any], medium: str, *, copies: int = 1
     ) -> Tensor:
         """What the tower makes of pixels, (1 + L, N, C): for embeddings, then for layers.
 
         Args:
-            eye: What sees.
+            encoder: Its processor and tower.
             batch: What its processor made.
             medium: What that shows.
             copies: How often it is there, of which the first one counts.
         """
-        features = getattr(eye.tower.model, f"get_{medium}_features")
+        features = getattr(encoder.tower.model, f"get_{medium}_features")
         wanted = signature(features).parameters
         inputs = self._placed(
             {name: value for name, value in batch.items() if name in wanted and value is not None}
@@ -412,7 +416,7 @@ class Vision:
         found = features(**inputs, return_dict=True)
         pooled = found.pooler_output
         added = getattr(found, "deepstack_features", None) or ()
-        first = _joined(pooled[: len(pooled) // copies]) * eye.scale
+        first = _joined(pooled[: len(pooled) // copies]) * encoder.scale
         return torch.stack([first, *map(_joined, added)])
 
     def _placed(self, inputs: dict[str, Any]) -> Any:
@@ -423,18 +427,18 @@ class Vision:
 
     def _seen(
         self,
-        eye: Eye,
+        encoder: MediaEncoder,
         token_ids: Sequence[int],
         vectors: Tensor,
         digest: bytes,
         *,
         size: tuple[int, int, int] | None = None,
         interval: float = 1.0,
-    ) -> SeenImage:
+    ) -> MediaTokens:
         """What stands for something, of its tokens and the vectors for some of them.
 
         Args:
-            eye: What saw it.
+            encoder: The processor and tower that it went through.
             token_ids: Its tokens.
             vectors: (1 + L, N, C), in the place of embeddings, and behind each of the first L
                 layers.
@@ -447,30 +451,32 @@ class Vision:
             ValueError: There are not as many vectors as tokens that want one.
         """
         vectors = vectors.to("cpu", self._dtype)
-        expected = (token_ids.count(eye.token_id), self._hidden_size)
+        expected = (token_ids.count(encoder.token_id), self._hidden_size)
         if vectors.shape[1:] != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")
-        runs = _runs([each == eye.token_id for each in token_ids], vectors, digest)
+        runs = _runs([each == encoder.token_id for each in token_ids], vectors, digest)
         grid: tuple[int, int] | None = None
         times: tuple[int, ...] = (0,)
         if size is not None:
             grid = size[1:]
             if len(runs) < size[0]:
                 times = tuple(int(number * interval) for number in range(size[0]))
-        whole = (replace(each, grid=grid, times=times, sees_ahead=eye.sees_ahead) for each in runs)
-        return SeenImage(tuple(token_ids), tuple(whole), eye.marker)
+        whole = (
+            replace(each, grid=grid, times=times, sees_ahead=encoder.sees_ahead) for each in runs
+        )
+        return MediaTokens(tuple(token_ids), tuple(whole), encoder.marker)
 
 
-def _grid(eye: Eye, patches: Tensor | None) -> tuple[int, int, int] | None:
+def _grid(encoder: MediaEncoder, patches: Tensor | None) -> tuple[int, int, int] | None:
     """How many images there are, their rows and their columns of tokens.
 
     Args:
-        eye: What sees.
+        encoder: Its processor and tower.
         patches: The same in patches, (1, 3), some of which, side by side, make a token.
     """
     if patches is None:
         return None
-    side = eye.tower.config.vision_config.spatial_merge_size
+    side = encoder.tower.config.vision_config.spatial_merge_size
     length, height, width = patches[0].tolist()
     return length, height // side, width // side
 

@@ -1,4 +1,4 @@
-"""A prompt once images stand in it."""
+"""A prompt in which images, videos and sounds have become tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from blazr.engine.request import PromptEmbeddings
 
 
-class WithImages(NamedTuple):
-    """A prompt with images in the place of their marks.
+class MediaPrompt(NamedTuple):
+    """A prompt with media in the place of their marks.
 
     Args:
         token_ids: The prompt.

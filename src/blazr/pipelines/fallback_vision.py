@@ -14,21 +14,21 @@ from torch import Tensor
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.images import open_image
+from blazr.pipelines.media_prompt import MediaPrompt
 from blazr.pipelines.network import loading_errors
 from blazr.pipelines.vision import (
-    SeenImage,
+    MediaTokens,
     check_packages,
     find_marks,
     load_processor,
 )
-from blazr.pipelines.with_images import WithImages
 
 TYPE_IDS = "token_type_ids"  # how names of inputs end that tell tokens of images from text
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedImage(SeenImage):
+class OpenedImage(MediaTokens):
     """An image that the network is still to see.
 
     Args:
@@ -40,8 +40,8 @@ class OpenedImage(SeenImage):
     types: Mapping[str, tuple[int, ...]]
 
 
-class Sight:
-    """The processor of a model that runs through transformers whole.
+class FallbackVision:
+    """Images of a model that runs through transformers whole, whose own network has the tower.
 
     Args:
         directory: Where the model lies.
@@ -70,7 +70,7 @@ class Sight:
         ):
             return load_processor(self._directory, self._network.config)
 
-    def see(self, images: Sequence[bytes]) -> list[SeenImage]:
+    def see(self, images: Sequence[bytes]) -> list[MediaTokens]:
         """The images of a chat, and the tokens that stand for each.
 
         Raises:
@@ -80,14 +80,14 @@ class Sight:
         check_packages(("PIL",), "an image", "pip install 'blazr[vision]'")
         return [self._open(data) for data in images]
 
-    def _open(self, data: bytes) -> SeenImage:
+    def _open(self, data: bytes) -> MediaTokens:
         pixels = open_image(data)
         batch = self._process([pixels])
         mark = self._processor.tokenizer.convert_tokens_to_ids(self._processor.image_token)
         types = {name: tuple(batch[name][0].tolist()) for name in batch if name.endswith(TYPE_IDS)}
         return OpenedImage(tuple(batch["input_ids"][0].tolist()), (), mark, pixels, types)
 
-    def insert(self, token_ids: Sequence[int], images: Sequence[SeenImage]) -> WithImages:
+    def insert(self, token_ids: Sequence[int], images: Sequence[MediaTokens]) -> MediaPrompt:
         """A prompt with images in the place of their marks, and what the network takes besides.
 
         Args:
@@ -100,7 +100,7 @@ class Sight:
         """
         opened = [each for each in images if isinstance(each, OpenedImage)]
         if not opened:
-            return WithImages(list(token_ids))
+            return MediaPrompt(list(token_ids))
         places = find_marks(token_ids, opened)
         prompt = _spliced(token_ids, places, [each.token_ids for each in opened])
         batch = self._process([each.pixels for each in opened])
@@ -115,7 +115,7 @@ class Sight:
         for name in opened[0].types:
             rows = [0] * len(token_ids)
             inputs[name] = torch.tensor([_spliced(rows, places, [e.types[name] for e in opened])])
-        return WithImages(prompt, places=places, inputs=inputs)
+        return MediaPrompt(prompt, places=places, inputs=inputs)
 
     def _process(self, images: Sequence[Any]) -> dict[str, Tensor]:
         """What the processor makes of images with nothing between them.
