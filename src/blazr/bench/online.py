@@ -12,6 +12,7 @@ import msgspec
 from blazr.bench.load import Record
 from blazr.bench.workload import BenchRequest
 from blazr.core.errors import EngineError
+from blazr.core.remote import auth_headers, root_url
 
 # Ids that every vocabulary has, where a server does not tell how many it has.
 COMMON_IDS = 256
@@ -50,10 +51,12 @@ async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator
     Raises:
         EngineError: It does not answer, or has no model.
     """
-    base = url.rstrip("/").removesuffix("/v1") + "/v1"
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    base = root_url(url) + "/v1"
     async with httpx2.AsyncClient(
-        base_url=base, headers=headers, timeout=_TIMEOUT, limits=httpx2.Limits(max_connections=None)
+        base_url=base,
+        headers=auth_headers(api_key),
+        timeout=_TIMEOUT,
+        limits=httpx2.Limits(max_connections=None),
     ) as client:
         try:
             answer = (await client.get("/models")).raise_for_status()

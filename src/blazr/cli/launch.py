@@ -24,6 +24,7 @@ from blazr.cli import options
 from blazr.cli.programs import PROGRAMS, LaunchTarget
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError
+from blazr.core.remote import auth_headers, root_url
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 NO_KEY = "blazr"  # programs insist on one
@@ -151,11 +152,10 @@ def _find_or_start_server(
 
 def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget | None:
     """The server at an address, if it has the model."""
-    url = url.rstrip("/").removesuffix("/v1")
+    url = root_url(url)
     if not url.startswith(("http://", "https://")):
         raise ConfigError("this is not an address.", found=url[:100], expected=DEFAULT_URL)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
+    request = urllib.request.Request(f"{url}/v1/models", headers=auth_headers(key))
     try:
         with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
             models = json.loads(reply.read())["data"]

@@ -12,6 +12,7 @@ from typing_extensions import override
 from blazr.cli import options
 from blazr.core import env
 from blazr.core.errors import EngineError, RequestError
+from blazr.core.remote import auth_headers, root_url
 
 if TYPE_CHECKING:
     import httpx2
@@ -144,12 +145,11 @@ class RemotePartner(Partner):
     def __init__(self, url: str, model: str | None) -> None:
         import httpx2
 
-        key = env.api_key()
         # blazr knows the field in chats; a server that refuses it is asked without
         self._truncates = True
-        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._url = root_url(url) + "/v1"
         self._client = httpx2.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=auth_headers(env.api_key()),
             timeout=httpx2.Timeout(10, read=600),  # a first token may take long
         )
         try:

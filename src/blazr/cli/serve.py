@@ -17,6 +17,7 @@ from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import env, garbage, log
 from blazr.core.errors import ConfigError, as_config_error
+from blazr.core.remote import auth_headers, root_url
 from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -242,10 +243,9 @@ def open_client(
     import httpx2
 
     if url is not None:
-        key = env.api_key()
         yield httpx2.AsyncClient(
-            base_url=url.rstrip("/").removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            base_url=root_url(url),
+            headers=auth_headers(env.api_key()),
             timeout=httpx2.Timeout(10, read=read_s),
             limits=httpx2.Limits(max_connections=None),
         )

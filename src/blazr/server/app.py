@@ -17,6 +17,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from blazr.core.errors import EngineError
+from blazr.core.remote import auth_headers
 from blazr.server import mcp_endpoint
 from blazr.server.anthropic.rendering import VERSION_HEADER, anthropic_error
 from blazr.server.batches.files import FileStore
@@ -129,7 +130,7 @@ def _connect(app: Starlette, config: ServerConfig, tenant: str) -> httpx2.AsyncC
     return httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app),
         base_url="http://localhost",
-        headers={"Authorization": f"Bearer {keys[tenant]}"} if tenant else {},
+        headers=auth_headers(keys[tenant] if tenant else None),
         timeout=None,
     )
 

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 import httpx2
 import msgspec
 
+from blazr.core.remote import auth_headers
 from blazr.engine.cache.transfer import Incoming, TransferError
 from blazr.server.config import ServerConfig
 from blazr.server.kv_nixl import Nixl, Offer
@@ -64,7 +65,7 @@ class Peers:
         self.nixl = Nixl() if Nixl.is_installed() else None
         self._urls = [urlsplit(each) for each in config.kv_peers]
         key = next(iter(config.admin_api_keys + config.api_keys), None)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = auth_headers(key)
 
     def find(self, params: KvTransferParams) -> SplitResult | None:
         """The server that a client names; None where the operator has not named it, too."""
