@@ -56,15 +56,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_NAMES = 5  # in a message
-# In messages.
-_PURPOSES = {
-    COMPLETION: "text",
-    EMBEDDING: "vectors",
-    RERANKING: "how well texts fit",
-    CLASSIFICATION: "labels",
-    TRANSCRIPTION: "sound",
-    SPEECH: "sound",
-    IMAGE: "making images",
+# What a model with a capability can do, in messages.
+_ABILITIES = {
+    COMPLETION: "generate text",
+    EMBEDDING: "embed texts",
+    RERANKING: "score texts",
+    CLASSIFICATION: "classify texts",
+    TRANSCRIPTION: "transcribe speech",
+    SPEECH: "turn text into speech",
+    IMAGE: "generate images",
 }
 
 ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
@@ -514,7 +514,7 @@ class Models:
         """
         able = [x for x in self.slots if x.capabilities is None or capability in x.capabilities]
         if not able:
-            raise HttpError.unsupported(f"this server has no model for {_PURPOSES[capability]}.")
+            raise HttpError.unsupported(f"no model of this server can {_ABILITIES[capability]}.")
         # a model that has not told its capabilities yet most likely writes text
         likely = [x for x in able if x.capabilities or capability in LANGUAGE_MODEL]
         first = (likely or able)[0]
@@ -809,7 +809,7 @@ def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
 def _unsuited(slot: ModelSlot, capability: str) -> HttpError:
     return HttpError(
         400,
-        f"the model {clean(slot.source.name, 100)!r} is none for {_PURPOSES[capability]}.",
+        f"the model {clean(slot.source.name, 100)!r} cannot {_ABILITIES[capability]}.",
         param="model",
         code="model_not_suited",
     )

@@ -250,7 +250,7 @@ def test_without_a_model_for_images_none_are_made(loopback: Loopback) -> None:
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        *((path, "sound") for path in FORM_PATHS),
+        *((path, "transcribe speech") for path in FORM_PATHS),
         ("/v1/images/variations", "images"),
         ("/v1/responses/compact", "conversation"),
     ],
@@ -260,9 +260,8 @@ def test_what_is_not_there_says_so(loopback: Loopback, path: str, what: str) -> 
     assert reply.status_code == 501
     error = reply.json()["error"]
     assert error["type"] == "not_supported_error"
-    assert [each for each in ("sound", "images", "conversation") if each in error["message"]] == [
-        what
-    ]
+    known = ("transcribe speech", "images", "conversation")
+    assert [each for each in known if each in error["message"]] == [what]
 
 
 def events_of(text: str) -> list[dict]:
