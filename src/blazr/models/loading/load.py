@@ -65,7 +65,7 @@ from blazr.nn.ops.stored import stored_linear
 from blazr.nn.quant.exact import ShiftedWeight, in_blocks, mxfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import can_pack, pack_weight, parse_policy
+from blazr.nn.quant.packed import QuantizePolicy, can_pack, pack_weight, parse_policy
 from blazr.nn.quant.weight import (
     FloatWeight,
     GgufWeight,
@@ -78,8 +78,8 @@ from blazr.nn.quant.weight import (
 log = logging.getLogger(__name__)
 SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
-# Of what is free, for weights that are plain though they need not be.
-_ROOM = 0.5
+# Of the free memory, the share that weights may take as plain numbers, which are faster.
+_PLAIN_SHARE = 0.5
 _CPU = torch.device("cpu")
 
 
@@ -204,22 +204,11 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         if value.is_assumed:
             log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
     chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
-    # by the whole model, so that all ranks choose the same
-    storage = choose_storage(planned.plan, planned.module, policy)
     free = device.free_bytes() if free_bytes is None else free_bytes
     stays = partial(_stays_on_cpu, num_layers=cpu_experts if device.kind != "cpu" else 0)
-    storage = dequantize_if_room(
-        planned.plan,
-        storage,
-        chosen,
-        room=int(free * _ROOM),
-        has_kernels=stored_linear.has_kernel(chosen, device.kind),
-        lies_there=lambda parameter: not stays(parameter),
-    )
-    if cpu_experts:  # whose room is another
-        room = int(Device("cpu", "").free_bytes() * _ROOM)
-        storage = dequantize_if_room(planned.plan, storage, chosen, room=room, lies_there=stays)
-    named = ((stage_name(name, config), each) for name, each in storage.items())
+    # of the whole model, so that all ranks choose the same
+    whole = _storage_in_room(planned, policy, chosen, device, free=free, stays=stays)
+    named = ((stage_name(name, config), each) for name, each in whole.items())
     storage = {name: each for name, each in named if name is not None}
     _check_room(plan, partial(weight_bytes, dtype=chosen, storage=storage), stays, free)
     log.debug(
@@ -282,6 +271,40 @@ def _plan_part(planned: PlannedModel, ranks: Ranks, *, in_stages: bool) -> Plann
     return replace(planned, module=module, plan=plan)
 
 
+def _storage_in_room(
+    planned: PlannedModel,
+    policy: QuantizePolicy,
+    dtype: torch.dtype,
+    device: Device,
+    *,
+    free: int,
+    stays: Callable[[str], bool],
+) -> Storage:
+    """How parameters are to be packed; plain where that is faster and there is room.
+
+    Args:
+        planned: The whole model.
+        policy: What was asked for.
+        dtype: What it is computed in.
+        device: Where it goes.
+        free: Bytes that are free there.
+        stays: Which parameters go to the CPU instead.
+    """
+    storage = choose_storage(planned.plan, planned.module, policy)
+    storage = dequantize_if_room(
+        planned.plan,
+        storage,
+        dtype,
+        room=int(free * _PLAIN_SHARE),
+        has_kernels=stored_linear.has_kernel(dtype, device.kind),
+        lies_there=lambda parameter: not stays(parameter),
+    )
+    if not any(stays(name) for name in storage):
+        return storage
+    room = int(Device("cpu", "").free_bytes() * _PLAIN_SHARE)
+    return dequantize_if_room(planned.plan, storage, dtype, room=room, lies_there=stays)
+
+
 def _apply_ssm_a(module: CausalLM, choice: str) -> None:
     """Replace the decay rates if asked to; mention that one could, where they look untrained."""
     mixers = [
@@ -330,7 +353,7 @@ def read_weights(
         CheckpointError: A file has gone or changed.
     """
     tensors: dict[str, Tensor | Weight] = {}
-    ends: list[tuple[str, Tensor]] = []
+    extremes: list[tuple[str, Tensor]] = []  # the smallest and the largest element of each tensor
     total = sum(info.nbytes for step in plan.steps for info in step.sources)
     done = 0
     report = progress or (lambda _done, _total: None)
@@ -353,12 +376,12 @@ def read_weights(
         tensors[step.parameter] = tensor
         parts = tensor if isinstance(step.transform, Stack) else (tensor,)
         for part, info in zip(parts, step.sources[: len(parts)], strict=True):
-            # the smallest or the largest element tells, in one pass without temporaries; a part
-            # that was cast is judged by what it was cast to
+            # these tell in one pass without temporaries; a part that was cast is judged by what it
+            # was cast to
             if part.numel():
-                ends.append((info.name, torch.stack(part.aminmax())))
+                extremes.append((info.name, torch.stack(part.aminmax())))
     # asked at the end, because a GPU would be waited for
-    not_finite = [name for name, both in ends if not all(map(math.isfinite, both.tolist()))]
+    not_finite = [name for name, both in extremes if not all(map(math.isfinite, both.tolist()))]
     if not_finite:
         names = ", ".join(name[:100] for name in not_finite[:_LISTED_NAMES])
         log.warning("%d tensors hold NaN or infinity: %s", len(not_finite), names)
