@@ -294,7 +294,7 @@ class ModelSource:
         aliases: More names it answers to.
         adapters: Directories of the adapters that are loaded with it, by name.
         num_bytes: Memory it is expected to take, before it was ever loaded.
-        stays: It cannot be loaded again, and so is never unloaded.
+        is_pinned: Whether it is never unloaded, because it could not be loaded again.
         capabilities: What it can do; None where that is not known before it is loaded.
     """
 
@@ -303,7 +303,7 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     adapters: Mapping[str, Path] = field(default_factory=dict)
     num_bytes: int = 0
-    stays: bool = False
+    is_pinned: bool = False
     capabilities: tuple[str, ...] | None = LANGUAGE_MODEL
 
 
@@ -326,7 +326,7 @@ class ModelSlot:
         loader: Loads it, where its weights are not those of its source any more.
         kept_adapters: The adapters it had when it was unloaded; None before that.
         is_asleep: Whether nobody gets it until it is woken.
-        reloads: Whether it then comes back into memory by itself.
+        reloads_on_wake: Whether waking it brings it back into memory at once.
         has_failed: Whether it could not be loaded when that was last tried.
     """
 
@@ -344,7 +344,7 @@ class ModelSlot:
     loader: Callable[[], ModelBundle] | None = None
     kept_adapters: Mapping[str, Path] | None = None
     is_asleep: bool = False
-    reloads: bool = False
+    reloads_on_wake: bool = False
     has_failed: bool = False
 
     @property
@@ -417,7 +417,7 @@ class ModelSlot:
         Raises:
             HttpError: 400, it could not be loaded again.
         """
-        if self.source.stays:
+        if self.source.is_pinned:
             name = clean(self.source.name, 100)
             raise HttpError(400, f"the model {name!r} cannot be loaded again, so it stays.")
 
@@ -472,7 +472,7 @@ class Models:
         config = config or ServerConfig()
         name, *others = config.served_names or (llm.core.info.name,)
         known = (*others, *aliases)
-        source = ModelSource(name=name, open=lambda: llm, aliases=known, stays=True)
+        source = ModelSource(name=name, open=lambda: llm, aliases=known, is_pinned=True)
         models = cls([source], config)
         models.adopt(llm)
         return models
@@ -579,7 +579,7 @@ class Models:
     def idle_s(self, slot: ModelSlot) -> float:
         """Silence after which a model leaves the memory; infinity where it stays."""
         wanted = self.state.config.idle_unload_s if slot.idle_s is None else slot.idle_s
-        return float("inf") if wanted is None or slot.source.stays else wanted
+        return float("inf") if wanted is None or slot.source.is_pinned else wanted
 
     def loaded(self) -> list[Hosted]:
         """The models in memory."""

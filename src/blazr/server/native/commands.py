@@ -144,7 +144,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
             )
     for slot in slots:
         if not slot.is_asleep:
-            slot.reloads = slot.status != "unloaded"
+            slot.reloads_on_wake = slot.status != "unloaded"
             slot.is_asleep = True
         if slot.service is not None and aborts:
             slot.service.abort()
@@ -162,7 +162,7 @@ async def wake_up(call: Call[WakeBody]) -> Sleeping:
             slot.is_asleep = False
         models.events.publish(slot.event)
         try:
-            if slot.reloads:
+            if slot.reloads_on_wake:
                 await models.load(slot)
         except HttpError:
             slot.is_asleep = True
