@@ -69,17 +69,18 @@ class ProfileRecording:
 class BodyBudget:
     """The memory that the bodies of requests take together, while these are being answered.
 
-    The beginnings of all bodies are free, so that long ones shut out nobody who asks for little.
+    The first `LARGE_BODY_BYTES` of each body are free, so that short requests are never refused
+    because of long ones.
 
     Args:
-        most: Bytes for all of them.
+        max_bytes: Bytes for all of them together, without the free beginning of each.
 
     Attributes:
-        held: Bytes that are held now.
+        held: Bytes that count now.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.held = 0
 
     @contextmanager
@@ -96,7 +97,7 @@ class BodyBudget:
         def grow(length: int) -> None:
             nonlocal own
             more = max(length - LARGE_BODY_BYTES, 0) - own
-            if self.held + more > self._most:
+            if self.held + more > self._max_bytes:
                 raise HttpError(
                     503,
                     "the server is busy with other long requests.",
