@@ -42,13 +42,13 @@ _MAX_PIXTRAL = 2**12  # pixels, of which it makes a table
 log = logging.getLogger(__name__)
 
 
-def _unfit(message: str, found: str, expected: str = "") -> CheckpointError:
-    """The error for a file that is not of the language model."""
+def _mismatch(message: str, found: str, expected: str = "") -> CheckpointError:
+    """The error for a file that does not fit the language model."""
     return CheckpointError(message, found=found, expected=expected, hint=_HINT)
 
 
-class Tower:
-    """What a file says of its tower.
+class TowerSpec:
+    """The sizes and options of a file's vision tower.
 
     Sizes are those of its tensors, which exist, and not those of its metadata, which may be absurd.
 
@@ -78,7 +78,7 @@ class Tower:
         self.deep_layers = _layers_of(_DEEP, checkpoint.tensors)
         self.projection_dim = int(self.number("projection_dim", most=2**20))
         if layers != [*range(self.num_layers)]:
-            raise _unfit(f"{checkpoint.path.name} lacks layers.", f"layers {layers[:8]}")
+            raise _mismatch(f"{checkpoint.path.name} lacks layers.", f"layers {layers[:8]}")
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -87,7 +87,7 @@ class Tower:
     def _shape(self, name: str, num_dims: int) -> tuple[int, ...]:
         info = self._checkpoint.tensors.get(name)
         if info is None or len(info.shape) != num_dims:
-            raise _unfit(
+            raise _mismatch(
                 f"{self._checkpoint.path.name} has no tensor {name} of {num_dims} dimensions.",
                 "none" if info is None else str(tuple(info.shape)),
             )
@@ -106,7 +106,7 @@ class Tower:
 
     def _unusable(self, key: str, found: object, expected: str) -> CheckpointError:
         message = f"clip.vision.{key} of {self._checkpoint.path.name} is not usable."
-        return _unfit(message, repr(found)[:50], expected)
+        return _mismatch(message, repr(found)[:50], expected)
 
     def colours(self, key: str) -> list[float]:
         """Three values of ``clip.vision.``, for red, green and blue.
@@ -142,8 +142,8 @@ class Tower:
         return int(self.number("attention.head_count"))
 
     @property
-    def merged(self) -> int:
-        """How many patches, in rows and in columns, become one vector."""
+    def merge_size(self) -> int:
+        """Side of the square of patches that becomes one vector."""
         return int(self.number("spatial_merge_size", 2, most=_MAX_SCALE))
 
     @property
@@ -152,7 +152,7 @@ class Tower:
         return self._checkpoint.metadata.get("clip.use_silu") is True
 
     @property
-    def siglip(self) -> dict[str, object]:
+    def siglip_config(self) -> dict[str, object]:
         """The library's config of it, where it is a SigLIP."""
         return {
             "hidden_size": self.hidden_size,
@@ -166,19 +166,19 @@ class Tower:
         }
 
     @property
-    def colours_of_pixels(self) -> dict[str, object]:
-        """How the colours of an image are scaled."""
+    def normalization(self) -> dict[str, object]:
+        """Mean and standard deviation of each colour, as the library's processors take them."""
         return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std")}
 
     @property
-    def scale(self) -> int:
-        """How many vectors, in rows and in columns, become one."""
+    def scale_factor(self) -> int:
+        """Side of the square of vectors that becomes one token."""
         return int(self.number("projector.scale_factor", 4, most=_MAX_SCALE))
 
     @property
     def num_tokens(self) -> int:
-        """That stand for an image, or a part of one, where all are square."""
-        return (self.image_size // self.patch_size // self.scale) ** 2
+        """Tokens that stand for an image, or a part of one, where all are square."""
+        return (self.image_size // self.patch_size // self.scale_factor) ** 2
 
 
 _LAYER = re.compile(r"v\.blk\.(\d{1,6})\.")
@@ -244,13 +244,13 @@ class Projector:
     """
 
     family: str
-    config: Callable[[Tower], dict[str, Any]]
-    tensors: Callable[[Tower, Tensors], dict[str, Tensor]]
+    config: Callable[[TowerSpec], dict[str, Any]]
+    tensors: Callable[[TowerSpec, Tensors], dict[str, Tensor]]
     image_processor: str
-    pixels: Callable[[Tower], dict[str, Any]]
+    pixels: Callable[[TowerSpec], dict[str, Any]]
     mark: str
     token: str
-    write: Callable[[Tower, Mapping[str, Any]], str]
+    write: Callable[[TowerSpec, Mapping[str, Any]], str]
 
 
 def _renamed(
@@ -285,7 +285,7 @@ def _of_siglip(tensors: Tensors, tower: str, around: Mapping[str, str]) -> dict[
     return _renamed(tensors, f"{tower}.encoder.layers", _PARTS, all_around)
 
 
-def _of_gemma(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
+def _of_gemma(tower: TowerSpec, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     after = "model.multi_modal_projector."
     found = _of_siglip(tensors, "model.vision_tower", {})
     if "mm.input_projection.weight" in tensors:
@@ -295,19 +295,19 @@ def _of_gemma(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG
     return found
 
 
-def _of_idefics(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
+def _of_idefics(tower: TowerSpec, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     around = {"mm.model.fc": "model.connector.modality_projection.proj"}
     return _of_siglip(tensors, "model.vision_model", around)
 
 
-def _of_qwen(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
+def _of_qwen(tower: TowerSpec, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """Its queries, keys and values are one matrix in the library, and so are its two patches."""
     has_gates = "v.blk.0.ffn_gate.weight" in tensors
     mlp = ("up_proj", "down_proj") if has_gates else ("fc1", "fc2")
     return _of_any_qwen(tensors, mlp, ("ln_q", "mlp.0", "mlp.2"), {})
 
 
-def _of_qwen_3(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
+def _of_qwen_3(tower: TowerSpec, tensors: Tensors) -> dict[str, Tensor]:  # noqa: ARG001
     """The same, with vectors that layers add, whose parts are called by their tower's layers."""
     around = {}
     for place, layer in enumerate(_layers_of(_DEEP, tensors)):
@@ -344,7 +344,7 @@ def _of_any_qwen(
     return _renamed(_joined(tensors), "model.visual.blocks", parts, around)
 
 
-def _of_pixtral(tower: Tower, tensors: Tensors) -> dict[str, Tensor]:
+def _of_pixtral(tower: TowerSpec, tensors: Tensors) -> dict[str, Tensor]:
     """Channels that are rotated together lie side by side in files, and half a head apart here."""
     whole = dict(tensors)
     for name, tensor in tensors.items():
@@ -368,12 +368,12 @@ def _joined(tensors: Tensors) -> dict[str, Tensor]:
     return whole
 
 
-def _write_gemma(tower: Tower, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of one part)
+def _write_gemma(tower: TowerSpec, batch: Mapping[str, Any]) -> str:  # noqa: ARG001  (of one part)
     soft = "<image_soft_token>" * tower.num_tokens
     return f"\n\n<start_of_image>{soft}<end_of_image>\n\n"
 
 
-def _write_idefics(tower: Tower, batch: Mapping[str, Any]) -> str:
+def _write_idefics(tower: TowerSpec, batch: Mapping[str, Any]) -> str:
     """The parts of an image row by row, and then the whole."""
     (rows,), (columns,) = batch["rows"][0], batch["cols"][0]
     around, image = "<fake_token_around_image>", "<image>" * tower.num_tokens
@@ -386,18 +386,18 @@ def _write_idefics(tower: Tower, batch: Mapping[str, Any]) -> str:
     return f"{text}\n{whole}" if rows else whole
 
 
-def _write_pixtral(tower: Tower, batch: Mapping[str, Any]) -> str:
+def _write_pixtral(tower: TowerSpec, batch: Mapping[str, Any]) -> str:
     """The tokens of each row, and what stands between rows."""
-    side = tower.patch_size * tower.merged
+    side = tower.patch_size * tower.merge_size
     height, width = (int(each) // side for each in batch["image_sizes"][0])
     return "[IMG_BREAK]".join(["[IMG]" * width] * height) + "[IMG_END]"
 
 
-def _write_qwen(tower: Tower, batch: Mapping[str, Any]) -> str:
-    return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // tower.merged**2)
+def _write_qwen(tower: TowerSpec, batch: Mapping[str, Any]) -> str:
+    return "<|image_pad|>" * (int(batch["image_grid_thw"].prod()) // tower.merge_size**2)
 
 
-def _pixtral(tower: Tower) -> dict[str, Any]:
+def _pixtral(tower: TowerSpec) -> dict[str, Any]:
     return {
         "vision_config": {
             "model_type": "pixtral",
@@ -410,29 +410,29 @@ def _pixtral(tower: Tower) -> dict[str, Any]:
             "patch_size": tower.patch_size,
             "hidden_act": "silu" if tower.uses_silu else "gelu",
         },
-        "spatial_merge_size": tower.merged,
+        "spatial_merge_size": tower.merge_size,
         "vision_feature_layer": -1,
         "multimodal_projector_bias": tower.has("mm.1.bias"),
     }
 
 
-def _pixtral_pixels(tower: Tower) -> dict[str, Any]:
-    side = tower.patch_size * tower.merged
+def _pixtral_pixels(tower: TowerSpec) -> dict[str, Any]:
+    side = tower.patch_size * tower.merge_size
     return {
         "size": {"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
         "patch_size": {"height": side, "width": side},
     }
 
 
-def _qwen_pixels(tower: Tower) -> dict[str, Any]:
+def _qwen_pixels(tower: TowerSpec) -> dict[str, Any]:
     sides = {
         "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
         "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
     }
-    return {"size": sides, "patch_size": tower.patch_size, "merge_size": tower.merged}
+    return {"size": sides, "patch_size": tower.patch_size, "merge_size": tower.merge_size}
 
 
-def _qwen_2(tower: Tower) -> dict[str, Any]:
+def _qwen_2(tower: TowerSpec) -> dict[str, Any]:
     return {
         "embed_dim": tower.hidden_size,
         "hidden_size": tower.projection_dim,
@@ -440,7 +440,7 @@ def _qwen_2(tower: Tower) -> dict[str, Any]:
     }
 
 
-def _qwen_2_5(tower: Tower) -> dict[str, Any]:
+def _qwen_2_5(tower: TowerSpec) -> dict[str, Any]:
     period = int(tower.number("n_wa_pattern", 8))
     return {
         **_later_sizes(tower),
@@ -449,7 +449,7 @@ def _qwen_2_5(tower: Tower) -> dict[str, Any]:
     }
 
 
-def _qwen_3(tower: Tower) -> dict[str, Any]:
+def _qwen_3(tower: TowerSpec) -> dict[str, Any]:
     return {
         **_later_sizes(tower),
         "num_position_embeddings": (tower.image_size // tower.patch_size) ** 2,
@@ -457,7 +457,7 @@ def _qwen_3(tower: Tower) -> dict[str, Any]:
     }
 
 
-def _later_sizes(tower: Tower) -> dict[str, Any]:
+def _later_sizes(tower: TowerSpec) -> dict[str, Any]:
     """What later Qwens call other sizes than the first."""
     return {
         "hidden_size": tower.hidden_size,
@@ -468,8 +468,8 @@ def _later_sizes(tower: Tower) -> dict[str, Any]:
 
 def _qwen(
     family: str,
-    sizes: Callable[[Tower], dict[str, Any]],
-    tensors: Callable[[Tower, Tensors], dict[str, Tensor]],
+    sizes: Callable[[TowerSpec], dict[str, Any]],
+    tensors: Callable[[TowerSpec, Tensors], dict[str, Tensor]],
 ) -> Projector:
     """A row of one of Qwen's models.
 
@@ -479,12 +479,12 @@ def _qwen(
         tensors: The library's tensors, of the file's.
     """
 
-    def _config(tower: Tower) -> dict[str, Any]:
+    def _config(tower: TowerSpec) -> dict[str, Any]:
         common = {
             "depth": tower.num_layers,
             "num_heads": tower.num_heads,
             "patch_size": tower.patch_size,
-            "spatial_merge_size": tower.merged,
+            "spatial_merge_size": tower.merge_size,
         }
         return {"vision_config": common | sizes(tower)}
 
@@ -506,7 +506,7 @@ PROJECTORS: Table[Projector] = Table(
         "gemma3": Projector(
             family="gemma3",
             config=lambda tower: {
-                "vision_config": {**tower.siglip, "vision_use_head": False},
+                "vision_config": {**tower.siglip_config, "vision_use_head": False},
                 "mm_tokens_per_image": tower.num_tokens,
             },
             tensors=_of_gemma,
@@ -518,7 +518,10 @@ PROJECTORS: Table[Projector] = Table(
         ),
         "idefics3": Projector(
             family="idefics3",
-            config=lambda tower: {"vision_config": tower.siglip, "scale_factor": tower.scale},
+            config=lambda tower: {
+                "vision_config": tower.siglip_config,
+                "scale_factor": tower.scale_factor,
+            },
             tensors=_of_idefics,
             image_processor="Idefics3",
             pixels=lambda tower: {
@@ -568,7 +571,7 @@ def open_mmproj(path: Path, language_model: CausalLM) -> Projector:
     row = PROJECTORS[str(kind)]
     size = header.metadata.get("clip.vision.projection_dim")
     if size != language_model.config.hidden_size:
-        raise _unfit(
+        raise _mismatch(
             f"{path.name} is of another model.",
             f"vectors of {size!r:.50} numbers",
             f"{language_model.config.hidden_size}, as the language model has it",
@@ -627,13 +630,13 @@ class MmprojVision(Vision):
         for name in (projector.mark, projector.token):
             if name not in tokenizer.special_ids:
                 found = f"{file.name}, whose images need it"
-                raise _unfit(f"the vocabulary has no token {name}.", found)
+                raise _mismatch(f"the vocabulary has no token {name}.", found)
 
     @override
     def _build_encoder(self, checkpoint: Checkpoint) -> MediaEncoder:
         import transformers
 
-        tower = Tower(checkpoint)
+        tower = TowerSpec(checkpoint)
         row, ids = self._projector, self._tokenizer.special_ids
         text = {"hidden_size": self._hidden_size, "num_hidden_layers": 1, "vocab_size": 8}
         heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": self._hidden_size}
@@ -641,7 +644,7 @@ class MmprojVision(Vision):
         config = make(text_config={**text, **heads, "pad_token_id": 0}, **row.config(tower))
         suffix = "" if find_spec("torchvision") else "Pil"
         kind = getattr(transformers, f"{row.image_processor}ImageProcessor{suffix}")
-        images = kind(**row.pixels(tower), **tower.colours_of_pixels)
+        images = kind(**row.pixels(tower), **tower.normalization)
         processor = _Processor(row, tower, images, self._tokenizer)
         stat = self._path.stat()
         stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
@@ -656,7 +659,7 @@ class MmprojVision(Vision):
             line_feeds=line_feeds(processor.tokenizer),
         )
 
-    def _tensors(self, checkpoint: Checkpoint, tower: Tower) -> dict[str, Tensor]:
+    def _tensors(self, checkpoint: Checkpoint, tower: TowerSpec) -> dict[str, Tensor]:
         """All of a file, float32, by the library's names."""
         # older converters called the two matrices by each other's names
         down = checkpoint.tensors.get("v.blk.0.ffn_down.weight")
@@ -665,12 +668,12 @@ class MmprojVision(Vision):
         for name, info in checkpoint.tensors.items():
             stored = checkpoint.own(info)
             numbers = GGML_TYPES[info.dtype].decode(stored) if info.is_packed else stored
-            own = re.sub("ffn_(up|down)", _other, name) if is_swapped else name
+            own = re.sub("ffn_(up|down)", _up_down_swapped, name) if is_swapped else name
             found[own] = numbers.float().reshape(info.shape)
         return self._projector.tensors(tower, found)
 
 
-def _other(match: re.Match[str]) -> str:
+def _up_down_swapped(match: re.Match[str]) -> str:
     return "ffn_down" if match[1] == "up" else "ffn_up"
 
 
@@ -683,7 +686,7 @@ class _Processor:
     """
 
     def __init__(
-        self, projector: Projector, tower: Tower, images: Any, tokenizer: Tokenizer
+        self, projector: Projector, tower: TowerSpec, images: Any, tokenizer: Tokenizer
     ) -> None:
         self.image_token = projector.mark
         self._write = projector.write
