@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from blazr.core.errors import RequestError
+from blazr.pipelines.audio.observer import GenerationObserver
 from blazr.pipelines.audio.transcriber import Transcriber, Window
 from blazr.pipelines.audio.transcript import (
     Segment,
@@ -19,7 +20,6 @@ from blazr.pipelines.audio.transcript import (
     Word,
 )
 from blazr.pipelines.audio.voice_activity import RATE
-from blazr.pipelines.audio.whisper import Listener
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,24 +106,24 @@ class Moonshine(OneLanguage):
     def hear(self, window: Window) -> list[Segment]:
         """Write down a window."""
         length_s = len(window.samples) / RATE
-        listener = Listener(window.check, self._text)
-        listener.say = lambda text: window.say(text if listener.said else f" {text}")
+        observer = GenerationObserver(window.check, self._text)
+        observer.say = lambda text: window.say(text if observer.said else f" {text}")
         (token_ids,) = self.network.generate(
             **self.features(window.samples),
             max_new_tokens=max(int(length_s * _TOKENS_PER_SECOND), 1),
             do_sample=False,
-            logits_processor=[listener],
+            logits_processor=[observer],
         ).tolist()
         text = self._text(token_ids)
-        if text.startswith(listener.said) and text != listener.said:
-            listener.say(text[len(listener.said) :])
+        if text.startswith(observer.said) and text != observer.said:
+            observer.say(text[len(observer.said) :])
         return [
             Segment(
                 start=0.0,
                 end=length_s,
                 text=text,
                 token_ids=tuple(token_ids),
-                avg_logprob=listener.mean_logprob(),
+                avg_logprob=observer.mean_logprob(),
             )
         ]
 

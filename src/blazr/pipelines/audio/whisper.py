@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import RequestError
+from blazr.pipelines.audio.observer import INCOMPLETE, GenerationObserver
 from blazr.pipelines.audio.transcriber import Transcriber, Window
 from blazr.pipelines.audio.transcript import (
     LanguageFound,
@@ -32,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 # Languages that put no space between words.
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-_INCOMPLETE = "\ufffd"  # what bytes become that are no character yet
 _NAMED = 5
 
 
@@ -94,8 +94,10 @@ class Whisper(Transcriber):
         """Write down a window."""
         request = window.request
         has_times = request.has_segments or request.has_words
-        listener = Listener(window.check, lambda ids: None if has_times else self._text(ids))
-        listener.say = window.say
+        observer = GenerationObserver(
+            window.check, lambda ids: None if has_times else self._text(ids)
+        )
+        observer.say = window.say
         options: dict[str, Any] = {}
         if self._is_multilingual:
             options |= {"language": request.language, "task": request.task}
@@ -107,7 +109,7 @@ class Whisper(Transcriber):
             **self.features(window.samples, return_attention_mask=True),
             **options,
             temperature=request.temperature,
-            logits_processor=[listener],
+            logits_processor=[observer],
             return_timestamps=has_times,
             return_segments=True,
         )
@@ -118,12 +120,12 @@ class Whisper(Transcriber):
             token_ids = [int(each) for part in parts for each in part["tokens"]]
             end = len(window.samples) / RATE
             text = self._text(token_ids)
-            text = text if text.startswith(listener.said) else listener.said
+            text = text if text.startswith(observer.said) else observer.said
             segments = [Segment(start=0.0, end=end, text=text, token_ids=tuple(token_ids))]
         written = "".join(each.text for each in segments)
-        if written.startswith(listener.said):
-            window.say(written[len(listener.said) :])
-        return [replace(each, avg_logprob=listener.mean_logprob()) for each in segments]
+        if written.startswith(observer.said):
+            window.say(written[len(observer.said) :])
+        return [replace(each, avg_logprob=observer.mean_logprob()) for each in segments]
 
     def _segment(self, part: Mapping[str, Any], window: Window) -> Segment:
         length_s = len(window.samples) / RATE
@@ -153,7 +155,7 @@ class Whisper(Transcriber):
             began = began if pending else times[index]
             pending.append(token_id)
             text = self._text(pending)
-            if not text.endswith(_INCOMPLETE):
+            if not text.endswith(INCOMPLETE):
                 pieces.append(Word(text, began, times[index + 1]))
                 pending = []
         if pending:
@@ -203,49 +205,6 @@ class Whisper(Transcriber):
             own, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
-
-
-class Listener:
-    """Looks on while a model generates: a processor of logits that changes none.
-
-    Args:
-        check: Raises where the work is to end.
-        decode: The text of some tokens; None where it is not wanted before the end.
-    """
-
-    def __init__(
-        self, check: Callable[[], None], decode: Callable[[Sequence[int]], str | None]
-    ) -> None:
-        self._check = check
-        self._decode = decode
-        self._start = 0
-        self._num_passes = 0
-        self._last: Tensor | None = None
-        self._logprobs: list[float] = []
-        self.said = ""
-        self.say: Callable[[str], None] = lambda _: None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Take note of the tokens so far, (1, tokens), and the logits of the next, (1, V)."""
-        self._check()
-        length = input_ids.shape[1]
-        if self._last is None or length <= self._start:
-            self._num_passes += 1  # where a model writes times unasked, there are several
-            self._start = length
-        else:
-            self._logprobs.append(float(self._last[input_ids[0, -1]]))
-            is_first = self._num_passes == 1
-            text = self._decode(input_ids[0, self._start :].tolist()) if is_first else None
-            if text and not text.endswith(_INCOMPLETE) and text.startswith(self.said):
-                self.say(text[len(self.said) :])
-                self.said = text
-        self._last = scores[0].log_softmax(-1)
-        return scores
-
-    def mean_logprob(self) -> float:
-        """Of the tokens so far."""
-        found = [each for each in self._logprobs if each > -np.inf]
-        return round(float(np.mean(found)), 4) if found else 0.0
 
 
 def joined(pieces: Sequence[Word], *, has_spaces: bool) -> Iterator[Word]:
