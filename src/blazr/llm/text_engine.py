@@ -32,7 +32,7 @@ from blazr.text.images import NOUNS
 from blazr.text.messages import SYSTEM_ROLES, Message
 from blazr.text.reasoning import thinking_budget
 from blazr.text.stream import ReplyFormat
-from blazr.text.thinking import ThinkingBudget
+from blazr.text.thinking_budget import ThinkingBudget
 from blazr.text.tokenizer import Detokenizer, Tokenizer
 from blazr.text.tool_calls.custom import as_function
 from blazr.text.tool_calls.format import tool_specs

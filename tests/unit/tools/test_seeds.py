@@ -36,7 +36,7 @@ def seeds() -> ModuleType:
         ("integration/test_prefix_reuse.py", True),  # run_seed
         ("integration/test_cold_start.py", True),  # a generator of its own
         ("conformance/test_gguf_ollama.py", True),  # through a neighbour it imports
-        ("unit/text/test_thinking.py", False),
+        ("unit/text/test_thinking_budget.py", False),
         ("unit/server/test_chat.py", False),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_cell_that_is_known_of_this_code_is_not_run_again(
 
 
 def test_files_that_do_not_draw_are_left_out(seeds: ModuleType) -> None:
-    tests = ["tests/unit/text/test_thinking.py", "tests/unit/text/test_vocabs.py"]
+    tests = ["tests/unit/text/test_thinking_budget.py", "tests/unit/text/test_vocabs.py"]
     assert seeds.drawing_files({"drawing": []}, tests) == []
     assert seeds.drawing_files({"drawing": tests[1:]}, tests) == tests[1:]
     assert seeds.drawing_files({"drawing": []}, ["tests/integration/test_prefix_reuse.py"]) != []

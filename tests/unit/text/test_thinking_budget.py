@@ -8,7 +8,7 @@ import pytest
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.reasoning import REASONING, thinking_budget
 from blazr.text.splitter import Reasoning, merge
-from blazr.text.thinking import ThinkingBudget
+from blazr.text.thinking_budget import ThinkingBudget
 from blazr.text.tokenizer import Tokenizer
 
 NAMES = list(REASONING)
