@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,7 @@ class ThinkingBudget:
 
     def fork(self) -> ThinkingBudget:
         """Another reply, in the state this one is in."""
-        forked = ThinkingBudget.__new__(ThinkingBudget)
-        forked.__dict__ |= self.__dict__
+        forked = copy(self)
         forked._forced = self._forced.copy()
         forked._inner = None if self._inner is None else self._inner.fork()
         return forked
