@@ -74,9 +74,9 @@ class ModelPlan:
             return 0
         place = Path(self.path).expanduser()
         kind = kind_of(place)
-        parts = kind is not None and IMAGE in kind.capabilities  # each in a folder of its own
-        ends = ("*/*.safetensors",) if parts else _WEIGHTS
-        files = [place] if place.is_file() else [f for end in ends for f in place.glob(end)]
+        has_folders = kind is not None and IMAGE in kind.capabilities  # one for each network
+        patterns = ("*/*.safetensors",) if has_folders else _WEIGHTS
+        files = [place] if place.is_file() else [f for each in patterns for f in place.glob(each)]
         return sum(file.stat().st_size for file in files)
 
 

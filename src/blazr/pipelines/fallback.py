@@ -390,7 +390,7 @@ class TransformersRunner:
         past = self._pasts.get(slot) if start and self._resumes else None
         first = start if past is not None else 0
         ids = sequence.tokens[first : start + length]
-        hidden = sequence.request.pooling is not None
+        wants_hidden = sequence.request.pooling is not None
         inputs: dict[str, Tensor | None] = {}
         if past is None:
             inputs |= self._inputs(sequence.request.inputs, len(ids))
@@ -400,7 +400,9 @@ class TransformersRunner:
             inner.rope_deltas = self._deltas.get(slot)
             if inner.rope_deltas is not None:  # else it counts from the beginning of the mask
                 inputs["attention_mask"] = None
-        out = self._forward(ids, past, hidden=hidden, keeps=self._resumes, inputs=inputs)
+        out = self._forward(
+            ids, past, wants_hidden=wants_hidden, keeps_cache=self._resumes, inputs=inputs
+        )
         if keeps_deltas:
             self._deltas[slot] = inner.rope_deltas
         if self._resumes:
@@ -465,7 +467,7 @@ class TransformersRunner:
         pasts = {}
         try:
             for slot, prompt in enumerate(prompts):
-                pasts[slot] = self._cache_of(self._forward(prompt, None, keeps=True))
+                pasts[slot] = self._cache_of(self._forward(prompt, None, keeps_cache=True))
                 if not can_join(pasts[slot]):
                     return False
                 expected.append(self._forward([*prompt, 3, 2], None).logits[0, -2:].float())
@@ -481,18 +483,18 @@ class TransformersRunner:
         token_ids: Sequence[int],
         past: Any,
         *,
-        hidden: bool = False,
-        keeps: bool = False,
+        wants_hidden: bool = False,
+        keeps_cache: bool = False,
         network: torch.nn.Module | None = None,
         inputs: Mapping[str, Tensor | None] | None = None,
     ) -> Any:
-        """What the network says of these tokens behind a cache; ``keeps`` asks for the next one.
+        """Run the network on tokens that follow a cache.
 
         Args:
             token_ids: Tokens.
             past: A cache, or None.
-            hidden: Whether hidden states are wanted.
-            keeps: Whether the next cache is.
+            wants_hidden: Whether to give the hidden states of all layers, too.
+            keeps_cache: Whether to give the cache behind these tokens, too.
             network: Another one of the same config, in place of the present one.
             inputs: What it takes besides.
 
@@ -505,9 +507,9 @@ class TransformersRunner:
         kwargs: dict[str, Any] = {"attention_mask": mask, **(inputs or {})}
         if past is not None:
             kwargs[self._cache_name] = past
-        if hidden:
+        if wants_hidden:
             kwargs["output_hidden_states"] = True
-        return self._call(input_ids=ids, use_cache=keeps, network=network, **kwargs)
+        return self._call(input_ids=ids, use_cache=keeps_cache, network=network, **kwargs)
 
     def _cache_of(self, out: Any) -> Any:
         return getattr(out, self._cache_name, None)
@@ -533,7 +535,7 @@ class TransformersRunner:
         scores = []
         for piece in ([1, 2, 3, 1], [2], [3]):
             try:
-                out = self._forward(piece, past, keeps=True)
+                out = self._forward(piece, past, keeps_cache=True)
             except EngineError:
                 return False
             past = self._cache_of(out)

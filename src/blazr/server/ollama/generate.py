@@ -159,8 +159,8 @@ def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     params = _params(body)
     if not body.prompt and not body.images:
         return None
-    plain = body.raw or body.suffix is not None
-    if plain and body.images:
+    is_raw = body.raw or body.suffix is not None
+    if is_raw and body.images:
         raise RequestError(
             "images stand in chats, not in raw prompts.", param="images", hint="leave out raw"
         )
@@ -168,8 +168,8 @@ def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     asked = Message(role="user", content=body.prompt or "", images=images)
     system = [Message(role="system", content=body.system)] if body.system else []
     return GenerationRequest(
-        prompt=body.prompt if plain else None,
-        messages=None if plain else [*system, asked],
+        prompt=body.prompt if is_raw else None,
+        messages=None if is_raw else [*system, asked],
         suffix=body.suffix,
         params=params,
         template_variables=_template_variables(body),
