@@ -70,15 +70,15 @@ class ReplyPart:
 def whole_members(text: str) -> dict[str, object]:
     """The members of a JSON object that is cut off, without the one in which it ends."""
     members: dict[str, object] = {}
-    place = _next(text, 0)
+    place = _skip_space(text, 0)
     try:
         while text[place] in "{,":
-            key, place = _DECODER.raw_decode(text, _next(text, place + 1))
-            place = _next(text, place)
+            key, place = _DECODER.raw_decode(text, _skip_space(text, place + 1))
+            place = _skip_space(text, place)
             if text[place] != ":":
                 break
-            value, place = _DECODER.raw_decode(text, _next(text, place + 1))
-            place = _next(text, place)
+            value, place = _DECODER.raw_decode(text, _skip_space(text, place + 1))
+            place = _skip_space(text, place)
             if text[place] in ",}":  # before these more digits might have come
                 members[str(key)] = value
     except (IndexError, ValueError, RecursionError):
@@ -86,8 +86,8 @@ def whole_members(text: str) -> dict[str, object]:
     return members
 
 
-def _next(text: str, place: int) -> int:
-    """Where there is no white space any more."""
+def _skip_space(text: str, place: int) -> int:
+    """The first place from this one on that is no white space."""
     found = _SPACE.match(text, place)
     return found.end() if found else place
 
