@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.device import exactness
@@ -126,6 +127,15 @@ def test_mamba2_does_not_depend_on_cuts() -> None:
     cuts = (0, 40, 41, 63, 64, 130, 131, 150)
     parts = [step(first, last, own) for first, last in pairwise(cuts)]
     assert torch.equal(torch.cat(parts), whole)
+
+
+def test_softplus_is_precise_also_where_it_is_small() -> None:
+    from tests.support.triton_functions import apply_softplus
+
+    x = torch.linspace(-80, 80, 1024)
+    found = torch.empty_like(x)
+    apply_softplus[1,](x, found, SIZE=len(x))
+    torch.testing.assert_close(found.double(), F.softplus(x.double()), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,14 @@ def tanh(x):
 
 @triton.jit
 def softplus(x):
-    """``log(1 + exp(x))``."""
-    return tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20))))
+    """``log(1 + exp(x))``, also where that is far below 1."""
+    e = tl.exp(-tl.abs(x))
+    # log(1 + e) = 2 atanh(s), whose series is as precise for the smallest e as for 1
+    s = e / (2 + e)
+    z = s * s
+    series = 1 / 7 + z * (1 / 9 + z * (1 / 11 + z / 13))
+    series = 1 + z * (1 / 3 + z * (1 / 5 + z * series))
+    return tl.maximum(x, 0) + 2 * s * series
 
 
 @triton.jit
