@@ -11,7 +11,7 @@ from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import Pages
 from blazr.nn.ops.attention import attend_ahead, paged_attention
@@ -84,10 +84,10 @@ class AttentionConfig(MixerConfig):
         """Cut by heads; ranks share keys and values where these have fewer heads."""
         own = rank.equal_run(self.num_heads, "query heads")
         kept = rank.shared_run(self.num_kv_heads, self.num_heads, "key/value heads")
-        query, key = scaled(own, self.head_dim), scaled(kept, self.head_dim)
+        query, key = channels_of(own, self.head_dim), channels_of(kept, self.head_dim)
         gated = 2 if self.output_gate else 1
         parts: dict[str, Held] = {
-            "q_proj": Rows((scaled(own, gated * self.head_dim),)),
+            "q_proj": Rows((channels_of(own, gated * self.head_dim),)),
             "k_proj": Rows((key,)),
             "v_proj": Rows((key,)),
             "o_proj": Columns((query,)),

@@ -14,7 +14,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Parts, Rank, Rows, scaled
+from blazr.nn.layers.ranks import Columns, Parts, Rank, Rows, channels_of
 from blazr.nn.operands.recurrent import DeltaRows, DeltaWeights, GatedNorm, GateOrder
 from blazr.nn.operands.step import StepTable, Window
 from blazr.nn.ops.convolution import convolve
@@ -87,12 +87,12 @@ class GatedDeltaConfig(MixerConfig):
         return replace(self, num_heads=len(own), num_key_heads=len(keys)), self._held(own, keys)
 
     def _held(self, own: range, keys: range) -> Parts:
-        value = scaled(own, self.value_head_dim)
+        value = channels_of(own, self.value_head_dim)
         made = Rows(
             (
-                scaled(keys, self.key_head_dim),
-                scaled(keys, self.key_head_dim, self.key_size),
-                scaled(value, 1, 2 * self.key_size),
+                channels_of(keys, self.key_head_dim),
+                channels_of(keys, self.key_head_dim, self.key_size),
+                channels_of(value, 1, 2 * self.key_size),
             )
         )
         names = ("in_proj_b", "in_proj_a", "dt_bias", "a_log")
@@ -118,7 +118,7 @@ class KimiDeltaConfig(GatedDeltaConfig):
         return self.key_size
 
     def _held(self, own: range, keys: range) -> Parts:
-        key, value = scaled(keys, self.key_head_dim), scaled(own, self.value_head_dim)
+        key, value = channels_of(keys, self.key_head_dim), channels_of(own, self.value_head_dim)
         of_keys = ("q_proj", "k_proj", "q_conv1d", "k_conv1d", "f_b_proj", "dt_bias")
         of_values = ("v_proj", "v_conv1d", "g_b_proj")
         return (

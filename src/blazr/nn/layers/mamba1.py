@@ -13,7 +13,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.operands.recurrent import Mamba1Rows, Mamba1Weights
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.convolution import convolve
@@ -77,7 +77,7 @@ class Mamba1Config(MixerConfig):
         rows, columns = Rows((own,)), Columns((own,))
         parts: dict[str, Held] = dict.fromkeys(("conv1d", "dt_proj", "a_log", "d"), rows)
         parts |= {
-            "in_proj": Rows((own, scaled(own, 1, self.inner_size))),
+            "in_proj": Rows((own, channels_of(own, 1, self.inner_size))),
             "x_proj": columns,
             "out_proj": columns,
         }

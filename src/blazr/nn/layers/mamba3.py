@@ -12,7 +12,7 @@ from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, mean_square, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of, mean_square
 from blazr.nn.layers.state_space import StateSpaceConfig
 from blazr.nn.operands.recurrent import GatedNorm, Mamba3Memory, Mamba3Rows, Mamba3Weights
 from blazr.nn.operands.step import StepTable
@@ -80,7 +80,7 @@ class Mamba3Config(StateSpaceConfig):
         parts |= {
             "in_proj": Rows(own.projected),
             "conv1d": Rows(own.conv),
-            "theta_proj": Rows((scaled(own.heads, self.state_size // 2),)),
+            "theta_proj": Rows((channels_of(own.heads, self.state_size // 2),)),
             "norm": Rows((own.inner,)),
             "out_proj": Columns((own.inner,)),
         }

@@ -15,7 +15,7 @@ from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora, head_loras
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import LatentRows, Latents
 from blazr.nn.ops.latent_attention import latent_attention
@@ -71,12 +71,12 @@ class MlaConfig(MixerConfig):
         return replace(self, num_heads=len(own)), self._held(own)
 
     def _held(self, own: range) -> Parts:
-        unrotated = Rows((scaled(own, self.head_dim),))
+        unrotated = Rows((channels_of(own, self.head_dim),))
         return {
             "q_up_proj": unrotated,
             "k_up_proj": unrotated,
             "v_up_proj": unrotated,
-            "q_rope_proj": Rows((scaled(own, self.rope_dim),)),
+            "q_rope_proj": Rows((channels_of(own, self.rope_dim),)),
             "o_proj": Columns(unrotated.runs),
         }
 
@@ -107,12 +107,12 @@ class DeepseekMlaConfig(MlaConfig):
         return self.attention_multiplier
 
     def _held(self, own: range) -> Parts:
-        query = Rows((scaled(own, self.head_dim + self.rope_dim),))
+        query = Rows((channels_of(own, self.head_dim + self.rope_dim),))
         heads: dict[str, Held] = {"k_up": Rows((own,)), "v_up": Rows((own,))}
         return heads | {
             "q_proj": query,
             "q_up_proj": query,
-            "o_proj": Columns((scaled(own, self.v_head_dim),)),
+            "o_proj": Columns((channels_of(own, self.v_head_dim),)),
         }
 
     def build(self) -> Mla:

@@ -130,13 +130,13 @@ class Rank:
         )
 
 
-def scaled(run: range, size: int, offset: int = 0) -> range:
-    """Where in a row of channels those of a run of heads are.
+def channels_of(run: range, size: int, offset: int = 0) -> range:
+    """The channels of a run of heads, in a row that holds the channels of all heads in order.
 
     Args:
         run: The heads.
-        size: Channels of each.
-        offset: Channels before those of the first head.
+        size: Channels per head.
+        offset: Channels before those of head 0.
     """
     return range(offset + run.start * size, offset + run.stop * size)
 

@@ -11,7 +11,7 @@ from blazr.nn.layers.base import Mixer, MixerConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.linear import DepthwiseConv, Linear
-from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, scaled
+from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.ops.convolution import convolve
 
 
@@ -49,7 +49,7 @@ class ShortConvConfig(MixerConfig):
         size = self.inner_size
         own = rank.equal_run(size, "channels")
         parts: dict[str, Held] = {
-            "in_proj": Rows(tuple(scaled(own, 1, offset) for offset in (0, size, 2 * size))),
+            "in_proj": Rows(tuple(channels_of(own, 1, offset) for offset in (0, size, 2 * size))),
             "conv1d": Rows((own,)),
             "out_proj": Columns((own,)),
         }

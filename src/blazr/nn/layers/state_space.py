@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blazr.nn.layers.base import MixerConfig
-from blazr.nn.layers.ranks import Rank, Runs, scaled
+from blazr.nn.layers.ranks import Rank, Runs, channels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class StateSpaceConfig(MixerConfig):
         own = rank.equal_run(self.num_heads, "heads")
         shared = rank.shared_run(self.num_groups, self.num_heads, "groups")
         width, size = self.inner_size, self.map_size
-        inner = scaled(own, self.head_dim)
-        b, c = (scaled(shared, self.state_size, offset) for offset in (width, width + size))
+        inner = channels_of(own, self.head_dim)
+        b, c = (channels_of(shared, self.state_size, offset) for offset in (width, width + size))
         conv = (inner, b, c)
-        behind_z = (scaled(each, 1, width) for each in conv)
-        projected = (inner, *behind_z, scaled(own, 1, 2 * (width + size)))
+        behind_z = (channels_of(each, 1, width) for each in conv)
+        projected = (inner, *behind_z, channels_of(own, 1, 2 * (width + size)))
         return StateSpaceRuns(own, shared, inner, conv, projected)
