@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Request
-from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs, uniform
+from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.sequence import Sequence
-from blazr.nn.ops.sampling import uniforms
+from blazr.nn.ops.sampling import uniform, uniforms
 from tests.support.seeds import examples
 
 VOCAB = 12

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blazr.engine.request import Request
 from blazr.engine.sampling import steps
-from blazr.engine.sampling.sampler import Draws, Sampler, _row_of, many_logprobs, uniform
+from blazr.engine.sampling.sampler import Draws, Sampler, _row_of, many_logprobs
 from blazr.engine.sampling.steps import (
     NEVER,
     SAMPLING_STEPS,
@@ -25,7 +25,7 @@ from blazr.engine.sampling.steps import (
     surprises,
 )
 from blazr.engine.sampling_params import SAMPLERS, SamplingParams
-from blazr.nn.ops.sampling import draw
+from blazr.nn.ops.sampling import draw, uniform
 from tests.support.seeds import examples, run_seed
 from tests.unit.engine.test_sampling import NEUTRAL, VOCAB, logits_rows, sequence_of
 

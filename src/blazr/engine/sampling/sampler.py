@@ -13,9 +13,8 @@ from blazr.engine.outputs import TokenLogprobs, described
 from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, SamplingStep, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
-from blazr.nn.ops.sampling import best, drawer, likeliest_finder
+from blazr.nn.ops.sampling import best, drawer, likeliest_finder, uniform
 
-_MASK = 2**64 - 1
 _UNSOUND = "the model put out no finite score (NaN or infinite logits)"
 _NOTHING_LEFT = "what the request allows and what it rules out leave no token that could come next"
 
@@ -182,17 +181,6 @@ def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> lis
     return [TokenLogprobs(*each) for each in zip(token_ids, values, tops, strict=True)]
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on these two alone (SplitMix64).
-
-    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
-    """
-    z = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((z ^ (z >> 31)) >> 11) / 2**53
-
-
 def _filters_of(sequence: RunningSequence) -> tuple[float, float, float, float, float]:
     """Temperature, top_k, top_p, min_p and the random number of a row, as `draw` takes them."""
     params = sequence.request.params
@@ -267,8 +255,8 @@ def _row_of(sequence: RunningSequence) -> Row | None:
         stop_ids=stops,
         history=sequence.tokens,
         num_prompt=sequence.num_prompt_left,
-        # another than the draw's own
-        chance=uniform(sequence.seed ^ _MASK, sequence.num_prompt + sequence.num_output),
+        # with every bit of the seed flipped, so that it is not the draw's own number
+        chance=uniform(~sequence.seed, sequence.num_prompt + sequence.num_output),
         breakers=request.dry_breakers,
         bad_words=request.bad_words,
         most_surprise=sequence.most_surprise,

@@ -12,6 +12,8 @@ from blazr.nn.ops.op import op
 
 _UNIT = 2**42
 _UNIFORM = 2**53
+_MASK = 2**64 - 1
+_STEP, _FIRST_FACTOR, _SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _AT_ONCE = 2**24  # scores, as several numbers of eight bytes are made of each
 
 
@@ -147,18 +149,31 @@ def _part_of(numbers: Tensor, wholes: Tensor) -> Tensor:
     return ((high * whole_high) << 5) + (middle >> 26)
 
 
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on these two alone (SplitMix64).
+
+    Args:
+        seed: Modulo 2**64.
+        position: Number of the draw, from 0.
+
+    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    """
+    z = (seed + (position + 1) * _STEP) & _MASK
+    z = ((z ^ (z >> 30)) * _FIRST_FACTOR) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND_FACTOR) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / _UNIFORM
+
+
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend on these two alone (SplitMix64), (B,), float64.
+    """`uniform` of each pair of a seed and a position, (B,), float64.
 
     Args:
         seeds: (B,), int64, modulo 2**64.
         positions: (B,), int64.
-
-    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """
-    z = seeds + (positions + 1) * _signed(0x9E3779B97F4A7C15)
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    z = seeds + (positions + 1) * _signed(_STEP)
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST_FACTOR)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND_FACTOR)
     return _shifted(z ^ _shifted(z, 31), 11).double() / _UNIFORM
 
 
