@@ -163,7 +163,7 @@ class Reply:
         """Take a step of the prompt at ``position``; on the engine's thread."""
         with self._lock:
             choice = self._prompts[position].choices[output.index]
-            if len(self._inbox) < MOST_WAITING or not choice.joins(output):
+            if len(self._inbox) < MOST_WAITING or not choice.try_join(output):
                 self._inbox.append((position, output))
                 choice.waiting = output
                 self._has_notified = False
@@ -227,8 +227,12 @@ class _ReplyState:
             reply_format=self._prepared.reply_format,
         )
 
-    def joins(self, output: TokenOutput) -> bool:
-        """Add a step to the one that waits; whether that could be done."""
+    def try_join(self, output: TokenOutput) -> bool:
+        """Merge a step into the one that waits to be taken.
+
+        Returns:
+            False where there is none, it is full, or the step ends the reply; nothing is changed.
+        """
         last = self.waiting
         if last is None or len(last.token_ids) >= MOST_WAITING or output.finish_reason is not None:
             return False

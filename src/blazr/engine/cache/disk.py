@@ -224,7 +224,7 @@ class DiskCache:
             content = self._read(what.cls, item)
         except MemoryError as error:
             self._note_error(f"{path} is not written", error)
-            self._has_handled(size)
+            self._release_waiting(size)
             return
         self._known.add(path)
         self._queue.put(partial(self._store, path, what, content))
@@ -341,30 +341,30 @@ class DiskCache:
             self._writes_again_at = time.monotonic() + _PAUSE_S
             logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
         finally:
-            self._has_handled(self.sizes[what.cls])
-        self._has_written(size)
+            self._release_waiting(self.sizes[what.cls])
+        self._count_written(size)
 
     def _count_moved(self, *, sent: int = 0, received: int = 0) -> None:
         self.counts.sent_bytes += sent
         self.counts.received_bytes += received
-        self._has_written(received)
+        self._count_written(received)
 
-    def _has_written(self, size: int) -> None:
-        """There are so many bytes more; delete what is too much."""
+    def _count_written(self, size: int) -> None:
+        """Count bytes that were written, and delete files if there are too many now."""
         self.num_bytes += size
         self._unmeasured += size
         # other processes write there, too
         if max(self.num_bytes, self._unmeasured / (1 - _KEPT_SHARE)) > self._limit:
             self._measure()
 
-    def _has_handled(self, size: int) -> None:
-        """So many bytes wait to be written no longer."""
+    def _release_waiting(self, size: int) -> None:
+        """Count bytes as no longer waiting to be written, and wake a `save` that waits for room."""
         with self._written:
             self._num_waiting -= size
             self._written.notify()
 
     def _note_error(self, message: str, error: Exception) -> None:
-        """Something is not read or not written: that costs time, and is no reason to fail."""
+        """Count and log an error. The cache only saves time, so it never raises one."""
         self.counts.errors += 1
         logger.warning("%s: %s", message, str(error) or type(error).__name__)
 
