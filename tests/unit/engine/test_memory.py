@@ -175,7 +175,7 @@ def test_working_states_may_be_had_twice():
 
 @given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=80))
 def test_an_arena_never_hands_an_item_out_twice(moves):
-    arena = Arena(4, per=(3, 2), floor=(1, 1))
+    arena = Arena(4, items_per_superpage=(3, 2), floor=(1, 1))
     held: list[tuple[ItemClass, int]] = []
     for is_allocation, choice in moves:
         cls = ItemClass(choice % 2)
@@ -187,6 +187,6 @@ def test_an_arena_never_hands_an_item_out_twice(moves):
         elif held:
             arena.release(*held.pop(choice % len(held)))
         assert len(set(held)) == len(held)
-        owners = {(item // arena.per[c], c) for c, item in held}
+        owners = {(item // arena.items_per_superpage[c], c) for c, item in held}
         assert len({superpage for superpage, _ in owners}) == len(owners)
         assert arena.used(ItemClass.PAGE) + arena.used(ItemClass.STATE) == len(held)

@@ -57,7 +57,7 @@ class Both:
 
     def __init__(self, per: tuple[int, int] = (4, 2)) -> None:
         self.per = per
-        self.arena = Arena(60, per=per, floor=(int(per[0] > 0), int(per[1] > 0)))
+        self.arena = Arena(60, items_per_superpage=per, floor=(int(per[0] > 0), int(per[1] > 0)))
         self.trie = PrefixTrie(self.arena, grid=GRID, has_states=per[1] > 0)
         self.known: dict[Path, Known] = {}
         self.clock = 0
@@ -411,7 +411,7 @@ def test_salts_are_any_text() -> None:
 
 
 def test_nodes_without_pages_are_bounded() -> None:
-    arena = Arena(4, per=(0, 2), floor=(0, 1))
+    arena = Arena(4, items_per_superpage=(0, 2), floor=(0, 1))
     trie = PrefixTrie(arena, grid=GRID, has_states=True, max_nodes=5)
     node = trie.root("")
     for letter in "abcdefgh":

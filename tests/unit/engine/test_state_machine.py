@@ -295,7 +295,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(free) == len(arena.free[cls])
             assert not free & set(wanted[cls]), "free and used at once"
             for item in (*free, *wanted[cls]):
-                assert arena.owner[item // arena.per[cls]] is cls, "a superpage of two classes"
+                assert arena.owner[item // arena.items_per_superpage[cls]] is cls, (
+                    "a superpage of two classes"
+                )
 
     def check_sequences(self) -> None:
         shape = self.memory.shape

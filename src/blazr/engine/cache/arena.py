@@ -20,20 +20,20 @@ class OutOfMemoryError(Exception):
 class Arena:
     """Reference-counted items in superpages.
 
-    Item ``i`` of a class lies in superpage ``i // per``, so an id alone gives its address.
-    Some superpages belong to a class for good: without that floor, scattered items of one class
-    could starve the other.
+    Item ``i`` of a class lies in superpage ``i // n``, with n items of that class in each, so an id
+    alone gives its address. Some superpages belong to a class for good: without that floor,
+    scattered items of one class could starve the other.
 
     Args:
         num_superpages: How many there are.
-        per: Pages and states in one superpage; 0 for a class that is not used.
+        items_per_superpage: Pages, and states, that one holds; 0 for a class that is not used.
         floor: Superpages that belong to each class for good.
     """
 
     def __init__(
-        self, num_superpages: int, *, per: tuple[int, int], floor: tuple[int, int]
+        self, num_superpages: int, *, items_per_superpage: tuple[int, int], floor: tuple[int, int]
     ) -> None:
-        self.per = per
+        self.items_per_superpage = items_per_superpage
         self.num_superpages = num_superpages
         self.owner: list[ItemClass | None] = [None] * num_superpages
         self.live = [0] * num_superpages
@@ -51,12 +51,12 @@ class Arena:
             OutOfMemoryError: There is none.
         """
         if not self.free[cls]:
-            if not self._spare or not self.per[cls]:
+            if not self._spare or not self.items_per_superpage[cls]:
                 raise OutOfMemoryError(cls.name.lower())
             self._take(cls)
         item = heapq.heappop(self.free[cls])  # low ids first: superpages with a floor fill up first
         self.references[cls][item] = 1
-        self.live[item // self.per[cls]] += 1
+        self.live[item // self.items_per_superpage[cls]] += 1
         return item
 
     def share(self, cls: ItemClass, item: int) -> None:
@@ -70,12 +70,12 @@ class Arena:
             self.references[cls][item] = count
             return False
         del self.references[cls][item]
-        superpage = item // self.per[cls]
+        superpage = item // self.items_per_superpage[cls]
         self.live[superpage] -= 1
         heapq.heappush(self.free[cls], item)
         if not self.live[superpage] and superpage not in self._fixed:
-            low = superpage * self.per[cls]
-            inside = range(low, low + self.per[cls])
+            low = superpage * self.items_per_superpage[cls]
+            inside = range(low, low + self.items_per_superpage[cls])
             self.free[cls][:] = [item for item in self.free[cls] if item not in inside]
             heapq.heapify(self.free[cls])
             self.owner[superpage] = None
@@ -88,7 +88,7 @@ class Arena:
 
     def room(self, cls: ItemClass) -> int:
         """Items of this class that can be allocated now."""
-        return len(self.free[cls]) + len(self._spare) * self.per[cls]
+        return len(self.free[cls]) + len(self._spare) * self.items_per_superpage[cls]
 
     def used(self, cls: ItemClass) -> int:
         """Items of this class with a reference."""
@@ -97,7 +97,7 @@ class Arena:
     def _take(self, cls: ItemClass) -> int:
         superpage = self._spare.pop()
         self.owner[superpage] = cls
-        low = superpage * self.per[cls]
-        for item in range(low, low + self.per[cls]):
+        low = superpage * self.items_per_superpage[cls]
+        for item in range(low, low + self.items_per_superpage[cls]):
             heapq.heappush(self.free[cls], item)
         return superpage

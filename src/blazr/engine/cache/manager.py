@@ -94,7 +94,7 @@ class CacheManager:
         self.prefix_cache = prefix_cache
         self.arena = Arena(
             shape.num_superpages,
-            per=(shape.pages_per_superpage, shape.states_per_superpage),
+            items_per_superpage=(shape.pages_per_superpage, shape.states_per_superpage),
             floor=shape.floor,
         )
         self.trie = PrefixTrie(self.arena, grid=shape.grid, has_states=shape.has_states)

@@ -154,7 +154,8 @@ class PrefixTrie:
 
     def state_worth(self, num_tokens: int, kind: StateKind) -> float:
         """What a new state would be worth that saves so many tokens."""
-        return self._evicted_worth + CHANCES[kind] * num_tokens * self.arena.per[ItemClass.STATE]
+        per_state = self.arena.items_per_superpage[ItemClass.STATE]
+        return self._evicted_worth + CHANCES[kind] * num_tokens * per_state
 
     def saved_tokens(self, node: Node) -> int:
         """Tokens that would be computed again without a node's state."""
@@ -279,7 +280,7 @@ class PrefixTrie:
         return node.state is not None and self.arena.is_private(ItemClass.STATE, node.state)
 
     def _worth(self, node: Node, cls: ItemClass) -> float:
-        per_page, per_state = self.arena.per
+        per_page, per_state = self.arena.items_per_superpage
         memory = 1 / per_page if cls is ItemClass.PAGE and per_page else 0.0  # in superpages
         if node.state is not None:
             memory += 1 / per_state
