@@ -10,7 +10,7 @@ from blazr.engine.cache.arena import Arena, ItemClass, OutOfMemoryError
 from blazr.engine.cache.block_tables import BlockTables
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.disk_prefixes import DiskPrefixes
-from blazr.engine.cache.prefix import PrefixTrie
+from blazr.engine.cache.prefix import Match, PrefixTrie
 from blazr.engine.scores import is_enough, known_scores, knows_next
 from blazr.engine.sequence import Fork, Sequence
 
@@ -128,14 +128,16 @@ class CacheManager:
         sequence.node = trie.root(salt)
         parted = 0
         if reads_prefix:
-            path, matched, usable = self._match(sequence)
-            if matched > usable:
-                parted = matched * grid  # two prompts share this much: keep a state there this time
-            sequence.reuse = self._reuse_reason(sequence, matched, usable)
-            if usable:
-                self._resume(sequence, path[:usable])
+            match = self._match(sequence)
+            if match.matched > match.usable:
+                # two prompts share this much: keep a state there this time
+                parted = match.matched * grid
+            sequence.reuse = self._reuse_reason(sequence, match)
+            if match.usable:
+                self._resume(sequence, match.path[: match.usable])
                 if wants_scores:
-                    sequence.scores = known_scores(sequence, path[: usable + 1], grid)
+                    path = match.path[: match.usable + 1]
+                    sequence.scores = known_scores(sequence, path, grid)
         else:
             sequence.reuse = "off"
         sequence.wanted = self._edges(sequence, parted)
@@ -362,7 +364,7 @@ class CacheManager:
 
     def usable_prefix(self, sequence: Sequence) -> int:
         """Tokens a waiting sequence could resume from now."""
-        return self._match(sequence)[2] * self.shape.grid
+        return self._match(sequence).usable * self.shape.grid
 
     def reads_prefix(self, sequence: Sequence) -> bool:
         """Whether a sequence may resume from what others computed."""
@@ -405,13 +407,13 @@ class CacheManager:
         between = blocks_between(last // grid, sequence.computed // grid, kept)
         return edges | {block * grid: "geometric" for block in between}
 
-    def _match(self, sequence: Sequence) -> tuple[tuple[Node, ...], int, int]:
-        """Known blocks; how many could be resumed after; how many with all that is needed."""
+    def _match(self, sequence: Sequence) -> Match:
+        """What is known of a sequence's tokens, and of their scores where these are asked for."""
         request = sequence.request
         match = self.trie.match(sequence.tokens, request.cache_salt, request.embeddings)
         wanted = request.params.prompt_logprobs
         if wanted is None:
-            return match.path, len(match.path), match.usable
+            return match
         scored = 0
         while scored < len(match.path) and is_enough(match.path[scored].scores, wanted):
             scored += 1
@@ -422,15 +424,15 @@ class CacheManager:
         # pages lie at every block, but a recurrent state only at some: go back to the last of those
         while usable and self.shape.has_states and match.path[usable - 1].state is None:
             usable -= 1
-        return match.path, matched, usable
+        return Match(match.path, matched, usable)
 
-    def _reuse_reason(self, sequence: Sequence, matched: int, usable: int) -> str:
+    def _reuse_reason(self, sequence: Sequence, match: Match) -> str:
         """Why no more was reused, in one word for logs and replies."""
-        if usable >= (len(sequence.tokens) - 1) // self.shape.grid:
-            return "whole" if usable else "short"
-        if matched > usable:
+        if match.usable >= (len(sequence.tokens) - 1) // self.shape.grid:
+            return "whole" if match.usable else "short"
+        if match.matched > match.usable:
             return "no-state"
-        return "partial" if usable else "unknown"
+        return "partial" if match.usable else "unknown"
 
     def _resume(self, sequence: Sequence, path: tuple[Node, ...]) -> None:
         grid = self.shape.grid

@@ -38,10 +38,12 @@ class Match:
 
     Args:
         path: Nodes whose blocks match, from the first on.
+        matched: How many of them would do, if a recurrent state were kept after each.
         usable: How many of them can be resumed from: the deepest with all that is needed.
     """
 
     path: tuple[Node, ...]
+    matched: int
     usable: int
 
 
@@ -94,7 +96,7 @@ class PrefixTrie:
             self._touch(node)
             if not self.has_states or node.state is not None:
                 usable = len(path)
-        return Match(tuple(path), usable)
+        return Match(tuple(path), len(path), usable)
 
     def block_key(
         self, tokens: array[int], block: int, embeddings: Sequence[PromptEmbeddings] = ()
