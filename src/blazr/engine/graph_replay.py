@@ -322,6 +322,7 @@ class GraphReplays:
         rows, ones = torch.arange(len(runs), device=runs.device), torch.ones_like(runs)
         passes = is_real & ((start + 1) % GRID == 0) if self._shape.has_states else ones < 0
         logged = start - checkpoint_length if self._shape.has_states else ones * 0
+        # in the order of SpanColumn
         spans = (rows, ones, start, logged, checkpoint, runs, rows, passes.long(), working, working)
         block = (start // GRID).clamp(max=bucket.blocks - 1)  # without pages there may be more
         pages = tables.gather(1, block[:, None])[:, 0]

@@ -20,7 +20,7 @@ from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.rope import Positions, RopeConfig
-from blazr.nn.operands.step import Span, StepNumbers, StepTable
+from blazr.nn.operands.step import Span, SpanColumn, StepNumbers, StepTable
 from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class _Inputs:
         size, num_tokens = whole_size.sequences, whole_size.tokens
         # a token passes one edge at most, and drafts none
         num_adapters = num_tokens if whole_size.has_adapters else 0
-        parts = [num_tokens, num_tokens, num_tokens, num_adapters, 10 * size, 2 * size]
+        parts = [num_tokens, num_tokens, num_tokens, num_adapters, len(SpanColumn) * size, 2 * size]
         self._numbers = np.zeros(sum(parts), np.int64)
         whole = torch.from_numpy(self._numbers)
         tokens, positions, slots, adapters, spans, edges = whole.split(parts)
@@ -209,7 +209,7 @@ class _Inputs:
         self._stamps = [-1] * size
         self.rotary = _RecordedPositions(positions, ropes)
         numbers = StepNumbers(
-            spans=spans.view(size, 10),
+            spans=spans.view(size, len(SpanColumn)),
             checkpoints=edges.view(size, 2),
             longest=num_tokens - size + 1,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -73,6 +74,25 @@ class SeeingAhead(NamedTuple):
     has_window: bool = True
 
 
+class SpanColumn(IntEnum):
+    """Columns of `StepNumbers.spans`, in the order in which kernels read them; see `Span`.
+
+    FIRST_CHECKPOINT: The first of the sequence's rows in `StepNumbers.checkpoints`.
+    NUM_CHECKPOINTS: How many there are.
+    """
+
+    FIRST = 0
+    LENGTH = 1
+    START = 2
+    LOG_LENGTH = 3
+    STATE_SLOT = 4
+    RUN_SLOT = 5
+    FIRST_CHECKPOINT = 6
+    NUM_CHECKPOINTS = 7
+    WORKING_FROM = 8
+    WORKING_TO = 9
+
+
 class SequenceGroup:
     """Sequences that references compute together: equally many tokens of each, side by side.
 
@@ -108,32 +128,33 @@ class SequenceGroup:
     @cached_property
     def state_slots(self) -> Tensor:
         """(B,), int64."""
-        return self._numbers[:, 4]
+        return self._numbers[:, SpanColumn.STATE_SLOT]
 
     @cached_property
     def run_slots(self) -> Tensor:
         """(B,), int64."""
-        return self._numbers[:, 5]
+        return self._numbers[:, SpanColumn.RUN_SLOT]
 
     @cached_property
     def working_before(self) -> Tensor:
         """(B,), int64, rows of working states that are read."""
-        return self.run_slots + self._numbers[:, 8]
+        return self.run_slots + self._numbers[:, SpanColumn.WORKING_FROM]
 
     @cached_property
     def working_after(self) -> Tensor:
         """(B,), int64, rows of working states that are written."""
-        return self.run_slots + self._numbers[:, 9]
+        return self.run_slots + self._numbers[:, SpanColumn.WORKING_TO]
 
     @cached_property
     def log_lengths(self) -> Tensor:
         """(B,), int64."""
-        return self._numbers[:, 3]
+        return self._numbers[:, SpanColumn.LOG_LENGTH]
 
     @cached_property
     def positions(self) -> Tensor:
         """(B, length), int64, of its tokens."""
-        return self._numbers[:, 2:3] + torch.arange(self.length, device=self._numbers.device)
+        starts = self._numbers[:, SpanColumn.START, None]
+        return starts + torch.arange(self.length, device=starts.device)
 
     def split(self, *tensors: Tensor) -> list[Tensor]:
         """The group's rows of packed tensors (T, ...), sequence by sequence: (B, length, ...)."""
@@ -186,7 +207,7 @@ class RecordedGroup(SequenceGroup):
 
     @override
     def keep(self, tokens: int, kept: Tensor, states: Tensor) -> None:
-        passes = self._numbers[:, 7] > 0
+        passes = self._numbers[:, SpanColumn.NUM_CHECKPOINTS] > 0
         # who passes none writes the zero state over itself
         slots = torch.where(passes, self._checkpoints[:, 1], 0)
         passes = passes.view(-1, *[1] * (kept.dim() - 1))
@@ -198,9 +219,7 @@ class StepNumbers:
     """The sequences of a step as kernels take them.
 
     Args:
-        spans: (B, 10), int64: first row, length, tokens before, tokens since the checkpoint,
-            checkpoint's slot, run slot, first of its rows in ``checkpoints``, how many, and how far
-            behind the run slot working states are read and written.
+        spans: (B, 10), int64, with the columns of `SpanColumn`.
         checkpoints: (n, 2), int64: after how many tokens of the step, slot to write.
         longest: The largest length.
     """
@@ -240,10 +259,11 @@ class StepTable:
         rows: list[tuple[int, ...]] = []
         edges: list[tuple[int, int]] = []
         for span in self.spans:
+            # in the order of SpanColumn
             slots = (span.state_slot, span.run_slot, len(edges), len(span.checkpoints))
             rows.append((*span[:4], *slots, span.working_from, span.working_to))
             edges += span.checkpoints
-        spans = torch.from_numpy(np.array(rows, np.int64).reshape(-1, 10))
+        spans = torch.from_numpy(np.array(rows, np.int64).reshape(-1, len(SpanColumn)))
         checkpoints = torch.from_numpy(np.array(edges, np.int64).reshape(-1, 2))
         device = self.block_tables.device
         return StepNumbers(
@@ -260,7 +280,8 @@ class StepTable:
         """
         if self.recorded is not None:  # a row before a grid edge is logged, too, and never read
             spans = self.recorded.spans
-            return spans[:, 0], spans[:, 5], spans[:, 3]
+            columns = (SpanColumn.FIRST, SpanColumn.RUN_SLOT, SpanColumn.LOG_LENGTH)
+            return tuple(spans[:, column] for column in columns)
         places = [
             (span.first + at - span.log_length, span.run_slot, at % GRID)
             for span in self.spans
@@ -344,10 +365,11 @@ class DecodeGroup(NamedTuple):
 def _whole_room(numbers: StepNumbers, tables: Tensor) -> DecodeGroup:
     """All sequences of a recorded step, each with the room that there is for any."""
     places = torch.arange(tables.shape[1], device=tables.device)
-    totals = (numbers.spans[:, 1] + numbers.spans[:, 2])[:, None]  # (B, 1)
+    spans = numbers.spans
+    totals = (spans[:, SpanColumn.START] + spans[:, SpanColumn.LENGTH])[:, None]  # (B, 1)
     pages = torch.where(places * GRID < totals, tables, tables[:, :1])
     visible = torch.arange(tables.shape[1] * GRID, device=tables.device) < totals
-    return DecodeGroup(numbers.spans[:, 0], pages, visible)
+    return DecodeGroup(spans[:, SpanColumn.FIRST], pages, visible)
 
 
 def group_decodes(
