@@ -94,7 +94,11 @@ def test_settings_of_the_engine_under_both_names() -> None:
         ({"gpu_memory_utilization": 0.9}, "memory="),
         ({"quantization": "fp8"}, "quantize="),
         ({"seed": 7}, "SamplingParams"),
-        ({"enable_lora": True}, "leave it out"),
+        ({"enable_lora": True}, "adapter="),
+        ({"speculative_config": {"model": "org/small"}}, "spec=.*draft:MODEL"),
+        ({"limit_mm_per_prompt": {"image": 2}}, "32 images"),
+        ({"cpu_offload_gb": 4}, "cpu_moe=True"),
+        ({"swap_space": 4}, "leave it out"),
         ({"max_sequence_length": 5}, "max_seq_len"),
     ],
 )
