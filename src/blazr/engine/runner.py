@@ -25,7 +25,7 @@ from blazr.engine.ranks import orders
 from blazr.engine.ranks.shared import SharedStorage
 from blazr.engine.replay import Replays, Size
 from blazr.engine.request import Request
-from blazr.engine.sampling.sampler import Draws, Sampled, Sampler, many_logprobs
+from blazr.engine.sampling.sampler import Draws, Sampled, Sampler, many_logprobs, sampled_token
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -257,7 +257,7 @@ class ModelRunner:
         step = replays.launch(plan, memory, clear, draws=draws)
         if step is None:
             return None
-        return lambda: StepResult([*map(self.sampler.drawn, replays.read(step))])
+        return lambda: StepResult([*map(sampled_token, replays.read(step))])
 
     def _rewind_truncated(self, plan: StepPlan) -> None:
         truncated = [row.sequence for row in plan.rows if row.sequence.was_truncated]

@@ -37,6 +37,11 @@ class Sampled(NamedTuple):
     most_surprise: float | None = None
 
 
+def sampled_token(token_id: int) -> Sampled:
+    """What comes out where a token was drawn; -1 says that no score was finite."""
+    return Sampled(token_id, error=_UNSOUND) if token_id < 0 else Sampled(token_id)
+
+
 class Sampler:
     """Draws tokens from logits; a row's draw depends on nothing but that row.
 
@@ -60,10 +65,6 @@ class Sampler:
         """Draws from a step's logits, (J, V) float32, which have to stay until the last."""
         return Draws(self, logits, self._likeliest(logits))
 
-    def drawn(self, token_id: int) -> Sampled:
-        """What comes out where the device has drawn this: -1 where no score is finite."""
-        return Sampled(token_id, error=_UNSOUND) if token_id < 0 else Sampled(token_id)
-
     def draw_rows(self, logits: Tensor, sequences: list[RunningSequence]) -> list[Sampled]:
         """Draw for rows that ask for more than their likeliest token.
 
@@ -83,7 +84,7 @@ class Sampler:
                 sampled.append(_failed(errors[index]))
                 continue
             if token < 0:  # `Draws` has found that the logits are sound
-                sampled.append(self._nothing(logits[index : index + 1]))
+                sampled.append(self._why_nothing(logits[index : index + 1]))
                 continue
             params = sequence.request.params
             limit = None
@@ -98,14 +99,14 @@ class Sampler:
             sampled.append(Sampled(token, logprobs, most_surprise=limit))
         return sampled
 
-    def _nothing(self, logits: Tensor) -> Sampled:
+    def _why_nothing(self, logits: Tensor) -> Sampled:
         """What comes out where no token is left, of logits (1, V) of which some are finite.
 
         Where these are of ids alone that are never drawn, the request has no part in it.
         """
         allowed = logits.index_fill(1, self.banned_ids, float("-inf"))
         if self._likeliest(allowed)[0] < 0:
-            return Sampled(-1, error=_UNSOUND)
+            return sampled_token(-1)
         return Sampled(-1, error=_NOTHING_LEFT, is_refusal=True)
 
 
@@ -134,12 +135,9 @@ class Draws:
         others = []
         for index, (place, sequence) in enumerate(rows):
             token = self._tokens[place]
-            if token < 0:
-                sampled.append(Sampled(-1, error=_UNSOUND))
-                continue
-            if not sequence.takes_likeliest or token in banned:
+            sampled.append(sampled_token(token))
+            if token >= 0 and (not sequence.takes_likeliest or token in banned):
                 others.append(index)
-            sampled.append(Sampled(token))
         if others:
             places = [rows[i][0] for i in others]
             is_all = places == list(range(self._logits.shape[0]))
