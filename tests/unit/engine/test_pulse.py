@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from blazr.engine.pulse import FAILURES, SLOWER, STALL_S, UNKNOWN_S, Pulse
+from blazr.engine.pulse import FAILURES, STALL_FACTOR, STALL_S, UNKNOWN_S, Pulse
 
 
 def allowed_s(pulse: Pulse, num_tokens: int) -> float:
@@ -27,15 +27,15 @@ def test_steps_that_are_fast_have_stalled_after_two_seconds():
 def test_a_slow_machine_has_longer():
     pulse = Pulse()
     pulse.learn(1, 3.0)
-    assert allowed_s(pulse, 1) == SLOWER * 3.0
+    assert allowed_s(pulse, 1) == STALL_FACTOR * 3.0
 
 
 def test_a_long_prefill_is_judged_by_shorter_ones():
     pulse = Pulse()
     pulse.learn(16, 1.0)
-    assert allowed_s(pulse, 512) == pytest.approx(SLOWER * 32.0)
+    assert allowed_s(pulse, 512) == pytest.approx(STALL_FACTOR * 32.0)
     pulse.learn(512, 2.0)
-    assert allowed_s(pulse, 512) == pytest.approx(SLOWER * 2.0)
+    assert allowed_s(pulse, 512) == pytest.approx(STALL_FACTOR * 2.0)
     # and a step of one token by steps of few alone
     pulse.learn(1, 0.01)
     assert allowed_s(pulse, 1) == STALL_S
