@@ -33,14 +33,15 @@ from blazr.text.messages import Message
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Characters or token ids that are encoded in less time than another thread takes to wake.
-SHORT = 1000
-# Of processor time, for rendering these on the event loop, and others beside each other. Chats that
-# take longer, which only a template can make them, take turns: each thread that renders delays all.
-SHORT_SECONDS = 0.005
-LONG_SECONDS = 0.2
-# Steps of replies that are looked at before the loop goes on with others.
-MOST = 256
+# Characters or token ids that are prepared on the event loop: waking a worker thread takes longer.
+MAX_INLINE_LENGTH = 1000
+# Processor time for rendering a chat on the event loop, and on a worker thread beside others. Only
+# an unusual template takes longer; such chats are then rendered one at a time, because each thread
+# that renders slows down all others.
+INLINE_RENDER_S = 0.005
+CONCURRENT_RENDER_S = 0.2
+# Steps of a reply that are processed before the event loop goes on with other replies.
+MAX_STEPS_PER_TAKE = 256
 
 
 class Notifier:
@@ -50,14 +51,14 @@ class Notifier:
         loop: Theirs.
 
     Attributes:
-        turn: Held while a chat is rendered that takes long.
-        sight: Held while a chat with images is prepared.
+        slow_render_lock: Held while a chat is rendered that takes long.
+        image_lock: Held while a chat with images is prepared.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.turn = asyncio.Lock()
-        self.sight = asyncio.Lock()
+        self.slow_render_lock = asyncio.Lock()
+        self.image_lock = asyncio.Lock()
         self._pending: deque[AsyncReply] = deque()
         self._is_scheduled = False
 
@@ -125,7 +126,7 @@ class AsyncReply:
             self._core.check()
         if self._failure is not None:
             raise self._failure
-        events = self._reply.take(MOST)
+        events = self._reply.take(MAX_STEPS_PER_TAKE)
         self._has_news = self._reply.has_more
         return events
 
@@ -205,7 +206,7 @@ class AsyncLLM(LanguageModel):
         if any(each.has_grammar for each in requests):
             prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
         else:
-            is_short = sum(each.length for each in requests) <= SHORT
+            is_short = sum(each.length for each in requests) <= MAX_INLINE_LENGTH
             sees = any(each.has_images for each in requests)
             async with self.seeing(requests):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
@@ -219,19 +220,19 @@ class AsyncLLM(LanguageModel):
         """Prepare short requests here, and others on a worker thread."""
         try:
             if is_short:
-                return time_limit(SHORT_SECONDS)(prepare)()
-            return await asyncio.to_thread(time_limit(LONG_SECONDS)(prepare))
+                return time_limit(INLINE_RENDER_S)(prepare)()
+            return await asyncio.to_thread(time_limit(CONCURRENT_RENDER_S)(prepare))
         except TemplateLimitError:
-            async with self._loop_notifier().turn:
+            async with self._loop_notifier().slow_render_lock:
                 return await asyncio.to_thread(prepare)
 
     def seeing(self, requests: Iterable[GenerationRequest]) -> AbstractAsyncContextManager[None]:
-        """What is held while chats are prepared: by those with images, for one at a time.
+        """Return a context in which to prepare chats; of those with images one enters it at a time.
 
-        They take long, and would leave no thread for others.
+        Images take long to prepare, and many at once would leave no worker thread for others.
         """
         has_images = any(each.has_images for each in requests)
-        return self._loop_notifier().sight if has_images else contextlib.nullcontext()
+        return self._loop_notifier().image_lock if has_images else contextlib.nullcontext()
 
     async def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, encoded on a worker thread."""

@@ -17,7 +17,7 @@ from blazr.core.errors import (
     TemplateLimitError,
 )
 from blazr.llm import async_llm
-from blazr.llm.async_llm import SHORT
+from blazr.llm.async_llm import MAX_INLINE_LENGTH
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.results import fold
@@ -153,15 +153,15 @@ def test_a_template_that_takes_long_does_not_hold_the_event_loop() -> None:
     assert asyncio.run(main()) > 10
 
 
-@pytest.mark.parametrize("length", [1, 2 * SHORT])
+@pytest.mark.parametrize("length", [1, 2 * MAX_INLINE_LENGTH])
 def test_chats_that_take_long_take_turns(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    for name in ("SHORT_SECONDS", "LONG_SECONDS"):
+    for name in ("INLINE_RENDER_S", "CONCURRENT_RENDER_S"):
         monkeypatch.setattr(async_llm, name, -1.0)
 
     async def main() -> tuple[str, str]:
         chat = [{"role": "user", "content": "a" * length}]
         async with AsyncLLM.of(scripted_core()) as llm:
-            async with llm._loop_notifier().turn:
+            async with llm._loop_notifier().slow_render_lock:
                 first = asyncio.create_task(llm.chat(chat))
                 finished, _ = await asyncio.wait({first}, timeout=0.2)
                 assert not finished
