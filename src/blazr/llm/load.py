@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError, RequestError, UnknownFamilyError
@@ -51,89 +52,121 @@ def load_text_engine(
     Raises:
         BlazrError: The model cannot be loaded.
     """
-    # before minutes are spent on weights
-    choose_tool_format("", "", name=options.tool_parser or "none")
-    choose_reasoning("", "", name=options.reasoning_parser or "none")
-    # Imported here, because these import torch and the callers must start without it.
-    from blazr.models.loading.eagle import with_eagle3
+    drafters = _check_names(options)
+    # Imported here and below, because these import torch and the callers must start without it.
     from blazr.models.loading.load import load
     from blazr.nn.device import limit_threads, resolve_device
-    from blazr.nn.operands.kv_dtype import KV_DTYPES
-    from blazr.nn.operands.state_dtype import STATE_DTYPES
-    from blazr.pipelines.fallback import load_fallback
 
-    # before minutes are spent on weights
-    KV_DTYPES[options.kv_dtype]
-    STATE_DTYPES[options.state_dtype]
-    parse_adapters(options.adapter)
     limit_threads()
     device = resolve_device(options.device)
     device.use()
-    dtype = options.dtype
-    drafters = parse_spec(options.spec)
     if options.num_ranks > 1:
-        if ":" in options.device:
-            raise ConfigError(
-                "each rank computes on a GPU of its own, the first on the first.",
-                found=f"--device {options.device:.30}",
-                expected="--device cuda",
-            )
-        from blazr.llm.ranks import load_on_ranks
-
-        weights, processes = load_on_ranks(options, device, progress=progress)
-        try:
-            return start_engine(
-                _bundle(
-                    weights,
-                    options,
-                    device,
-                    load_weights=_refuse_weights,
-                    processes=processes,
-                )
-            )
-        except BaseException:
-            processes.close()
-            raise
-
-    def load_weights(model: str) -> LoadedModel | FallbackModel:
-        # another checkpoint of the same model is a path
-        revision = options.revision if model == options.model else None
-        try:
-            loaded = load(
-                model,
-                device=device,
-                dtype=dtype,
-                revision=revision,
-                quantize=options.quantize,
-                with_mtp="mtp" in drafters,
-                progress=progress,
-                cpu_experts=options.cpu_experts,
-                exact=options.exact,
-            )
-        except UnknownFamilyError as error:
-            for name, chosen, usual in (
-                ("kv_dtype", options.kv_dtype, "auto"),
-                ("state_dtype", options.state_dtype, "auto"),
-                ("exact", options.exact, False),
-            ):
-                if chosen != usual:
-                    raise ConfigError(
-                        "a model that runs through transformers computes, and keeps its memory, as"
-                        " it likes.",
-                        found=f"{name} {chosen!r:.50}",
-                        expected=repr(usual),
-                    ) from error
-            return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
-        return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded
-
+        return _load_on_ranks(options, device, progress=progress)
+    load_weights = partial(
+        _load_weights, options=options, device=device, drafters=drafters, progress=progress
+    )
     small = None
     if "draft" in drafters:  # first, as it takes seconds where the other may take minutes
-        small = load(drafters["draft"], device=device, dtype=dtype, quantize=options.quantize)
+        small = load(
+            drafters["draft"], device=device, dtype=options.dtype, quantize=options.quantize
+        )
     loaded = load_weights(options.model)
     bundle = _bundle(loaded, options, device, load_weights=load_weights)
     if small is not None:
         check_same_tokens(bundle.tokenizer, small)
     return start_engine(replace(bundle, draft_model=small))
+
+
+def _check_names(options: LoadOptions) -> dict[str, str]:
+    """Refuse unknown names before minutes are spent on weights.
+
+    Returns:
+        The drafters; see `parse_spec`.
+    """
+    choose_tool_format("", "", name=options.tool_parser or "none")
+    choose_reasoning("", "", name=options.reasoning_parser or "none")
+    from blazr.nn.operands.kv_dtype import KV_DTYPES
+    from blazr.nn.operands.state_dtype import STATE_DTYPES
+
+    KV_DTYPES[options.kv_dtype]
+    STATE_DTYPES[options.state_dtype]
+    parse_adapters(options.adapter)
+    return parse_spec(options.spec)
+
+
+def _load_on_ranks(
+    options: LoadOptions, device: Device, *, progress: Callable[[int, int], None] | None
+) -> TextEngine:
+    from blazr.llm.ranks import load_on_ranks
+
+    if ":" in options.device:
+        raise ConfigError(
+            "each rank computes on a GPU of its own, the first on the first.",
+            found=f"--device {options.device:.30}",
+            expected="--device cuda",
+        )
+    weights, processes = load_on_ranks(options, device, progress=progress)
+    try:
+        bundle = _bundle(
+            weights, options, device, load_weights=_refuse_weights, processes=processes
+        )
+        return start_engine(bundle)
+    except BaseException:
+        processes.close()
+        raise
+
+
+def _load_weights(
+    model: str,
+    *,
+    options: LoadOptions,
+    device: Device,
+    drafters: Mapping[str, str],
+    progress: Callable[[int, int], None] | None,
+) -> LoadedModel | FallbackModel:
+    """Load a network; one that blazr does not have itself is run by transformers.
+
+    Args:
+        model: The model of the options, or the path of another checkpoint of it.
+        options: How.
+        device: Where it goes.
+        drafters: See `parse_spec`; those that are part of the network are loaded with it.
+        progress: See `load_text_engine`.
+    """
+    from blazr.models.loading.eagle import with_eagle3
+    from blazr.models.loading.load import load
+    from blazr.pipelines.fallback import load_fallback
+
+    dtype = options.dtype
+    # another checkpoint of the same model is a path
+    revision = options.revision if model == options.model else None
+    try:
+        loaded = load(
+            model,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            quantize=options.quantize,
+            with_mtp="mtp" in drafters,
+            progress=progress,
+            cpu_experts=options.cpu_experts,
+            exact=options.exact,
+        )
+    except UnknownFamilyError as error:
+        for name, chosen, usual in (
+            ("kv_dtype", options.kv_dtype, "auto"),
+            ("state_dtype", options.state_dtype, "auto"),
+            ("exact", options.exact, False),
+        ):
+            if chosen != usual:
+                raise ConfigError(
+                    "a model that runs through transformers computes, and keeps its memory, as"
+                    " it likes.",
+                    found=f"{name} {chosen!r:.50}",
+                    expected=repr(usual),
+                ) from error
+        return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
+    return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded
 
 
 def _refuse_weights(path: str) -> LoadedModel:
