@@ -101,6 +101,7 @@ class AsyncEngine:
         max_unfinished: Replies that may run or queue at once.
 
     Attributes:
+        is_paused: Whether no step is computed until `resume`.
         lasting_failure: Says why nothing can be computed any more, whatever is tried; empty while
             it can.
     """
@@ -532,21 +533,26 @@ class AsyncEngine:
             if scheduler.counts.drafts == drafts_before and (outputs or not decodes):
                 self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
             if logger.isEnabledFor(TRACE):
-                names = ("num_running", "num_waiting", "pages_free", "states_free")
-                stats = self._engine.stats()
-                logger.log(
-                    TRACE,
-                    "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting;"
-                    " %d pages and %d states free",
-                    stats["steps"],
-                    computed,
-                    1000 * took_s,
-                    decodes,
-                    *(stats[name] for name in names),
-                )
+                self._trace_step(decodes, computed, took_s)
             self._deliver(outputs)
             if self._pauses:
                 self._end_drained_pauses()
+
+    def _trace_step(self, decodes: int, computed: int, took_s: float) -> None:
+        stats = self._engine.stats()
+        logger.log(
+            TRACE,
+            "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting;"
+            " %d pages and %d states free",
+            stats["steps"],
+            computed,
+            1000 * took_s,
+            decodes,
+            stats["num_running"],
+            stats["num_waiting"],
+            stats["pages_free"],
+            stats["states_free"],
+        )
 
     def _expect_step(self, scheduler: Scheduler) -> tuple[int, int | None]:
         """Let the pulse know what comes.
