@@ -21,28 +21,27 @@ class EngineConfig:
         max_running: Most replies computed at once; more are queued.
         max_waiting: Most requests that wait in the queue; one more is refused.
         token_budget: Most tokens computed in one step.
-        prefill_share: While others decode, prefill may slow a step down to this many times its
-            length without prefill.
+        prefill_share: While sequences decode, a step with prefill may take this many times as long
+            as one without.
         memory: Memory for caches: a size (8GiB), a share of what is free (0.6), or auto.
         kv_dtype: What keys, values and latents are stored in: auto (as computed), q8_0 or fp8_e4m3.
         state_dtype: What states of recurrent layers are kept in: auto (float32) or bfloat16, to
             which they are rounded every 64 tokens. Models without such layers have none.
-        max_seq_len: Lower the context to this many tokens; by default the model's.
+        max_seq_len: Context length in tokens, at most the model's; by default the model's.
         prefix_cache: Reuse prefixes of earlier requests.
-        context_shift: Let a reply go on where the context is full: it forgets the older half of
-            what follows the instructions, and computes the rest again.
-        spec: Speculate: compute drafts of what may come next beside the last token, and keep those
-            that come. ngram takes them from prompt and reply, suffix from earlier replies, too,
-            prefix from those that the prefix cache knows, mtp from the model's own module for
-            multi-token prediction, eagle3:PATH from an EAGLE-3 head for it, draft:MODEL from a
-            smaller model of the same vocabulary; several with commas, the first that knows
-            something counts. Replies are the same.
+        context_shift: Continue a reply when the context is full: drop the older half of the tokens
+            after the instructions and compute the rest again.
+        spec: Speculative decoding: verify drafts of the next tokens together with the last token.
+            ngram drafts from prompt and reply, suffix also from earlier replies, prefix from texts
+            in the prefix cache, mtp with the model's own multi-token prediction module, eagle3:PATH
+            with an EAGLE-3 head, draft:MODEL with a smaller model of the same vocabulary. Separate
+            several with commas; the first that has a draft is used. Replies stay the same.
         cache_dir: Directory where prefixes are kept on disk, for the next start; none by default.
-        cache_disk: Most that all models may take there.
+        cache_disk: Most that the files of all models in cache_dir may take.
         warm_up: Compute a few tokens and record the usual decode steps before requests are taken,
             so that the first one is as fast as the next.
-        sharers: Processes that divide the free memory of the machine, where ``memory`` asks for a
-            share of it.
+        sharers: Processes that share the machine's free memory, where ``memory`` is auto or a share
+            of it.
     """
 
     max_running: int = 32

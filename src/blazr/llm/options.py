@@ -26,23 +26,22 @@ class LoadOptions(EngineConfig):
         revision: Branch, tag or commit of a Hugging Face id; by default the default branch.
         vocab: Vocabulary: a name (cl100k_base, llama3, …) or a tokenizer file; by default the
             model's.
-        mmproj: Of a GGUF model, the file that sees images, org/name:file.gguf on the Hub; by
-            default one beside it whose name begins so.
-        device: Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; xpu and mps run
-            torch's operations alone.
+        mmproj: Image encoder of a GGUF model: a file, or org/name:file.gguf on the Hub; by default
+            a file beside the model whose name begins with mmproj.
+        device: Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; on xpu and mps
+            without blazr's own kernels.
         dtype: What to compute in: auto, float32, bfloat16 or float16.
         quantize: Quantize the weights while loading: q8_0, q4_0, q4_k, int8 or int4; or by part:
             experts=q4_0,lm_head=q8_0.
-        cpu_moe: Leave all experts on the CPU, whose kernels compute them beside the GPU, which does
-            all else.
-        n_cpu_moe: Leave those of so many layers there, from the first on.
-        place: The same in words: experts=cpu.
-        exact: On a GPU, take all sums in one order, so that no reply depends on what else runs;
-            slower. On a CPU that is always so.
-        tp: Processes that have a part of every layer each; of GPUs each process takes one.
-        pp: Processes that have some of the layers each, one behind the other; not beside tp.
-        adapter: Adapters of low rank (LoRA), PEFT's directories or .gguf files, which requests ask
-            for by name: NAME=PATH, with commas between several.
+        cpu_moe: Keep all experts on the CPU, which computes them while the GPU computes the rest.
+        n_cpu_moe: Keep the experts of this many layers on the CPU, from the first layer on.
+        place: Another way to write cpu_moe: experts=cpu.
+        exact: On a GPU, sum in a fixed order, so that a reply does not depend on what else is in
+            the batch; slower. On a CPU this is always the case.
+        tp: Tensor parallelism: processes that hold a part of every layer each; one GPU per process.
+        pp: Pipeline parallelism: processes that hold some of the layers each; not together with tp.
+        adapter: LoRA adapters that requests may ask for by name: NAME=PATH, with commas between
+            several; each a directory in PEFT's format or a .gguf file.
         chat_template: Chat template: a name or a .jinja file; by default the model's.
         tool_parser: How the model writes tool calls (hermes, mistral, …), or none; by
             default it is detected.
