@@ -87,41 +87,43 @@ class StructuredOutputsParams:
 class SamplingParams:
     """How a reply is sampled.
 
-    What is left out, or None, is the model's own default where it has one (see `with_defaults`),
-    and blazr's documented one otherwise.
+    A field that is left out or None takes the model's own default where it has one (see
+    `with_defaults`), and blazr's otherwise.
 
     Args:
         temperature: 0 is greedy (exactly argmax); up to 2.
         top_p: Keep the smallest set of tokens whose probabilities sum to this.
         top_k: Keep this many tokens; 0 or -1 keeps all.
         min_p: Drop tokens below this share of the most probable one.
-        repetition_penalty: Divide (multiply, if negative) logits of tokens seen, by 0.01 to 100; 1
-            is off.
+        repetition_penalty: Divide the logits of tokens in prompt and reply by this (multiply, where
+            they are negative), 0.01 to 100; 1 is off.
         presence_penalty: Subtract once from tokens already generated; 0 is off.
         frequency_penalty: Subtract per occurrence from tokens already generated; 0 is off.
         repeat_last_n: The three penalties look at this many of the latest tokens; -1 is all.
-        typical_p: Keep the tokens whose surprise is nearest to the expected one, the fewest whose
-            probabilities sum to this; 1 is off.
-        top_n_sigma: Drop tokens whose logits are below the largest by this many standard deviations
-            of all; 0 or less is off.
-        xtc_probability: How often the likeliest tokens are left out, those that have
-            `xtc_threshold` or more, all but the last of them; 0 is off.
+        typical_p: Keep the smallest set of tokens whose probabilities sum to this, beginning with
+            those whose surprise (minus log-probability) is nearest to the expected one; 1 is off.
+        top_n_sigma: Drop tokens whose logits are more than this many standard deviations below the
+            largest; 0 or less is off.
+        xtc_probability: Chance, at each token, of dropping all candidates with a probability of
+            `xtc_threshold` or more but the least likely of them; 0 is off.
         xtc_threshold: See `xtc_probability`; above 0.5 it does nothing.
-        mirostat: 2 keeps the tokens whose surprise is at most a limit, which follows that of the
-            tokens drawn to `mirostat_tau`; top_k, top_p and min_p then do nothing. 0 is off.
-        mirostat_tau: The surprise that replies are to have, in bits.
-        mirostat_eta: How fast the limit follows.
-        dry_multiplier: Penalty on tokens that would go on with a repetition; 0 is off.
-        dry_base: The penalty grows by this factor with each token that is repeated.
-        dry_allowed_length: Repetitions of so many tokens have no penalty.
-        dry_penalty_last_n: Repetitions are looked for in this many of the latest tokens; -1 is all.
-        dry_sequence_breakers: Texts that no repetition goes beyond.
-        bad_words: Texts that may not come.
-        allowed_token_ids: The only ids that may come, ends of text included; None allows all.
-        logits_processors: Called with the ids of the reply so far (those that context_shift has not
-            forgotten) and the logits, (V,) float32, and return other ones; after all that comes
-            before the filters. On the engine's thread.
-        samplers: In which order SAMPLERS apply, all of them, where not in the usual one.
+        mirostat: 2 is Mirostat 2.0: keep the tokens whose surprise is at most a limit, which is
+            adjusted after each token so that replies have `mirostat_tau` on average; top_k, top_p
+            and min_p are then ignored. 0 is off.
+        mirostat_tau: The surprise to aim at, in bits.
+        mirostat_eta: How fast the limit is adjusted.
+        dry_multiplier: Penalty (DRY) on tokens that would continue a repetition; 0 is off.
+        dry_base: The penalty grows by this factor with each repeated token.
+        dry_allowed_length: Repetitions of up to this many tokens are not penalized.
+        dry_penalty_last_n: Look for repetitions in this many of the latest tokens; -1 is all.
+        dry_sequence_breakers: Texts across which nothing counts as a repetition.
+        bad_words: Texts that are not generated: the token that would complete one is ruled out.
+        allowed_token_ids: The only ids that may be generated, those that end the text included;
+            None allows all.
+        logits_processors: Functions from the ids of the reply so far (those that context_shift has
+            kept) and the logits, (V,) float32, to the logits to use. They run before the filters,
+            on the engine's thread.
+        samplers: The order in which to apply SAMPLERS, all of them; empty for the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.
         min_tokens: No end-of-text or stop id before this many tokens.
@@ -134,8 +136,8 @@ class SamplingParams:
             reports nothing.
         prompt_logprobs: The same for the tokens of the prompt.
         logit_bias: Added to the logits of these token ids, -100 to 100.
-        speculate: Whether drafts are tried, where the engine has some; the reply is the same.
-        n: How many replies to one prompt.
+        speculate: Whether to use speculative decoding where the engine does; the reply is the same.
+        n: How many replies to generate for one prompt.
         grammar: What the reply must follow, as one row of GRAMMARS and its value:
             ``{"json_schema": {...}}``, ``{"regex": "..."}``, ``{"choice": ["yes", "no"]}``.
         structured_outputs: The same in vLLM's form, see `StructuredOutputsParams`.

@@ -158,13 +158,13 @@ def _penalized(scores: Tensor, rows: Sequence[Row]) -> Tensor:
 
 @_step("penalties", wanted=_has_penalties, together=_penalized)
 def penalties_step(scores: Tensor, row: Row) -> Tensor:
-    """Make tokens that came already less likely."""
+    """Apply the repetition, presence and frequency penalties."""
     return _penalized(scores[None], [row])[0]
 
 
 @_step("", wanted=lambda row: row.params.dry_multiplier > 0)
 def dry_step(scores: Tensor, row: Row) -> Tensor:
-    """Subtract from tokens that would go on with a repetition, the longer the more.
+    """Subtract from tokens that would continue a repetition, more for longer ones.
 
     Source: p-e-w 2024, "DRY", github.com/oobabooga/text-generation-webui/pull/5677.
     """
@@ -247,7 +247,7 @@ def _keep_first(scores: Tensor, keys: Tensor, chances: Tensor, share: float) -> 
 
 @_step("", wanted=lambda row: row.params.typical_p < 1 and not row.params.is_greedy)
 def typical_p_step(scores: Tensor, row: Row) -> Tensor:
-    """Keep the tokens of the most expected surprise whose probabilities sum to `typical_p`.
+    """Keep the tokens whose surprise is nearest to the expected one, up to `typical_p` in all.
 
     Source: Meister et al. 2022, arXiv:2202.00666.
     """
@@ -259,9 +259,9 @@ def typical_p_step(scores: Tensor, row: Row) -> Tensor:
 
 @_step("", wanted=lambda row: row.chance < row.params.xtc_probability and not row.params.is_greedy)
 def xtc_step(scores: Tensor, row: Row) -> Tensor:
-    """Leave out the tokens of at least `xtc_threshold`, all but the least likely of them.
+    """Drop the tokens of at least `xtc_threshold`, all but the least likely of them.
 
-    Tokens that other filters have ruled out are none of them, whatever the threshold.
+    Tokens that other filters have ruled out do not count, even with a threshold of 0.
 
     Source: p-e-w 2024, "XTC", github.com/oobabooga/text-generation-webui/pull/6335.
     """
