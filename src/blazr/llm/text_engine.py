@@ -182,29 +182,19 @@ class TextEngine:
             TemplateLimitError: The chat template takes too much time or memory.
             GrammarError: The grammar is wrong, too complex, or cannot be enforced.
         """
-        stop_ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
         reply_format = _choose_reply_format(self.reply_format, request)
         chat: ChatPrompt | None = None
         num_dropped = 0
         if request.messages is not None:
             chat, ids, num_dropped = self._encode_fitting(request)
-            if self.template is not None:
-                stop_ids |= frozenset(self.template.stop_ids(self.tokenizer))
             has_turn_marks = not (request.params.ignore_eos or request.params.grammar is not None)
             if self.template is not None and has_turn_marks:
                 turn_marks = self.template.stop_texts(self.tokenizer)
                 reply_format = replace(reply_format, turn_marks=turn_marks)
-            if reply_format.tool_format is not None:
-                special_ids = self.tokenizer.special_ids
-                names = reply_format.tool_format.stop_names
-                stop_ids |= {special_ids[name] for name in names if name in special_ids}
         else:
             ids = self.encode_prompt(request)
         whole = len(ids)
-        truncation = request.truncation
-        if truncation is not None and request.cuts_tokens:
-            most = self._room(request) if truncation.most is None else truncation.most
-            ids = ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
+        ids = self._cut(request, ids)
         if len(ids) < whole:
             chat = None  # what is left of it is no beginning of the next turn
         anchors = request.cache_anchors
@@ -216,20 +206,21 @@ class TextEngine:
         adapter = None if request.adapter is None else self.adapters.find(request.adapter)
         params = request.params
         salt = request.cache_salt
+        breakers: frozenset[int] = frozenset()
+        if params.dry_multiplier:
+            breakers = _containing(self.tokenizer, params.dry_sequence_breakers)
         prepared = Request(
             prompt_ids=tuple(ids),
             embeddings=prompt.embeddings,
             sees_ahead=bool(prompt.embeddings and self._sense and self._sense.reads_ahead),
             inputs=prompt.inputs,
             params=params.with_defaults(self.info.sampling),
-            stop_ids=frozenset(i for i in stop_ids if i < self.info.vocab_size),
+            stop_ids=self._stop_ids(request, reply_format),
             priority=request.priority,
             cache_salt=salt if adapter is None else adapter.salt(salt),
             client=request.client,
             timeout_s=request.timeout_s,
-            dry_breakers=_containing(self.tokenizer, params.dry_sequence_breakers)
-            if params.dry_multiplier
-            else frozenset(),
+            dry_breakers=breakers,
             bad_words=_spellings(self.tokenizer, params.bad_words),
             adapter=None if adapter is None else adapter.adapter,
             constraint=self._constraint(request, reply_format, ids),
@@ -242,6 +233,23 @@ class TextEngine:
         return PreparedRequest(
             prepared, reply_format, num_dropped, remember, num_scored=request.num_scored
         )
+
+    def _cut(self, request: GenerationRequest, ids: list[int]) -> list[int]:
+        """A prompt's token ids without those that go because it is too long."""
+        truncation = request.truncation
+        if truncation is None or not request.cuts_tokens:
+            return ids
+        most = self._room(request) if truncation.most is None else truncation.most
+        return ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
+
+    def _stop_ids(self, request: GenerationRequest, reply_format: ReplyFormat) -> frozenset[int]:
+        """The ids that end the reply to a request: of a chat, those of its turns and calls, too."""
+        ids = self._end_ids if request.messages is None else self._all_stop_ids()
+        if reply_format.tool_format is not None:
+            special_ids = self.tokenizer.special_ids
+            names = reply_format.tool_format.stop_names
+            ids |= {special_ids[name] for name in names if name in special_ids}
+        return frozenset(i for i in ids if i < self.info.vocab_size)
 
     def warm_up(self) -> None:
         """Prepare a chat, which reads and compiles what every chat needs and keeps it."""
@@ -465,9 +473,14 @@ class TextEngine:
             with_header=not calls_tool,
         )
 
+    @property
+    def _end_ids(self) -> frozenset[int]:
+        """The ids that end any text."""
+        return self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
+
     def _all_stop_ids(self) -> frozenset[int]:
         """Every id that ends a reply of some kind; no grammar may take one for text."""
-        ids = self.info.stop_ids | frozenset(self.tokenizer.eos_ids)
+        ids = self._end_ids
         if self.template is not None:
             ids |= frozenset(self.template.stop_ids(self.tokenizer))
         return ids
