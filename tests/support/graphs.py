@@ -19,11 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from blazr.nn.kernels.recording import ForeignError
 from blazr.nn.ops.graphs import (
+    CaptureGuard,
     GraphDevice,
-    Refusing,
-    Seen,
+    UsedMemory,
     address_of,
-    refusing,
+    guarding_capture,
     tensors_in,
 )
 
@@ -51,10 +51,10 @@ class RecordedGraphs(GraphDevice):
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.join()
         run()  # layers prepare some tensors in their first step
-        with Seen() as seen:
+        with UsedMemory() as used:
             run()
-        kept = _Kept(seen)
-        with refusing(kept):
+        kept = _Kept(used)
+        with guarding_capture(kept):
             run()
         self.num_captured += 1
         operations = kept.operations  # and not what it has seen, which would keep memory alive
@@ -112,11 +112,11 @@ class _Work:
         self._device.finish(self)
 
 
-class _Kept(Refusing):
+class _Kept(CaptureGuard):
     """Keeps the operations that were not refused."""
 
-    def __init__(self, seen: Seen) -> None:
-        super().__init__(seen)
+    def __init__(self, used: UsedMemory) -> None:
+        super().__init__(used)
         self.operations: list[Callable[[], None]] = []
 
     def keep(
@@ -143,7 +143,7 @@ class _Kept(Refusing):
 
     def _hold(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return _External(value) if self.seen.has(value) else value
+            return _External(value) if self.used.has(value) else value
         if isinstance(value, dict):
             return {name: self._hold(each) for name, each in value.items()}
         if isinstance(value, (tuple, list)):

@@ -165,20 +165,20 @@ def graph_device(device: torch.device) -> GraphDevice | None:
 
 
 def warm_up(run: Callable[[], None]) -> None:
-    """Have made what is made once, then refuse what a graph could not hold.
+    """Run a step as often as it takes to know that a graph can hold it.
 
     Raises:
         ForeignError: ``run`` reads numbers on the host, or brings some from there.
     """
     run()  # layers prepare some tensors in their first step
-    with Seen() as seen:
+    with UsedMemory() as used:
         run()
-    with refusing(Refusing(seen)):
+    with guarding_capture(CaptureGuard(used)):
         run()
 
 
-class _Seeing:
-    """What `Seen` does with an operation; apart from it as in ``kernels/recording.py``."""
+class _UsedMemory:
+    """What `UsedMemory` does with each operation; apart from it as in ``kernels/recording.py``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class _Seeing:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run it, and look."""
+        """Run it, and note the memory that it takes and makes."""
         for each in tensors_in((args, kwargs)):
             if address_of(each) not in self._made:
                 self._used.setdefault(address_of(each), each)
@@ -206,20 +206,23 @@ class _Seeing:
         return address_of(tensor) in self._used
 
 
-class Seen(_Seeing, TorchDispatchMode):
-    """Notes the memory that a run uses and has not made itself: a graph would use it, too."""
+class UsedMemory(_UsedMemory, TorchDispatchMode):
+    """Notes the memory that a run reads or writes but did not allocate.
 
-
-class _Judging:
-    """What `Refusing` does with an operation.
-
-    Args:
-        seen: Memory that may be used.
+    A captured graph uses the same addresses, so this memory has to stay where it is.
     """
 
-    def __init__(self, seen: Seen) -> None:
+
+class _CaptureGuard:
+    """What `CaptureGuard` does with each operation.
+
+    Args:
+        used: Memory from before the run that may be used.
+    """
+
+    def __init__(self, used: UsedMemory) -> None:
         super().__init__()
-        self.seen = seen
+        self.used = used
         self._made: set[int] = {0}
 
     def __torch_dispatch__(
@@ -229,7 +232,7 @@ class _Judging:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run it unless it is refused."""
+        """Run it, or raise a ForeignError if a graph could not hold it."""
         kwargs = kwargs or {}
         # operations made of others are judged by these
         with self:  # type: ignore[attr-defined]  # a mode
@@ -242,7 +245,7 @@ class _Judging:
             raise ForeignError(f"{name}: the host would have to know numbers of the device")
         if name in _INDEXING and any(each.dtype == torch.bool for each in tensors_in(args[1])):
             raise ForeignError(f"{name}: how many a mask selects is known on the device alone")
-        if any(address_of(each) not in self._made and not self.seen.has(each) for each in given):
+        if any(address_of(each) not in self._made and not self.used.has(each) for each in given):
             raise ForeignError(f"{name}: memory of the host, or other than the run before used")
         if len({each.device.type for each in given if each.dim()}) > 1:
             raise ForeignError(f"{name}: a copy between host and device")
@@ -258,15 +261,15 @@ class _Judging:
         kwargs: dict[str, object],
         found: object,
     ) -> None:
-        """Take in an operation that was not refused."""
+        """Called after each operation that a graph can hold."""
 
 
-class Refusing(_Judging, TorchDispatchMode):
-    """Sees every operation of torch; what a graph could not hold raises a ForeignError."""
+class CaptureGuard(_CaptureGuard, TorchDispatchMode):
+    """Raises a ForeignError at an operation that a graph could not hold; runs all others."""
 
 
 class _NoReads(TorchFunctionMode):
-    """Sees what Python asks of tensors."""
+    """Raises a ForeignError where Python reads numbers of a tensor."""
 
     def __torch_function__(
         self,
@@ -275,20 +278,20 @@ class _NoReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run it unless the host reads by it."""
+        """Run it unless the host would read by it."""
         if func in _READS:
             raise ForeignError(f"{func.__name__}: the host would wait for the device")
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def refusing(operations: Refusing) -> Iterator[None]:
-    """Within, what a graph could not hold raises a ForeignError; all else runs.
+def guarding_capture(guard: CaptureGuard) -> Iterator[None]:
+    """Within, what a graph could not hold raises a ForeignError.
 
     Args:
-        operations: Looks at them.
+        guard: Judges torch's operations; what Python reads of tensors is judged beside it.
     """
-    with _NoReads(), operations:
+    with _NoReads(), guard:
         yield
 
 
