@@ -18,6 +18,8 @@ from blazr.nn.kernels.cpu.compiled import explain
 _LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+# What runs, and whether it has room for the arguments; None where it takes any (see `limited_to`).
+_Choice = tuple[Callable[P, Tensor], Callable[P, bool] | None]
 
 
 class Op(Generic[P]):
@@ -37,7 +39,8 @@ class Op(Generic[P]):
         self.name = name
         self.reference = reference
         self.__doc__ = reference.__doc__
-        self._chosen: dict[tuple[torch.device, torch.dtype, bool], Callable[P, Tensor]] = {}
+        # by device, dtype and exactness of the first argument
+        self._chosen: dict[tuple[torch.device, torch.dtype, bool], _Choice[P]] = {}
 
     def has_kernel(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Whether this machine has a kernel for a first argument of this dtype."""
@@ -49,14 +52,14 @@ class Op(Generic[P]):
             return self.reference(*args, **kwargs)
         first: Tensor = args[0]  # type: ignore[assignment]  # the contract of `reference`
         key = (first.device, first.dtype, is_exact())
-        chosen = self._chosen.get(key)
-        if chosen is None:
-            chosen = resolve_kernel(self.name, first.device.type, first.dtype) or self.reference
-            self._chosen[key] = chosen
-        fits = getattr(chosen, "fits", None)
+        choice = self._chosen.get(key)
+        if choice is None:
+            kernel = resolve_kernel(self.name, first.device.type, first.dtype) or self.reference
+            choice = self._chosen[key] = kernel, getattr(kernel, "fits", None)
+        kernel, fits = choice
         if fits is not None and not fits(*args, **kwargs):
             return self.reference(*args, **kwargs)
-        return chosen(*args, **kwargs)
+        return kernel(*args, **kwargs)
 
 
 def op(reference: Callable[P, Tensor]) -> Op[P]:
