@@ -60,11 +60,11 @@ What is not named is whole on every rank.
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many.
+    """One of several ranks.
 
     Args:
         number: From 0 on.
-        count: At least 1.
+        count: How many ranks there are, at least 1.
     """
 
     number: int = 0
@@ -157,41 +157,43 @@ def under(prefix: str, parts: Parts) -> dict[str, Held]:
 
 
 class Ranks:
-    """How a rank's network hears of the others; this one is alone, and has nobody to hear of.
+    """Communication of a rank's network with the other ranks.
+
+    This class is the case of a single rank, where every operation returns its input.
 
     Attributes:
-        rank: Which one it is.
+        rank: The rank that this process is.
     """
 
     rank = Rank()
 
     def sum(self, x: Tensor) -> Tensor:
-        """What all ranks have, added up."""
+        """Return the sum of all ranks' tensors on every rank (all-reduce)."""
         return x
 
     def join_columns(self, x: Tensor, columns: tuple[range, ...]) -> Tensor:
-        """What all ranks have, side by side.
+        """Return all ranks' columns in order, (..., all columns), on every rank.
 
         Args:
             x: (..., own columns).
-            columns: Which each rank has.
+            columns: Those of each rank.
         """
         del columns
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """What each rank has, all of one shape."""
+        """Return each rank's tensor, all of one shape, on every rank (all-gather)."""
         return [x]
 
     def send(self, x: Tensor, number: int) -> None:
-        """Give something to one of the others, which receives it."""
+        """Send a tensor to the rank of this number, which calls `receive`."""
 
     def receive(self, like: Tensor, number: int) -> Tensor:
-        """What one of the others sends.
+        """Receive a tensor from another rank.
 
         Args:
-            like: Something of its shape and dtype.
-            number: Of the one that sends.
+            like: A tensor of its shape and dtype.
+            number: The rank that sends.
         """
         del number
         return like
@@ -201,10 +203,10 @@ ALONE = Ranks()
 
 
 class Joined:
-    """A part of a network that hears of the other ranks.
+    """A module that computes together with the same module on other ranks.
 
     Attributes:
-        ranks: Who has the other parts.
+        ranks: The communication with them.
     """
 
     ranks: Ranks = ALONE
@@ -215,11 +217,12 @@ def mean_square(x: Tensor, ranks: Ranks, groups: int = 1) -> Tensor:
 
     Args:
         x: (..., own channels), float32.
-        ranks: Who has the others.
-        groups: Of all channels, one behind the other; each is one or more ranks'.
+        ranks: The communication with the ranks that hold the others.
+        groups: Number of equal groups of channels, of which each has a mean of its own. A group may
+            be spread over several ranks.
 
     Returns:
-        (..., 1), of the group that the channels belong to.
+        (..., 1), float32, the mean of the group that the channels belong to.
     """
     rank = ranks.rank
     size = rank.count // gcd(rank.count, groups)  # ranks that share a group
