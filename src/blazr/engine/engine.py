@@ -33,18 +33,18 @@ from blazr.engine.sequence import Phase, Sequence
 from blazr.engine.speculation.drafter import count_equal
 
 Execute = Callable[[StepPlan], StepResult]
-# Begins with a step of which the device draws the tokens, and returns what waits for it; None where
-# more is asked, or steps are not computed in this way.
+# Starts a step whose tokens the device draws, and returns a function that waits for its result;
+# None where the step has to be computed by `Execute`.
 Launch = Callable[[StepPlan], Callable[[], StepResult] | None]
 
 
 class _Launched(NamedTuple):
-    """A step under way.
+    """A step that the device computes.
 
     Args:
         plan: What it computes.
-        read: Waits for it.
-        lengths: Tokens of each sequence in memory when it is done.
+        read: Waits for it and returns what it drew.
+        lengths: By row of the plan, tokens in memory when it is done.
     """
 
     plan: StepPlan
@@ -250,7 +250,7 @@ class Engine:
         """
         outputs = self.expire(now)
         if self._launched is not None:
-            return outputs + self._go_on(self._launched)
+            return outputs + self._continue_launched(self._launched)
         started = perf_counter()
         plan = self.scheduler.schedule(prefill_budget)
         if not plan.rows:
@@ -284,15 +284,16 @@ class Engine:
         self.counts.computed_tokens += plan.num_tokens
         return _Launched(plan, read, [row.sequence.computed for row in plan.rows])
 
-    def _go_on(self, done: _Launched) -> list[TokenOutput]:
-        """Launch the step behind one that is under way, then wait for that one.
+    def _continue_launched(self, done: _Launched) -> list[TokenOutput]:
+        """Launch the next step while one is under way, then wait for the earlier one.
 
-        A sequence that ends with it has been computed once too often: what the next step draws for
-        it is dropped, as is what was drawn for one that was aborted or lost its memory meanwhile.
+        A sequence that ends with the earlier step is computed once too often: the token that the
+        next step draws for it is dropped. So are tokens of sequences that were aborted or preempted
+        in between.
         """
         self._launched = None
         try:
-            following = self.scheduler.schedule_behind(done.plan)
+            following = self.scheduler.schedule_next(done.plan)
             if following is not None:
                 self._launched = self._launch(following)
                 if self._launched is None:

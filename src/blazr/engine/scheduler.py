@@ -208,7 +208,7 @@ class Scheduler:
         return self._finish_plan(kept)
 
     def commit(self, plan: StepPlan) -> None:
-        """The step was computed."""
+        """Record that a step was computed: its tokens are in memory, and its forks run."""
         for row in plan.rows:
             sequence, num_tokens, _, drafts = row
             num_drafts = len(drafts)
@@ -222,21 +222,21 @@ class Scheduler:
             self._run(fork.sequence)
 
     def learn_time(self, plan: StepPlan, seconds: float) -> None:
-        """All of a step took so long, from deciding what to compute to what came out."""
+        """Record how long a step took, from `schedule` to the tokens that it drew."""
         speculator = self.speculator
         if speculator is not None and speculator.has_looked:  # so all of its sequences decode
             seconds -= speculator.apart_s
             speculator.learn_time(len(plan.rows), plan.num_tokens, seconds)
 
-    def schedule_behind(self, plan: StepPlan) -> StepPlan | None:
-        """Decide the step behind one that was launched, before what that one draws is known.
+    def schedule_next(self, plan: StepPlan) -> StepPlan | None:
+        """Plan the step after one that was launched, before the tokens of that one are known.
 
         Args:
-            plan: The one; `launch` was told of it.
+            plan: The step that was launched; see `launch`.
 
         Returns:
-            None where more has to be decided than that the same sequences go on: then the step
-            waits for what is drawn, as `schedule` does.
+            A plan in which the same sequences go on; None where more has to be decided, which
+            `schedule` does once the tokens are known.
         """
         may_start = self.waiting and len(self.running) < self._limit
         alive = [row.sequence for row in plan.rows if row.sequence.phase is Phase.RUNNING]
@@ -259,23 +259,23 @@ class Scheduler:
         return self._finish_plan(rows) if rows else None
 
     def drop(self, plan: StepPlan) -> None:
-        """The step will not be computed: what was handed out for it is still to be cleared."""
+        """Undo a plan that is not computed: the next one clears the memory handed out for it."""
         self.memory.new_run_slots[:0] = plan.fresh_run_slots
         self.memory.new_pages[:0] = plan.fresh_pages
 
     def launch(self, plan: StepPlan) -> None:
-        """The step was launched: its tokens will be in memory; what it draws is not known yet."""
+        """Record that a step was launched, which draws one token of each sequence."""
         for row in plan.rows:
             self._turns.charge(row.sequence, row.num_tokens)
             self.memory.advance(row.sequence)
 
     def keep_drafts(self, row: PlannedSequence, num_kept: int, seconds: float) -> None:
-        """So many of a row's drafts are what was drawn, and have been appended.
+        """Record how many of a row's drafts were accepted.
 
         Args:
-            row: With drafts.
-            num_kept: How many, from the first on.
-            seconds: How long it took to draw what follows these.
+            row: A row with drafts.
+            num_kept: Accepted drafts, from the first on; they have been appended.
+            seconds: How long the draws took that decided so.
         """
         sequence, num_drafts = row.sequence, len(row.drafts)
         self.memory.accept(sequence, num_kept, num_drafts=num_drafts)
@@ -288,10 +288,10 @@ class Scheduler:
             self.speculator.learn_outcome(sequence, num_drafts, num_kept, seconds)
 
     def cancel(self, plan: StepPlan) -> None:
-        """The step failed: give back what was reserved for replies that have not begun.
+        """Record that a step failed, and give back what was reserved for its forks.
 
-        Of several sequences nobody knows whose fault it was. Each starts again and runs alone until
-        it is past that step, so that only the one that fails again need end.
+        It is not known which of several sequences made it fail. Each starts again and runs alone
+        until it is past that step, so that only one that fails again has to end.
         """
         for fork in plan.forks:
             self.memory.cancel_fork(fork)
