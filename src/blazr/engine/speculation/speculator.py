@@ -12,29 +12,29 @@ from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 
 MOST_DRAFTS = 15  # of one sequence in a step
-# Drafts in a step, where each size is recorded once. One sequence has a token before them: as many
-# rows as products take together cost hardly more than a few fewer.
+# Numbers of drafts in a step that are considered: each size of a step is recorded once. Beside the
+# token before them, those of one sequence fill the rows that a kernel multiplies together.
 COUNTS = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-LEAST_GAIN = 1.05  # tokens a second with drafts over those without; below, none are computed
-DECAY = 0.9  # what an outcome counts after the next one
-PRIOR = 2.0  # outcomes that other replies' count for in a new one
-FIRST_STEPS = 1  # of a size; these may be recorded, which takes time
-TOKEN_SHARE = 0.05  # of a step's time, for each further token, until that has been measured
-FIRST_TRY = 2  # drafts in a step before any size has been measured; then twice as many as were
-PACE = 1.03  # the time of a step becomes longer by this factor at most with each step
-MOST_VAIN = 0.002  # of a step's time may go into looking for drafts in vain; more leads to pauses
-PATIENCE = 16  # what the square of the looks in vain is divided by, for tokens of a pause
-REDEEMED = 2  # looks in vain that a kept draft makes up for
-LONGEST_PAUSE = 63  # tokens of a reply for which nothing is drafted in vain
-COMPUTED_PAUSE = 7  # the same where drafts are computed: what is known of them fades with each look
-LEAST_RATE = 0.05  # drafts that are kept less often are not worth weighing
-LONGEST_DRAW = 2  # times what draws took before; longer ones have waited for others
-LASTING = 64  # steps that were timed, after which the time of one with drafts is not known any more
-PLAIN_LASTING = 512  # and of one without: where drafts are kept, these are rare
-FADING = 0.98  # what is known of computed drafts counts after each time that none is worth its time
+LEAST_GAIN = 1.05  # expected tokens a second with drafts over without; below, none are computed
+DECAY = 0.9  # of the weight of an outcome with each later one
+PRIOR = 2.0  # outcomes that the rate of other replies counts for in a new reply
+FIRST_STEPS = 1  # of a size that are not timed, as they may be recorded
+TOKEN_SHARE = 0.05  # assumed cost of a further token, as a share of a step, until it is measured
+FIRST_TRY = 2  # most drafts in a step while no size is measured; then twice the measured ones
+PACE = 1.03  # the time known of a size grows by this factor at most with each step
+MOST_VAIN = 0.002  # share of a step's time that may go into looking for drafts in vain
+PATIENCE = 16  # a pause has (looks in vain)**2 / PATIENCE tokens
+REDEEMED = 2  # looks in vain that an accepted draft cancels
+LONGEST_PAUSE = 63  # tokens of a reply between two looks for drafts
+COMPUTED_PAUSE = 7  # the same for computed drafts: what is known of them fades with each look
+LEAST_RATE = 0.05  # drafts that are less likely to be accepted are not considered
+LONGEST_DRAW = 2  # times the average; a draw that took longer has waited for something else
+LASTING = 64  # timed steps after which the time of a size with drafts is no longer known
+PLAIN_LASTING = 512  # the same without drafts: where drafts are accepted, such steps are rare
+FADING = 0.98  # of what is known of computed drafts each time that none is worth its time
 
 
-KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft begins with
+KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft starts with
 
 
 class Proposal(NamedTuple):
@@ -47,7 +47,7 @@ class Proposal(NamedTuple):
 
 @dataclass(slots=True)
 class _Outcomes:
-    """How often drafts of one kind were kept; later ones count more."""
+    """How often drafts of one kind were accepted; later ones count more."""
 
     kept: float = KEPT
     failed: float = FAILED
@@ -61,7 +61,7 @@ class _Outcomes:
             self.failed = DECAY * self.failed + 1
 
     def fade(self) -> None:
-        """Forget a little, as nothing comes that could be learnt from."""
+        """Move a little towards the initial rate, while there are no outcomes to learn from."""
         self.kept = FADING * self.kept + (1 - FADING) * KEPT
         self.failed = FADING * self.failed + (1 - FADING) * FAILED
 
@@ -97,7 +97,12 @@ class _Time:
     num_steps: int = 0
 
     def add(self, seconds: float, now: int) -> None:
-        """One more step, after so many of all sizes."""
+        """Record a step.
+
+        Args:
+            seconds: How long it took.
+            now: Steps of all sizes so far.
+        """
         self.num_steps += 1
         if self.num_steps > FIRST_STEPS:
             self.seconds = min(seconds, PACE * (self.seconds or seconds))
@@ -112,21 +117,21 @@ _rate_of = itemgetter(0)
 
 
 class Speculator:
-    """Asks for drafts, and chooses how many of them to compute.
+    """Asks drafters for drafts, and chooses how many of them a step computes.
 
-    The chance that a draft is kept comes from those of its kind before it, in the same reply and in
-    others, whether they were computed or only proposed; the cost from the length of earlier steps
-    of so many sequences and tokens.
+    The number is the one with most expected tokens a second. How likely a draft is to be accepted
+    follows from earlier drafts of its kind, in this reply and in others, whether they were computed
+    or only proposed; what it costs follows from the times of earlier steps of the same size.
 
     Args:
         drafters: Asked in this order; the first that knows something counts.
         grid: Drafts end before the next multiple of it, since what is kept there stays.
 
     Attributes:
-        has_looked: Whether any drafts were looked for before the step that is computed. The times
-            of others need not be learnt: most steps are such where nothing repeats.
-        apart_s: How long it took to compute drafts for that step, and to draw what follows those
-            that were kept. Its time is learnt without these, which are counted by the draft.
+        has_looked: Whether drafts were looked for before the current step. Only such steps are
+            timed: where nothing repeats, most are not.
+        apart_s: Seconds of the current step that went into computing drafts and into drawing what
+            follows accepted ones. They are costs of drafts and not part of the step's time.
     """
 
     def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
@@ -145,11 +150,14 @@ class Speculator:
         self._num_steps = 0
 
     def propose(self, sequences: list[Sequence], room: int) -> dict[Sequence, tuple[int, ...]]:
-        """Drafts that the next step computes, by sequence.
+        """Choose the drafts that the next step computes.
 
         Args:
             sequences: All that decode in it.
-            room: Drafts at most.
+            room: Most drafts in all.
+
+        Returns:
+            Token ids by sequence; a sequence without drafts is left out.
         """
         asked: dict[Sequence, _Reply] = {}
         for sequence in sequences:
@@ -191,7 +199,14 @@ class Speculator:
     def learn_outcome(
         self, sequence: Sequence, num_drafts: int, num_kept: int, seconds: float = 0.0
     ) -> None:
-        """So many of a sequence's drafts were kept; drawing what follows them took so long."""
+        """Record how many drafts of a sequence were accepted.
+
+        Args:
+            sequence: One for which `propose` chose drafts.
+            num_drafts: How many were computed.
+            num_kept: How many of them were accepted, from the first on.
+            seconds: How long the draws took that decided so.
+        """
         reply = self._replies[sequence]
         self._add_outcome(reply, self._proposal(sequence).draft, num_drafts, num_kept)
         reply.proposal, reply.wake_at = None, 0
@@ -206,7 +221,7 @@ class Speculator:
             )
 
     def learn_time(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        """A step in which so many sequences decoded took so long."""
+        """Record how long a step of this size took."""
         self._num_steps += 1
         size = num_sequences, num_tokens
         time = self._times.get(size)
@@ -224,7 +239,7 @@ class Speculator:
             drafter.forget(sequence)
 
     def _learn_vain_time(self, replies: Collection[_Reply], seconds: float) -> None:
-        """To look for drafts of these took so long, and none are computed."""
+        """Record how long it took to look for drafts of replies, if none are computed."""
         # behind longer pauses all of it has left the caches
         if all(reply.num_vain < PATIENCE for reply in replies):
             each_s = seconds / len(replies)
@@ -233,11 +248,11 @@ class Speculator:
             self._vain_s = DECAY * known + (1 - DECAY) * min(each_s, LONGEST_DRAW * known)
 
     def _rest(self, replies: Mapping[Sequence, _Reply], num_sequences: int) -> None:
-        """Do not look for drafts for a while, which becomes longer where there often are none.
+        """Pause looking for drafts of some replies: the longer, the more often there were none.
 
         Args:
-            replies: That have none in the next step.
-            num_sequences: All that decode in it.
+            replies: Those without drafts in the next step.
+            num_sequences: How many decode in it.
         """
         base_s = self._measured(num_sequences, 0)
         longest = LONGEST_PAUSE
@@ -272,7 +287,7 @@ class Speculator:
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
-        """Have those drafts computed that are to be, and are not yet."""
+        """Let drafters compute the chosen drafts that they have only announced so far."""
         by = {each: self._proposal(each).computed_by for each in depths}
         for drafter in {each: None for each in by.values() if each is not None}:
             ready = drafter.prepare([each for each in depths if by[each] is drafter])
@@ -289,7 +304,7 @@ class Speculator:
                 self._replies[sequence].proposal = proposal._replace(draft=draft)
 
     def _learn_from_what_came(self, sequence: Sequence, reply: _Reply) -> None:
-        """Whether the first token was right of a draft that was not computed."""
+        """Compare the first token of a draft that was not computed with the one that was drawn."""
         proposal = reply.proposal
         if proposal is None or not proposal.draft.token_ids:
             return
@@ -300,7 +315,7 @@ class Speculator:
         self._add_outcome(reply, proposal.draft, 1, int(is_right))
 
     def _add_outcome(self, reply: _Reply, draft: Draft, num_drafts: int, num_kept: int) -> None:
-        """So many of a draft's tokens were looked at, and these were right, from the first on."""
+        """Record that ``num_kept`` of the first ``num_drafts`` tokens of a draft were right."""
         num_first = draft.num_first
         for outcomes in self._all_outcomes(reply, draft.kind):
             outcomes.add(min(num_kept, num_first), has_failed=num_kept < min(num_drafts, num_first))
@@ -309,7 +324,7 @@ class Speculator:
                 outcomes.add(num_kept - num_first, has_failed=num_kept < num_drafts)
 
     def _all_outcomes(self, reply: _Reply, kind: str) -> tuple[_Outcomes, _Outcomes]:
-        """A reply's own, and those of all."""
+        """The outcomes of a kind of draft, in this reply and in all."""
         return self._outcomes(reply, kind), self._common[kind]
 
     def _outcomes(self, reply: _Reply, kind: str) -> _Outcomes:
@@ -324,7 +339,7 @@ class Speculator:
     def _choose_depths(
         self, num_sequences: int, proposed: list[Sequence], room: int
     ) -> dict[Sequence, int]:
-        """How many drafts of each sequence give most tokens a second, the likeliest first."""
+        """Choose how many drafts of each sequence give most expected tokens a second."""
         base = self._measured(num_sequences, 0)
         chances, compute_s = self._chances(proposed, may_compute=base > 0)
         if not chances:
@@ -398,7 +413,7 @@ class Speculator:
             chances.append((chance, sequence, chance * draw_s, place + 1 if is_guessed else 0))
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
-        """Seconds of a step, or 0 where that is not known."""
+        """Seconds that a step of this size takes, or 0 where that is not known."""
         time = self._times.get((num_sequences, num_sequences + num_drafts))
         lasting = LASTING if num_drafts else PLAIN_LASTING
         if time is None or time.measured_at + lasting < self._num_steps:
