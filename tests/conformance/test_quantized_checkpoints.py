@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from blazr.bench.reference.quantized import with_plain_matrices
+from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
@@ -34,7 +36,7 @@ from blazr.nn.quant.weight import (
 from tests.support import tiny
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab
-from tests.support.quantized import KINDS, quantize_directory
+from tests.support.quantized import KINDS, gptq, quantize_directory
 from tests.support.references import save_reference
 from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
@@ -346,6 +348,32 @@ def test_a_group_that_does_not_exist_is_told(tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError):
             open_checkpoint(tmp_path)
+
+
+def test_matrices_of_gptq_have_widths_and_groups_of_their_own(tmp_path: Path) -> None:
+    """As GPTQModel's "dynamic" settings give them, whose patterns need not be read."""
+    dynamic = {"+:.*b": {"bits": 8, "group_size": 64}, "+:.*c": {"bits": 3}}
+    config = {**KINDS["gptq"].config, "dynamic": dynamic}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    encoders = {
+        "a": KINDS["gptq"].encode,
+        "b": lambda weight: gptq(weight, bits=8, size=64, zeros=True, index=False),
+        "c": KINDS["gptq 3 bits ordered"].encode,
+    }
+    written = {name: encode(torch.randn(96, 128)) for name, encode in encoders.items()}
+    tensors = {
+        f"{n}.{end}": part for n, (parts, _) in written.items() for end, part in parts.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    reference = with_plain_matrices(
+        SafetensorsFiles([tmp_path / "model.safetensors"]), {"quantization_config": config}
+    )
+    for name, (_, whole) in written.items():
+        info = checkpoint.tensors[f"{name}.weight"]
+        read = loading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+        assert torch.equal(read.dequantize(torch.float32), whole)
+        assert torch.equal(reference.read(info.name).float(), whole)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ class QuantizedFiles:
         """``(q - zero) * scale``; words run along the columns, zero points along the rows."""
         scales, zeros = self._part(at, "scales").double(), self._part(at, "qzeros")
         bits = self.config.get("bits", default=zeros.shape[1] * 32 // scales.shape[1])
+        widths = (bits, 2, 3, 4, 8)  # "dynamic" settings give some matrices another one
+        bits = next(b for b in widths if -(-scales.shape[1] * b // 32) == zeros.shape[1])
         codes = _fields(stored.T, bits)  # (out, in)
         offset = 0 if self.config.text("checkpoint_format") == "gptq_v2" else 1
         zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)

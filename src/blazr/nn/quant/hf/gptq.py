@@ -78,9 +78,12 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout:
     packed, columns = need(parts, "qweight", ("I32",), 2)
     agree(parts, (columns,), (out,), "qweight's rows")
     zero_shape = need(parts, "qzeros", ("I32",), 2)
-    bits = settings.integer("bits", zero_shape[1] * WORD // max(out, 1))
-    if bits not in WIDTHS:
+    said = settings.integer("bits", zero_shape[1] * WORD // max(out, 1))
+    if said not in WIDTHS:
         raise settings.wrong("bits", ", ".join(map(str, WIDTHS)))
+    # "dynamic" settings give some matrices another width, which their zero points show
+    fitting = (b for b in (said, *WIDTHS) if zero_shape == (groups, -(-out * b // WORD)))
+    bits = next(fitting, said)
     agree(parts, (packed * WORD % bits,), (0,), "qweight's words beside whole numbers:")
     inner = packed * WORD // bits
     agree(parts, zero_shape, (groups, -(-out * bits // WORD)), "qzeros")
