@@ -389,6 +389,14 @@ def test_older_files_keep_their_settings_beside(name: str, file: str, tmp_path: 
     assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
 
 
+def test_settings_may_lie_in_those_of_the_language_model(tmp_path: Path) -> None:
+    """As in Kimi K2.5's config.json."""
+    whole = write_matrix("compressed int4", tmp_path, 64, 96)
+    config = {"text_config": {"quantization_config": KINDS["compressed int4"].config}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_biases_of_zeros_are_left_where_no_layer_has_one(tmp_path: Path) -> None:
     source = tiny.save(MODEL, tmp_path / "source", layout="hf")

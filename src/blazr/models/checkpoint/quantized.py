@@ -6,6 +6,7 @@ So that families never see them: ``q_proj.qweight``, ``q_proj.scales`` and the r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from blazr.nn.quant.hf.scheme import QuantizationConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Of config.json, or of its text_config.
+CONFIG_KEYS = ("quantization_config", "compression_config")
 # Files of their own in which older writers keep the settings, and the method each means.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 # The same, of a writer whose tensors' names are those of plain ones.
@@ -72,8 +75,11 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
     """What config.json, or a file of its own, says about the quantization."""
-    for key in ("quantization_config", "compression_config"):
-        raw = checkpoint.config.get(key)
+    config = checkpoint.config
+    text = config.get("text_config")  # where some that are of more than text say it: Kimi K2.5
+    inner = text if isinstance(text, Mapping) else {}
+    for section, key in itertools.product((config, inner), CONFIG_KEYS):
+        raw = section.get(key)
         if raw is None:
             continue
         if not isinstance(raw, Mapping):

@@ -29,6 +29,7 @@ from blazr.models.checkpoint.base import (
     torch_dtype,
 )
 from blazr.models.checkpoint.open import TEXT_FILES
+from blazr.models.checkpoint.quantized import CONFIG_KEYS
 from blazr.models.checkpoint.write import (
     Entry,
     TensorWriter,
@@ -53,7 +54,6 @@ _COPIED_FILES = (
     "generation_config.json",
     "LICENSE*",
 )
-_REPLACED = {"quantization_config", "compression_config"}
 _BITS = {"Q4_0": 4, "Q8_0": 8}
 _SPARE_BYTES = 64 * 2**20
 
@@ -309,8 +309,10 @@ def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
     quantized = [job for job in jobs if job.quantizer is not None]
     # four-bit experts stay as they are, and so does what config.json says of them
     is_kept = not quantized and any(job.info.dtype == "U8" for job in jobs)
-    replaced = () if is_kept else _REPLACED
+    replaced = () if is_kept else CONFIG_KEYS
     config = {k: v for k, v in checkpoint.config.items() if k not in replaced}
+    if isinstance(text := config.get("text_config"), Mapping):
+        config["text_config"] = {k: v for k, v in text.items() if k not in replaced}
     if quantized:
         # compressed-tensors calls this a config: schemes, and the modules that each is for
         modules: dict[tuple[int, int | None], list[str]] = {}

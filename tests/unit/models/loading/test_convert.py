@@ -75,6 +75,20 @@ def test_a_quantized_model_can_be_made_plain_again_or_otherwise(tmp_path: Path) 
     assert numbers(tmp_path / "d").keys() == numbers(source).keys()
 
 
+def test_settings_among_those_of_the_language_model_are_not_kept(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    convert(str(source), tmp_path / "b", quantize="int4")
+    path = tmp_path / "b" / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"] = {"quantization_config": config.pop("quantization_config"), "x": 1}
+    path.write_text(json.dumps(config))
+    convert(str(tmp_path / "b"), tmp_path / "c", dtype="float32")
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert config["text_config"] == {"x": 1}
+    for name, tensor in numbers(tmp_path / "b").items():
+        assert torch.equal(numbers(tmp_path / "c")[name], tensor)
+
+
 def test_files_beside_the_weights_come_along(tmp_path: Path) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
     beside = {
