@@ -55,6 +55,7 @@ IN_BLOCKS = {
     "compressed int4 zeros": "Q4_0", "compressed int4 ordered": "Q4_0",
     "compressed int4 channel": "Q4_0", "compressed int8 packed": "Q8_0",
     "compressed int8": "Q8_0", "compressed int8 half": "Q8_0", "compressed int8 zeros": "Q8_0",
+    "compressed int8 ordered": "Q8_0",
     "bitsandbytes int8": "Q8_0",
 }  # fmt: skip
 
@@ -341,7 +342,11 @@ def test_a_damaged_state_is_told(state: bytes, tmp_path: Path) -> None:
 
 
 def test_a_group_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    for name, key in (("gptq ordered", "a.g_idx"), ("compressed int4 ordered", "a.weight_g_idx")):
+    for name, key in (
+        ("gptq ordered", "a.g_idx"),
+        ("compressed int4 ordered", "a.weight_g_idx"),
+        ("compressed int8 ordered", "a.weight_g_idx"),
+    ):
         write_matrix(name, tmp_path, 64, 96)
         tensors = load_file(tmp_path / "model.safetensors")
         tensors[key][5] = 99

@@ -124,11 +124,19 @@ def packed(
     return parts, stands_for(codes, scale, zero, groups)
 
 
-def int8(weight: Tensor, *, scales: torch.dtype = torch.float32, zeros: bool = False) -> Encoded:
-    codes, scale, zero = on_grid(weight, 8, weight.shape[1], zeros=zeros)
+def int8(
+    weight: Tensor, *, scales: torch.dtype = torch.float32, zeros: bool = False, size: int = 0,
+    order: bool = False,
+) -> Encoded:  # fmt: skip
+    columns = weight.shape[1]
+    groups = torch.arange(columns) // (size or columns)
+    if order:
+        groups = groups[torch.randperm(columns)]
+    codes, scale, zero = on_grid(weight, 8, size or columns, zeros=zeros, groups=groups)
     scale = scale.to(scales)
-    groups = torch.zeros(weight.shape[1], dtype=torch.long)
     parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}
+    if order:
+        parts["weight_g_idx"] = groups.int()
     if zeros:
         parts["weight_zero_point"] = (zero - 128).to(torch.int8)
     return parts, stands_for(codes, scale.float(), zero, groups)
@@ -310,6 +318,10 @@ KINDS: dict[str, Kind] = {
     ),
     "compressed int8 zeros": Kind(
         lambda w: int8(w, zeros=True), _compressed("int-quantized", num_bits=8, symmetric=False)
+    ),
+    "compressed int8 ordered": Kind(
+        lambda w: int8(w, size=32, order=True),
+        _compressed("int-quantized", num_bits=8, strategy="group", group_size=32, actorder="group"),
     ),
     "compressed fp8": Kind(
         lambda w: fp8(w, block=(1, w.shape[1])), _compressed("float-quantized", num_bits=8)

@@ -154,7 +154,7 @@ class QuantizedFiles:
         if stored.dtype == torch.int8:
             zeros = self._get(at, "weight_zero_point")
             zeros = torch.zeros_like(scales) if zeros is None else zeros.double()
-            return self._grid(stored.long(), scales, zeros, None)
+            return self._grid(stored.long(), scales, zeros, self._get(at, "weight_g_idx"))
         if scales.numel() == 1:
             return stored.double() * scales.reshape(1, 1)
         usual: Sequence[int] = (128, 128)

@@ -136,7 +136,7 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
     if "weight_zero_point" in parts:
         zeros = need(parts, "weight_zero_point", ("I8",))
         agree(parts, zeros, parts["weight_scale"].shape, "zero points")
-    size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
+    size = _size(settings, parts, read, columns=columns, groups=groups)
     return CompressedLayout((rows, columns), 8, size, packed=False)
 
 
@@ -159,18 +159,20 @@ def _packed_layout(settings: QuantizationConfig, parts: Parts, read: Read) -> La
     if "weight_zero_point" in parts:
         shape = need(parts, "weight_zero_point", ("I32",), 2)
         agree(parts, shape, (-(-rows * bits // WORD), groups), "zero points")
-    size = 1
-    if "weight_g_idx" in parts:
-        check_groups(parts, "weight_g_idx", read, columns=columns, groups=groups)
-    else:
-        size = group_size(parts, columns, groups, _wanted(settings, columns, groups))
+    size = _size(settings, parts, read, columns=columns, groups=groups)
     return CompressedLayout((rows, columns), bits, size, packed=True)
 
 
-def _wanted(settings: QuantizationConfig, columns: int, groups: int) -> int:
-    """The size of a group that the settings have for so many in a row; 0 where they have none."""
+def _size(
+    settings: QuantizationConfig, parts: Parts, read: Read, *, columns: int, groups: int
+) -> int:
+    """Columns of a group, where groups are runs of columns; else the index of groups is sound."""
+    if "weight_g_idx" in parts:
+        check_groups(parts, "weight_g_idx", read, columns=columns, groups=groups)
+        return 1
     sizes = (weights.integer("group_size", 0) for weights in _weights(settings))
-    return next((each for each in sizes if each > 0 and -(-columns // each) == groups), 0)
+    wanted = next((each for each in sizes if each > 0 and -(-columns // each) == groups), 0)
+    return group_size(parts, columns, groups, wanted)
 
 
 def _groups(parts: Parts, rows: int) -> int:
