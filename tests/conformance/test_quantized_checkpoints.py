@@ -36,7 +36,7 @@ from blazr.nn.quant.weight import (
 from tests.support import tiny
 from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab
-from tests.support.quantized import KINDS, gptq, quantize_directory
+from tests.support.quantized import KINDS, fp8, gptq, quantize_directory
 from tests.support.references import save_reference
 from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
@@ -353,6 +353,30 @@ def test_a_group_that_does_not_exist_is_told(tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError):
             open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_each_matrix_of_floats_has_the_blocks_that_its_scales_fit(
+    order: str, tmp_path: Path
+) -> None:
+    weights: dict[str, dict[str, object]] = {
+        "a": {"num_bits": 8, "strategy": "block", "block_structure": [16, 32]},
+        "b": {"num_bits": 8, "strategy": "block", "block_structure": [32, 32]},
+    }
+    groups = {name: {"targets": [f"re:.*{name}"], "weights": weights[name]} for name in order}
+    config = {**KINDS["compressed fp8"].config, "config_groups": groups}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    encoded_by = {"a": (16, 32), "b": (32, 32), "c": (1, 96)}
+    written = {name: fp8(torch.randn(64, 96), block=block) for name, block in encoded_by.items()}
+    tensors = {
+        f"{n}.{end}": part for n, (parts, _) in written.items() for end, part in parts.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    for name, (_, whole) in written.items():
+        assert torch.equal(
+            loading.read_plain(checkpoint.tensors[f"{name}.weight"], checkpoint), whole
+        )
 
 
 def test_matrices_of_gptq_have_widths_and_groups_of_their_own(tmp_path: Path) -> None:

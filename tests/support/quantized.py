@@ -327,6 +327,10 @@ KINDS: dict[str, Kind] = {
         lambda w: fp8(w, block=(1, w.shape[1])), _compressed("float-quantized", num_bits=8)
     ),
     "compressed fp8 per matrix": Kind(fp8, _compressed("float-quantized", num_bits=8)),
+    "compressed fp8 groups": Kind(
+        lambda w: fp8(w, block=(1, 32)),
+        _compressed("float-quantized", num_bits=8, strategy="group", group_size=32),
+    ),
     "compressed fp8 per block": Kind(
         lambda w: fp8(w, block=(16, 32)),
         _compressed("float-quantized", num_bits=8, block_structure=[16, 32]),

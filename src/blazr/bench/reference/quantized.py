@@ -158,9 +158,17 @@ class QuantizedFiles:
         if scales.numel() == 1:
             return stored.double() * scales.reshape(1, 1)
         usual: Sequence[int] = (128, 128)
-        usual = next(iter(self._weights("block_structure", usual)), usual)
-        sizes = self.config.get("weight_block_size", default=usual)
-        height, width = (1, columns) if scales.shape == (rows, 1) else sizes
+        known = [
+            (1, columns),
+            *self._weights("block_structure", usual),
+            *((1, size) for size in self._weights("group_size", 0)),
+            self.config.get("weight_block_size", default=usual),
+        ]
+        height, width = next(
+            block
+            for block in known
+            if scales.shape == (-(-rows // block[0]), -(-columns // block[1]))
+        )
         spread = scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)
         return stored.double() * spread[:, :columns]
 

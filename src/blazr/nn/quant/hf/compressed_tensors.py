@@ -125,10 +125,7 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
             divides=True,
         )
     if parts["weight"].dtype in FLOATS:
-        key = "block_structure"
-        said = (each for each in _weights(settings) if each.raw.get(key) is not None)
-        block = next((each.sizes(key, (128, 128)) for each in said), None)
-        return fp8_layout(parts, "weight_scale", block)
+        return fp8_layout(parts, "weight_scale", _blocks(settings))
     if parts["weight"].dtype != "I8":
         return None
     rows, columns = need(parts, "weight", ("I8",), 2)
@@ -182,6 +179,17 @@ def _groups(parts: Parts, rows: int) -> int:
         return 1
     agree(parts, (shape[0], len(shape)), (rows, 2), "rows of scales")
     return shape[1]
+
+
+def _blocks(settings: QuantizationConfig) -> list[tuple[int, int]]:
+    """The blocks that the settings have for floats; some matrices may have others than the rest."""
+    found = []
+    for weights in _weights(settings):
+        if weights.raw.get("block_structure") is not None:
+            found.append(weights.sizes("block_structure", (128, 128)))
+        elif (size := weights.integer("group_size", 0)) > 0:
+            found.append((1, size))
+    return found
 
 
 def _weights(settings: QuantizationConfig) -> Iterator[QuantizationConfig]:

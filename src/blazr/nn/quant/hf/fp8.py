@@ -12,7 +12,7 @@ Source: DeepSeek-V3 technical report [arXiv:2412.19437], section 3.3, and the mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 
 from torch import Tensor
@@ -53,13 +53,14 @@ class Fp8Layout(Layout):
         return ScaledFloats(parts["weight"], scales, self.block)
 
 
-def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layout:
+def fp8_layout(parts: Parts, key: str, blocks: Iterable[tuple[int, int]] = ()) -> Fp8Layout:
     """The layout of a float8 matrix by the shape of its scales.
 
     Args:
         parts: Its tensors, ``weight`` among them.
         key: Which are the scales.
-        block: Rows and columns of a block, or None where there are none.
+        blocks: Rows and columns of a block, where there are blocks; of several, the first that
+            fits.
 
     Raises:
         CheckpointError: The scales fit nothing.
@@ -68,9 +69,9 @@ def fp8_layout(parts: Parts, key: str, block: tuple[int, int] | None) -> Fp8Layo
     shape = need(parts, key, SCALES)
     if shape in {(), (1,), (1, 1)}:
         return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key)
-    if block is None:
-        agree(parts, shape, (rows, 1), "scales")
-        return Fp8Layout((rows, columns), (1, max(columns, 1)), key)
+    sizes = (*blocks, (1, max(columns, 1)))
+    fitting = (b for b in sizes if shape == (ceil(rows / b[0]), ceil(columns / b[1])))
+    block = next(fitting, sizes[0])
     agree(parts, shape, (ceil(rows / block[0]), ceil(columns / block[1])), "scales")
     return Fp8Layout((rows, columns), block, key)
 
@@ -80,10 +81,10 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
     if parts["weight"].dtype not in FLOATS:
         return None
     key = next((key for key in _KEYS if key in parts), _KEYS[0])
-    block = None
+    blocks = []
     if settings.raw.get("weight_block_size") is not None or key == _KEYS[0]:
-        block = settings.sizes("weight_block_size", (128, 128))
-    return fp8_layout(parts, key, block)
+        blocks.append(settings.sizes("weight_block_size", (128, 128)))
+    return fp8_layout(parts, key, blocks)
 
 
 FP8 = Scheme(

@@ -26,7 +26,7 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
     if settings.text("quant_algo", _ALGORITHMS[0]).upper() not in _ALGORITHMS:
         raise settings.wrong("quant_algo", ", ".join(_ALGORITHMS))
     if parts["weight"].dtype in FLOATS:
-        return fp8_layout(parts, "weight_scale", None)
+        return fp8_layout(parts, "weight_scale")
     if parts["weight"].dtype != "U8":
         return None
     return nvfp4_layout(
