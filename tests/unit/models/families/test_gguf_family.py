@@ -186,9 +186,8 @@ def declared_config(arch: str) -> ModelConfig:
     return detect_family(checkpoint).derive(checkpoint).config
 
 
-@pytest.mark.parametrize("arch", DECLARED)
-def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
-    module = CausalLM(declared_config(arch)).eval()
+def write_declared(arch: str, module: CausalLM, path: Path, said: dict[str, object]) -> Path:
+    """A file of a model with new weights, and metadata that say what config.json does."""
     tensors: dict[str, Tensor] = {}
     rules = gguf_names(ARCHITECTURES[arch], fused=ARCHITECTURES[arch].fused_mlp)
     for name, parameter in module.state_dict().items():
@@ -203,9 +202,27 @@ def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
         tensors["rope_factors_short.weight"] = torch.ones(6)
         tensors["rope_factors_long.weight"] = 2 * torch.ones(6)
     model = Tiny(layers=("",) * 7, hidden_size=24, head_dim=12)
-    more = {f"{arch}.{key}": value for key, value in DECLARED[arch][2].items()}
-    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata(arch, model) | more)
+    more = {f"{arch}.{key}": value for key, value in said.items()}
+    return ggufs.write(path, tensors, metadata(arch, model) | more)
+
+
+@pytest.mark.parametrize("arch", DECLARED)
+def test_the_same_logits_as_by_config_json(arch: str, tmp_path: Path) -> None:
+    module = CausalLM(declared_config(arch)).eval()
+    path = write_declared(arch, module, tmp_path / "m.gguf", DECLARED[arch][2])
     assert_same_network(network(path), module, IDS)
+
+
+def test_what_the_first_files_of_gemma_2_leave_out(tmp_path: Path) -> None:
+    module = CausalLM(declared_config("gemma2")).eval()
+    whole = DECLARED["gemma2"][2] | {"attention.sliding_window": 4096}
+    plans = [
+        plan_model(str(write_declared("gemma2", module, tmp_path / name, said)))
+        for name, said in (("whole.gguf", whole), ("first.gguf", {}))
+    ]
+    configs = [plan.derivation.config for plan in plans]
+    assert configs[0] == configs[1]
+    assert configs[1].logit_softcap == 30
 
 
 def test_mamba(tmp_path: Path) -> None:

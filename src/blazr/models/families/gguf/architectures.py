@@ -51,6 +51,7 @@ class Architecture:
             where that is for models of nothing else, ``experts`` for those that have some.
         read_by: The row of FAMILIES that reads its files where that is not the first of these,
             by what is in the file: ``experts``, a ``window``, a ``sigmoid`` for scores; else "".
+        defaults: Metadata that its first files leave out.
         implied: Values of config.json that files of this architecture leave out.
         hybrid: Whether its layers' tensors say what they are made of.
         own_names: Names of tensors that others do not have.
@@ -86,6 +87,7 @@ class Architecture:
 
     families: tuple[str, ...] = ()
     read_by: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     implied: Mapping[str, object] = field(default_factory=dict)
     hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
@@ -217,6 +219,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture(
         head="tied",
         families=("gemma2",),
+        defaults={
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
         full_every=2,
         scales_embedding=True,
         wide_scale_layers=46,

@@ -148,7 +148,7 @@ class GgufFile:
         self.row = row
         self.architecture = str(name)
         self.tensors = checkpoint.tensors
-        self.metadata: dict[str, object] = {}
+        self.metadata: dict[str, object] = {**row.defaults}
         for key, value in checkpoint.metadata.items():
             outer, _, inner = key.partition(".")
             if outer == self.architecture:
