@@ -300,11 +300,19 @@ def test_a_factor_alone_is_of_linear_scaling(name: str, tmp_path: Path) -> None:
     [
         {"llama.rope.scaling.type": "", "llama.rope.scaling.factor": 0.0},  # Mistral Small's
         {"llama.attention.temperature_scale": 0.0},  # Devstral 2's
+        {"llama.rope.scaling.factor": 0.0},
+        {"llama.rope.scale_linear": 0.0},
+        {"llama.attention.scale": 0.0},
+        {"llama.attn_logit_softcapping": 0.0, "llama.final_logit_softcapping": 0.0},
+        {"llama.embedding_scale": 0.0, "llama.residual_scale": 0.0, "llama.logit_scale": 0.0},
+        {"qwen3moe.expert_weights_scale": 0.0},
+        {"granite.embedding_scale": 0.0, "granite.residual_scale": 0.0, "granite.logit_scale": 0.0},
     ],
 )
 def test_numbers_that_say_none(nothing: dict[str, object], tmp_path: Path) -> None:
-    expected = logits(write("llama", tmp_path))[0]
-    assert_same_network(network(write("llama", tmp_path, **nothing)), expected, IDS)
+    arch = next(iter(nothing)).partition(".")[0]
+    expected = logits(write(arch, tmp_path))[0]
+    assert_same_network(network(write(arch, tmp_path, **nothing)), expected, IDS)
 
 
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
@@ -367,6 +375,7 @@ def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, ConfigError),
         ({"llama.rope.scaling.type": "other", "llama.rope.scaling.factor": 4.0}, ConfigError),
         ({"llama.attention.head_count": "four"}, ConfigError),
+        ({"llama.logit_scale": -1.0}, ConfigError),
         ({"llama.context_length": 2**31 - 1}, ConfigError),
     ],
 )

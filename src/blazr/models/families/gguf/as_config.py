@@ -121,6 +121,18 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "kda.head_dim": ("linear_head_dim",),
     "shortconv.l_cache": ("conv_L_cache",),
 }
+# Zero stands for "none" here, in llama.cpp as well; anywhere else it is an error.
+_ZERO_IS_NONE = {
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "attention.scale",
+    "expert_weights_scale",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+}
 METADATA_KEYS: Mapping[str, str] = {
     word: key for key, words in CONFIG_KEYS.items() for word in words
 }
@@ -148,11 +160,14 @@ class GgufFile:
         self.row = row
         self.architecture = str(name)
         self.tensors = checkpoint.tensors
-        self.metadata: dict[str, object] = {**row.defaults}
+        found: dict[str, object] = {**row.defaults}
         for key, value in checkpoint.metadata.items():
             outer, _, inner = key.partition(".")
             if outer == self.architecture:
-                self.metadata[inner] = value
+                found[inner] = value
+        self.metadata = {
+            key: value for key, value in found.items() if value != 0 or key not in _ZERO_IS_NONE
+        }
         self.reader = self.reader_of({})
         self.hidden_size = self.size("token_embd.weight", 1)
         count = self.integer("block_count")
