@@ -315,6 +315,17 @@ def test_numbers_that_say_none(nothing: dict[str, object], tmp_path: Path) -> No
     assert_same_network(network(write(arch, tmp_path, **nothing)), expected, IDS)
 
 
+@pytest.mark.parametrize(("every", "slides"), [(0, [1, 1]), (1, [0, 0]), (2, [1, 0])])
+def test_windows_may_be_given_by_the_period_of_layers_without(
+    every: int, slides: list[int], tmp_path: Path
+) -> None:
+    key = "llama.attention.sliding_window"
+    listed = write("llama", tmp_path, **{key: 4, f"{key}_pattern": slides})
+    expected = logits(listed)[0]
+    counted = write("llama", tmp_path, **{key: 4, f"{key}_pattern": every})
+    assert_same_network(network(counted), expected, IDS)
+
+
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
     more = {f"qwen2.rope.scaling.{key}": value for key, value in scaling.items()}

@@ -274,6 +274,8 @@ class GgufFile:
             slides = bool(listed[layer])
         elif isinstance(listed, bool):
             slides = listed
+        elif isinstance(listed, int):  # every so many layers one sees all
+            slides = not listed or (layer + 1) % listed != 0
         return self.integer("attention.sliding_window", 0) if slides else 0
 
 
