@@ -61,6 +61,12 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
                 expected=f"{wanted:g}",
                 hint="take another model: its scores would come out wrong",
             )
+    if file.flag("attention.causal") is False:
+        raise ConfigError(
+            f"the metadata's {file.key('attention.causal')!r} is not supported.",
+            found="false",
+            expected="true: only causal decoders run here",
+        )
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
     values = config_values(file)
