@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from test_gguf_family import logits, write
 
+from blazr.core.errors import ConfigError
 from blazr.models.loading.plan import plan_model
 
 
@@ -32,6 +34,20 @@ def test_scores_that_grow_with_the_position(
     found, even = logits(path)[0], logits(write("llama", tmp_path))[0]
     changed = [bool(change > 0) for change in (found - even).abs().amax(1)]
     assert changed == [place >= length for place in range(len(changed))]
+
+
+@pytest.mark.parametrize("blend", [1.0, -1.0, 0.0])
+def test_only_the_usual_ramp_of_yarn_is_read(blend: float, tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+    more = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    usual = logits(write("llama", tmp_path, **more))
+    more["llama.rope.scaling.yarn_ext_factor"] = blend
+    path = write("llama", tmp_path, **more)
+    if blend:
+        assert torch.equal(logits(path), usual)
+    else:
+        with pytest.raises(ConfigError, match="yarn_ext_factor"):
+            plan_model(str(path))
 
 
 # What rotation stretches by: as usual with YaRN, in words of llama.cpp, and as config.json says it.

@@ -533,6 +533,14 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             found=repr(name)[:100],
             expected="linear, yarn with its original_context_length, none, or factors in a tensor",
         )
+    blend = value_or(file.reader.number(file.key("rope.scaling.yarn_ext_factor")), 1.0)
+    if blend not in {1.0, -1.0}:  # the latter says that nothing was said
+        raise ConfigError(
+            f"the metadata's {file.key('rope.scaling.yarn_ext_factor')!r} is not supported.",
+            found=f"{blend:g}",
+            expected="1",
+            hint="take another model: its scores would come out wrong",
+        )
     # where queries and keys are stretched by a factor of their own, the tables are not
     weight = file.any_number("rope.scaling.yarn_log_multiplier")
     usual = 1 if weight else 0.1 * math.log(max(factor, 1.0)) + 1
