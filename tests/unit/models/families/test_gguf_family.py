@@ -326,6 +326,16 @@ def test_windows_may_be_given_by_the_period_of_layers_without(
     assert_same_network(network(counted), expected, IDS)
 
 
+def test_what_scores_experts(tmp_path: Path) -> None:
+    arch = "qwen3moe"
+    function, norm = f"{arch}.expert_gating_func", f"{arch}.expert_weights_norm"
+    expected = logits(write(arch, tmp_path, **{function: 1, norm: True}))[0]
+    chosen = write(arch, tmp_path, **{function: 3, norm: False})
+    assert_same_network(network(chosen), expected, IDS)
+    with pytest.raises(ConfigError, match="expert_gating_func"):
+        plan_model(str(write(arch, tmp_path, **{function: 4})))
+
+
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
     more = {f"qwen2.rope.scaling.{key}": value for key, value in scaling.items()}

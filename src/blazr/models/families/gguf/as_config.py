@@ -42,7 +42,8 @@ ConfigValues = dict[str, object]
 # llama.cpp has one eps for all norms, so that this key is ours.
 INNER_EPS = "ssm.dt_b_c_rms_epsilon"
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers for what scores experts; 0 is neither
+# llama.cpp's numbers for what scores experts; 0 is none of them, the last is over those chosen
+SOFTMAX, SIGMOID, CHOSEN_SOFTMAX = 1, 2, 3
 
 CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "block_count": ("num_layers",),

@@ -18,6 +18,7 @@ from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
 from blazr.models.families.gguf.architectures import Architecture, gguf_names
 from blazr.models.families.gguf.as_config import (
+    CHOSEN_SOFTMAX,
     INNER_EPS,
     LONG_FACTORS,
     METADATA_KEYS,
@@ -41,7 +42,11 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 _NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
-_SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+_SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
+    SOFTMAX: "softmax",
+    SIGMOID: "sigmoid",
+    CHOSEN_SOFTMAX: "softmax",
+}
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
 _OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
 
@@ -193,7 +198,14 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             shared = at + "ffn_down_shexp.weight"
             stacked = file.has(at + "ffn_down_exps.weight")
             scored = file.integer("expert_gating_func", 0)
-            normalizes = file.flag("expert_weights_norm")
+            if scored and scored not in _SCORINGS:
+                raise ConfigError(
+                    f"the metadata's {file.key('expert_gating_func')!r} is not supported.",
+                    found=str(scored)[:100],
+                    expected=", ".join(map(str, _SCORINGS)),
+                    hint="take another model: its experts would be weighted wrongly",
+                )
+            normalizes = scored == CHOSEN_SOFTMAX or file.flag("expert_weights_norm")
             return replace(
                 feed,
                 gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
