@@ -17,6 +17,7 @@ from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
+from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.weight import GgufWeight, stored_weights
 from tests.support import ggufs, tiny
 from tests.support.closeness import assert_same_network
@@ -334,6 +335,30 @@ def test_what_scores_experts(tmp_path: Path) -> None:
     assert_same_network(network(chosen), expected, IDS)
     with pytest.raises(ConfigError, match="expert_gating_func"):
         plan_model(str(write(arch, tmp_path, **{function: 4})))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gates_of_experts_may_lie_before_the_others(*, packed: bool, tmp_path: Path) -> None:
+    """In one tensor, as llama.cpp's converter writes them when it is asked to."""
+    model = MODELS["qwen3moe"]
+
+    def stored(stack: Tensor) -> Tensor | ggufs.Blocks:
+        return (8, tuple(stack.shape), QUANTIZERS["q8_0"](stack)) if packed else stack
+
+    apart: dict[str, Tensor | ggufs.Blocks] = {}
+    together: dict[str, Tensor | ggufs.Blocks] = {}
+    tensors = gguf_tensors(model, pairs=False)
+    for name, tensor in tensors.items():
+        if "ffn_gate_exps" in name:
+            up = tensors[name.replace("gate", "up")]
+            together[name.replace("gate", "gate_up")] = stored(torch.cat((tensor, up), 1))
+        elif "ffn_up_exps" not in name:
+            together[name] = tensor
+        apart[name] = stored(tensor) if re.search("ffn_(gate|up)_exps", name) else tensor
+    said = metadata("qwen3moe", model)
+    expected = logits(ggufs.write(tmp_path / "apart.gguf", apart, said))[0]
+    path = ggufs.write(tmp_path / "together.gguf", together, said)
+    assert_same_network(network(path), expected, IDS)
 
 
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:

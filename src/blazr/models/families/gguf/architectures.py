@@ -406,6 +406,11 @@ def gguf_names(
             Rule(_LAYER + "ffn_{p}_exps.bias", FEED + "experts.{p}_bias", p=GATE_UP_DOWN),
             Rule(_LAYER + "exp_probs_b.bias", FEED + "correction_bias"),
             Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=GATE_UP_DOWN),
+            Rule(
+                _LAYER + "ffn_gate_up_exps.weight",  # as converters write them when asked to
+                (FEED + "experts.gate_proj", FEED + "experts.up_proj"),
+                cut=Cut(1),
+            ),
             Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=GATE_UP_DOWN),
             *(
                 rule

@@ -197,6 +197,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             latent = at + "ffn_latent_down.weight"
             shared = at + "ffn_down_shexp.weight"
             stacked = file.has(at + "ffn_down_exps.weight")
+            gates = ("gate_exps", "gate_up_exps") if stacked else ("gate.0",)
             scored = file.integer("expert_gating_func", 0)
             if scored and scored not in _SCORINGS:
                 raise ConfigError(
@@ -208,7 +209,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             normalizes = scored == CHOSEN_SOFTMAX or file.flag("expert_weights_norm")
             return replace(
                 feed,
-                gated=file.has(at + ("ffn_gate_exps.weight" if stacked else "ffn_gate.0.weight")),
+                gated=any(file.has(f"{at}ffn_{each}.weight") for each in gates),
                 scoring=_SCORINGS.get(scored, feed.scoring),
                 norm_topk_prob=file.row.norm_topk_prob if normalizes is None else normalizes,
                 routed_scaling_factor=file.number("expert_weights_scale", 1.0),
