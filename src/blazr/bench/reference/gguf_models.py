@@ -95,6 +95,14 @@ _FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6}
 # Layers with a window are rotated without scaling.
 _PLAIN_WINDOW = frozenset(("olmo2", "gemma3"))
 _GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
+# What the first files of an architecture do not say.
+_UNSAID: Mapping[str, Settings] = {
+    "gemma2": {
+        "gemma2.attention.sliding_window": 4096,
+        "gemma2.attn_logit_softcapping": 50.0,
+        "gemma2.final_logit_softcapping": 30.0,
+    }
+}
 _GELU = frozenset((*_GEMMAS, "starcoder2"))
 _RELU2 = frozenset(("nemotron_h", "nemotron_h_moe"))
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}  # the largest models scale by hidden size over heads
@@ -154,8 +162,8 @@ class _File:
 
     def __init__(self, w: Weights, metadata: Settings) -> None:
         self.w = w
-        self.metadata = metadata
         self.kind = str(metadata.get("general.architecture"))
+        self.metadata = {**_UNSAID.get(self.kind, {}), **metadata}
         self.hidden = w.shape("token_embd.weight")[1]
         self.count = self.need("block_count") - self.get("nextn_predict_layers", 0)
         first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -291,9 +299,13 @@ def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
     window = file.get("attention.sliding_window", 0) or None
     told = file.number("attention.sliding_window_pattern", layer=index)
     every = _FULL_EVERY.get(file.kind)
-    if isinstance(told, bool) or told in (0, 1):
+    pattern = file.metadata.get(f"{file.kind}.attention.sliding_window_pattern")
+    if isinstance(pattern, list | bool):
         window = window if told else None
-    elif every and (index + 1) % every == 0:
+        every = None
+    elif told is not None:
+        every = int(told)
+    if every and (index + 1) % every == 0:
         window = None
     is_still = file.kind == "smollm3" and (index + 1) % 4 == 0
     scale = file.number("attention.scale") or None
@@ -423,7 +435,7 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
     router = Router(
         chosen=min(file.need("expert_used_count"), w.shape("ffn_gate_inp.weight")[0]),
         scoring="sigmoid" if sigmoid else "softmax",
-        normalise=file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
+        normalise=said == 3 or file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
         scale=file.number("expert_weights_scale") or 1.0,
         groups=(groups, kept, 2 if sigmoid else 1) if kept < groups else None,
     )
@@ -433,6 +445,9 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
         single = f"ffn_{name}.{e}.{part}"
         if stacked in w:
             return w.rows(stacked, slice(e, e + 1))[0]
+        if name != "down" and "ffn_gate_up_exps.weight" in w:
+            both = w.rows("ffn_gate_up_exps.weight", slice(e, e + 1))[0]
+            return both.chunk(2)[name == "up"]
         return w.get(single)
 
     def expert(e: int, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blazr.bench.reference.open import open_reference
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
@@ -106,6 +107,15 @@ def network(path: Path) -> nn.Module:
 def logits(path: Path) -> Tensor:
     with torch.inference_mode():
         return network(path).forward_sequences(IDS)
+
+
+def assert_reference_agrees(path: Path) -> None:
+    """What `blazr verify` compares with reads the file alike."""
+    reference = open_reference([path], None)
+    x = embedded = reference.embed(IDS[0])
+    for layer in reference.layers:
+        x = layer(x, embedded)
+    assert_same_network(network(path), reference.logits(x).float(), IDS)
 
 
 def test_what_is_tested_exists() -> None:
@@ -224,6 +234,7 @@ def test_what_the_first_files_of_gemma_2_leave_out(tmp_path: Path) -> None:
     configs = [plan.derivation.config for plan in plans]
     assert configs[0] == configs[1]
     assert configs[1].logit_softcap == 30
+    assert_reference_agrees(tmp_path / "first.gguf")
 
 
 def test_mamba(tmp_path: Path) -> None:
@@ -324,6 +335,7 @@ def test_windows_may_be_given_by_the_period_of_layers_without(
     listed = write("llama", tmp_path, **{key: 4, f"{key}_pattern": slides})
     expected = logits(listed)[0]
     counted = write("llama", tmp_path, **{key: 4, f"{key}_pattern": every})
+    assert_reference_agrees(counted)
     assert_same_network(network(counted), expected, IDS)
 
 
@@ -333,6 +345,7 @@ def test_what_scores_experts(tmp_path: Path) -> None:
     expected = logits(write(arch, tmp_path, **{function: 1, norm: True}))[0]
     chosen = write(arch, tmp_path, **{function: 3, norm: False})
     assert_same_network(network(chosen), expected, IDS)
+    assert_reference_agrees(chosen)
     with pytest.raises(ConfigError, match="expert_gating_func"):
         plan_model(str(write(arch, tmp_path, **{function: 4})))
 
@@ -359,6 +372,8 @@ def test_gates_of_experts_may_lie_before_the_others(*, packed: bool, tmp_path: P
     expected = logits(ggufs.write(tmp_path / "apart.gguf", apart, said))[0]
     path = ggufs.write(tmp_path / "together.gguf", together, said)
     assert_same_network(network(path), expected, IDS)
+    if not packed:  # kernels round activations
+        assert_reference_agrees(path)
 
 
 def test_yarn_is_what_config_json_means_by_it(tmp_path: Path) -> None:
