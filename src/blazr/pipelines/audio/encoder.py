@@ -60,7 +60,8 @@ class SoundEncoder:
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples, last=is_last)
         if self._file is None:
-            data = (samples * 32767).round().astype("<i2").tobytes()
+            # loud sound overshoots where it is resampled, and integers would wrap around
+            data = (samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes()
             head = b"" if self._has_begun or self._form == "pcm" else wav_header(self._rate)
             self._has_begun = True
             return head + data

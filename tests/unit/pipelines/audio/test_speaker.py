@@ -115,3 +115,11 @@ def test_every_form_is_read_back(form: str, rate: int) -> None:
         assert 0.3 < np.abs(found[rate // 4 : -rate // 4]).max() < 0.7
         if form in {"wav", "flac"}:
             np.testing.assert_allclose(found, tone, atol=1e-4)
+
+
+def test_loud_sound_keeps_its_sign_where_it_is_resampled() -> None:
+    square = np.repeat(np.array([1, -1] * 40, np.float32), 200)
+    found = np.frombuffer(SoundEncoder("pcm", 16_000).whole(square), "<i2")
+    signs = np.sign(found[: len(square) * 3 // 2]).reshape(-1, 300)
+    middle = signs[:, 10:-10]  # where the sign changes is not to the sample
+    assert (middle == np.array([[1], [-1]] * 40)).all()
