@@ -5,6 +5,8 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from blazr.core.errors import RequestError, said_by
 from blazr.text.images import EXPECTED, FORMATS, MAX_IMAGE_BYTES, too_large
 
@@ -41,7 +43,7 @@ def open_image(
             width, height = image.size
             num_frames = getattr(image, "n_frames", 1)
             if width * height <= MAX_PIXELS and num_frames == 1:
-                return ImageOps.exif_transpose(image).convert(mode)
+                return _in_bytes(ImageOps.exif_transpose(image)).convert(mode)
     except Exception as error:  # decoders of damaged files raise whatever comes to pass
         raise RequestError(
             "an image cannot be read.",
@@ -60,6 +62,15 @@ def open_image(
         expected=f"at most {MAX_PIXELS:,}",
         hint="scale it down: the model sees it smaller in any case",
     )
+
+
+def _in_bytes(image: Pixels) -> Pixels:
+    """An image of 16 bits of grey with the upper 8 of them; pillow would take most for white."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def open_frames(video: Video) -> list[Pixels]:
