@@ -156,6 +156,8 @@ def test_images_are_edited(generator: ImageGenerator) -> None:
     edited = make(generator, **given).images[0]
     assert size_of(edited.data) == (96, 128)  # what comes nearest
     assert make(generator, **given).images[0].data == edited.data
+    shown = make(generator, **{**given, "steps": 8, "num_partial": 1}).events
+    assert {e.size for e in shown if isinstance(e, PartialImage)} == {(96, 128)}
     other = {**given, "source": picture((100, 130), hole=(0, 0, 50, 50))}
     assert make(generator, **other).images[0].data != edited.data
     mask = picture((100, 130), hole=(0, 0, 50, 130))
