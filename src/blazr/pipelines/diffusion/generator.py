@@ -113,6 +113,8 @@ class ImageGenerator(Pipeline):
         for param, name in (("steps", "num_inference_steps"), ("guidance", _guidance_of(pipe))):
             if getattr(request, param) is not None and name not in known:
                 raise RequestError(f"this model takes no {param}.", param=param)
+        if request.guidance is not None and _is_distilled(pipe):
+            raise RequestError("this model takes no guidance.", param="guidance")
         strength = known["strength"].default if "strength" in known else 1.0
         if request.steps is not None and int(request.steps * strength) < 1:
             raise RequestError(
@@ -268,6 +270,12 @@ def _guidance_of(pipe: Any) -> str:
     """What the library calls the guidance of a pipeline."""
     is_qwen = type(pipe).__name__.startswith("QwenImage")
     return "true_cfg_scale" if is_qwen else "guidance_scale"
+
+
+def _is_distilled(pipe: Any) -> bool:
+    """Whether a pipeline takes a guidance and leaves it out, as those of Flux.1 schnell do."""
+    is_flux = type(pipe).__name__.startswith(("FluxPipeline", "FluxI", "FluxKontext"))
+    return is_flux and not pipe.transformer.config.guidance_embeds
 
 
 def _dtype_of(directory: Path, parts: Iterable[str], device: Device) -> torch.dtype:

@@ -214,3 +214,12 @@ def test_indexes_that_name_something_else_are_refused(place: Path, change: dict)
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError):
         load(place)
+
+
+def test_a_guidance_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
+    diffusing.save_flux(tmp_path / "schnell")
+    generator = load(tmp_path / "schnell")
+    with pytest.raises(RequestError) as caught:
+        make(generator, guidance=3.5)
+    assert caught.value.param == "guidance"
+    generator.close()
