@@ -196,6 +196,8 @@ class ImageGenerator(Pipeline):
                 for key, side in zip(("width", "height"), size, strict=True)
                 if key in known
             }
+            if "max_area" in known:  # Flux Kontext scales what is asked for to so many pixels
+                inputs["max_area"] = size[0] * size[1]
         if request.steps is not None:
             inputs["num_inference_steps"] = request.steps
         if request.guidance is not None:

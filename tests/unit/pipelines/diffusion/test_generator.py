@@ -223,3 +223,18 @@ def test_a_guidance_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
         make(generator, guidance=3.5)
     assert caught.value.param == "guidance"
     generator.close()
+
+
+def test_a_flux_kontext_makes_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    diffusing.save_flux(tmp_path)
+    rename(tmp_path, "FluxKontextPipeline")
+    generator = load(tmp_path)
+    made = make(generator, size=(96, 64), num_partial=1).events
+    assert {e.size for e in made if isinstance(e, (PartialImage, ImageMade))} == {(96, 64)}
+    generator.close()
+
+
+def rename(place: Path, pipeline: str) -> None:
+    """Give a saved pipeline another class of the library."""
+    file = place / "model_index.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_class_name": pipeline}))
