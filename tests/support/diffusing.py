@@ -24,13 +24,14 @@ NEEDS_IMAGE = [
 ]
 
 
-def save_stable_diffusion(path: Path, *, width: int = 1) -> None:
+def save_stable_diffusion(path: Path, *, width: int = 1, in_channels: int = 4) -> None:
     """Save a random Stable Diffusion that makes images of 64 by 64, so many times as wide."""
     import diffusers
     import transformers
 
     torch.manual_seed(run_seed())
     unet = diffusers.UNet2DConditionModel(
+        in_channels=in_channels,
         block_out_channels=(4 * width, 8 * width),
         layers_per_block=1,
         sample_size=32,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from blazr.nn.device import Device
 
 _CALLBACK = "callback_on_step_end"
+_WITH_MASK = 9
 _EDIT_PIXELS = 2**20  # of an edited image whose size nobody has said
 
 
@@ -178,6 +179,12 @@ class ImageGenerator(Pipeline):
         if self._made[task] is None:
             param = {"AutoPipelineForInpainting": "mask"}.get(task, "image")
             raise RequestError(f"this model {what}.", param=param, found=self.info.family[:100])
+        if request.mask is None and _paints_within_masks(self._made[task]):
+            raise RequestError(
+                "this model needs an image and a mask.",
+                param="mask",
+                hint="edit an image: /v1/images/edits",
+            )
         return self._made[task]
 
     def _inputs(self, pipe: Any, request: ImageRequest) -> dict[str, Any]:
@@ -272,6 +279,12 @@ def _guidance_of(pipe: Any) -> str:
     """What the library calls the guidance of a pipeline."""
     is_qwen = type(pipe).__name__.startswith("QwenImage")
     return "true_cfg_scale" if is_qwen else "guidance_scale"
+
+
+def _paints_within_masks(pipe: Any) -> bool:
+    """Whether a denoiser reads a mask and an image beside the latents: 4, 1 and 4 channels."""
+    unet = getattr(pipe, "unet", None)
+    return unet is not None and unet.config.in_channels == _WITH_MASK
 
 
 def _is_distilled(pipe: Any) -> bool:

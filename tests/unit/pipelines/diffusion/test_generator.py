@@ -234,6 +234,20 @@ def test_a_flux_kontext_makes_the_size_that_is_asked_for(tmp_path: Path) -> None
     generator.close()
 
 
+def test_a_model_that_paints_within_masks_asks_for_one(tmp_path: Path) -> None:
+    diffusing.save_stable_diffusion(tmp_path, in_channels=9)
+    rename(tmp_path, "StableDiffusionInpaintPipeline")
+    generator = load(tmp_path)
+    source = picture((64, 64))
+    for given in ({}, {"source": source}):
+        with pytest.raises(RequestError) as caught:
+            make(generator, **given, steps=4)
+        assert caught.value.param == "mask"
+    mask = picture((64, 64), hole=(0, 0, 32, 64))
+    assert make(generator, source=source, mask=mask).images
+    generator.close()
+
+
 def rename(place: Path, pipeline: str) -> None:
     """Give a saved pipeline another class of the library."""
     file = place / "model_index.json"
