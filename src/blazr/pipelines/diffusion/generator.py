@@ -74,6 +74,12 @@ class ImageGenerator(Pipeline):
                 found=name[:100],
                 expected="one of those for images in the docs of diffusers: FluxPipeline, ...",
             )
+        if "Control" in name:
+            raise CheckpointError(
+                f"{files.name} is steered by an image of another kind, which no request has.",
+                found=name[:100],
+                expected="a pipeline without a control network",
+            )
         chosen = _dtype_of(files.path, parts, device) if dtype == "auto" else getattr(torch, dtype)
         diffusers.utils.logging.disable_progress_bar()
         with only_data(files.path) as view:

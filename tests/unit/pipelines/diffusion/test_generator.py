@@ -248,6 +248,12 @@ def test_a_model_that_paints_within_masks_asks_for_one(tmp_path: Path) -> None:
     generator.close()
 
 
+def test_what_is_steered_by_another_image_is_refused(place: Path) -> None:
+    rename(place, "StableDiffusionControlNetPipeline")
+    with pytest.raises(CheckpointError, match="image of another kind"):
+        load(place)
+
+
 def rename(place: Path, pipeline: str) -> None:
     """Give a saved pipeline another class of the library."""
     file = place / "model_index.json"
