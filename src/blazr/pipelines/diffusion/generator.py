@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
 from io import BytesIO
@@ -177,7 +178,10 @@ class ImageGenerator(Pipeline):
             task, what = "AutoPipelineForInpainting", "edits no parts of images"
         if task not in self._made:
             try:
-                self._made[task] = getattr(diffusers, task).from_pipe(self._pipe)
+                # some change the settings of their scheduler, which are not for the others
+                self._made[task] = getattr(diffusers, task).from_pipe(
+                    self._pipe, scheduler=deepcopy(self._pipe.scheduler)
+                )
             except ValueError:
                 self._made[task] = None
             else:

@@ -254,6 +254,23 @@ def test_what_is_steered_by_another_image_is_refused(place: Path) -> None:
         load(place)
 
 
+@pytest.mark.filterwarnings("ignore:The configuration file of this scheduler:FutureWarning")
+def test_an_edit_leaves_the_scheduler_of_others_as_it_is(place: Path) -> None:
+    import diffusers
+
+    diffusers.PNDMScheduler(skip_prk_steps=False).save_pretrained(place / "scheduler")
+    file = place / "model_index.json"
+    index = json.loads(file.read_text()) | {"scheduler": ["diffusers", "PNDMScheduler"]}
+    file.write_text(json.dumps(index))
+    generator = load(place)
+    before = make(generator, steps=6)
+    make(generator, steps=6, source=picture((64, 64)), mask=picture((64, 64), hole=(0, 0, 9, 64)))
+    after = make(generator, steps=6)
+    assert after.num_steps == before.num_steps
+    assert after.images[0].data == before.images[0].data
+    generator.close()
+
+
 def rename(place: Path, pipeline: str) -> None:
     """Give a saved pipeline another class of the library."""
     file = place / "model_index.json"
