@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_text_engine
@@ -25,6 +26,7 @@ from tests.support.scripted import wait_until
 pytest.importorskip("transformers")
 BODY = {"prompt": [3, 5, 7, 11], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 BODY |= {"logprobs": 0}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +279,45 @@ def test_an_adapter_that_is_gone_does_not_keep_its_model_away(
         reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
         assert reply.status_code == 404
     assert "'second' cannot be loaded again" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """The built-in model, which has a vocabulary, with an adapter that changes one projection."""
+    base = nn.Module()
+    base.add_module("out_proj", nn.Linear(384, 192))
+    network = nn.Sequential()
+    network.add_module("layers", nn.ModuleList([nn.ModuleDict({"mamba2": nn.Module()})]))
+    network.get_submodule("layers.0.mamba2").add_module("mixer", base)
+    folder = tmp_path_factory.mktemp("adapter")
+    save_adapter(folder, network, ["layers.0.mamba2.mixer.out_proj"])
+    with serving(load_text_engine(LoadOptions("nano", adapter=f"first={folder}"))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
+        ("/v1/messages", CHAT),
+        ("/completion", {"prompt": "a", "n_predict": 2}),
+    ],
+)
+def test_replies_name_the_adapter_that_answers(
+    talking: Loopback, path: str, body: dict[str, object], *, stream: bool
+) -> None:
+    """As vLLM's do; those of a model by one of its other names have its first."""
+    asked = [({"model": name}, name) for name in ("first", "nano")]
+    asked += [({"model": f"{name}:latest"}, name) for name in ("first", "nano")]
+    for more, name in [({}, "nano"), ({"adapter": "first"}, "first"), *asked]:
+        if "adapter" in more and path not in {"/v1/completions", "/v1/chat/completions"}:
+            continue
+        reply = talking.client.post(path, json=body | more | {"stream": stream})
+        assert reply.is_success, reply.text
+        assert set(re.findall(r'"model":"([^"]*)"', reply.text)) == {name}, more
 
 
 def test_a_tag_says_nothing(server: Loopback) -> None:

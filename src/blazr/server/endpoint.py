@@ -122,8 +122,9 @@ class Call(Generic[Body_co]):
 
     @property
     def name(self) -> str:
-        """What clients call the model it is for."""
-        return self._model.name
+        """What clients call the model that answers: the adapter, where it asks for one."""
+        model = self._model
+        return (self.adapter if isinstance(model, Service) else None) or model.name
 
     @property
     def pipeline_service(self) -> PipelineService:

@@ -200,7 +200,7 @@ class MessageRenderer(PartsRenderer[MessageReply, MessageEvent]):
     def __init__(self, call: Call[object], max_tokens: int) -> None:
         super().__init__()
         self._id = f"msg_{call.id}"
-        self._model = call.service.name
+        self._model = call.name
         self._max_tokens = max_tokens
 
     def prompt_done(self) -> Iterable[MessageEvent]:

@@ -207,7 +207,7 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
     def __init__(self, call: Call[LlamaCppBody], params: SamplingParams) -> None:
         self._body = call.body
         self._params = params
-        self._model = call.service.name
+        self._model = call.name
         self._info = call.service.llm.core.info
         self._started_s = monotonic()
         self._prompts: dict[int, tuple[PromptDone, float]] = {}

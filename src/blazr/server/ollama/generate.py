@@ -295,7 +295,7 @@ async def _answer(
 
 def _model_name(call: Call[_OllamaBody]) -> str:
     """What the model is called in the answer: what the client calls it."""
-    return call.body.model or with_tag(call.service.name)
+    return call.body.model or with_tag(call.name)
 
 
 def _params(body: _OllamaBody) -> SamplingParams:

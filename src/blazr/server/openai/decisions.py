@@ -184,4 +184,4 @@ async def decide(call: Call[DecisionBody]) -> Decisions:
     )
     pairs = zip(body.questions, probabilities, strict=True)
     answers = [question.answer(shares) for question, shares in pairs]
-    return Decisions(model=call.service.name, answers=answers, usage=item_usage(usage))
+    return Decisions(model=call.name, answers=answers, usage=item_usage(usage))

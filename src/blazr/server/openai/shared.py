@@ -254,7 +254,7 @@ class ChoicesRenderer(Renderer[W, E], Generic[W, E, C]):
         asked = call.body.stream_options or StreamOptions()
         self._id = f"{prefix}-{call.id}"
         self._created = unix_time()
-        self._model = call.service.name
+        self._model = call.name
         self._chunk = chunk
         self._includes_usage = bool(asked.include_usage)
         self._tally = Tally(n) if asked.include_usage and asked.continuous_usage_stats else None

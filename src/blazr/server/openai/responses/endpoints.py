@@ -310,7 +310,7 @@ def _template(body: ResponseBody, call: Call[ResponseBody], tools: ToolSet) -> R
     return ResponseObject(
         id=f"resp_{call.id}",
         created_at=unix_time(),
-        model=call.service.name,
+        model=call.name,
         instructions=body.instructions,
         metadata=body.metadata or {},
         previous_response_id=body.previous_response_id,
