@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -109,11 +110,11 @@ def read_requests(path: Path, paths: Collection[str]) -> Iterator[BatchRequest]:
 
 def _read(path: Path, paths: Collection[str]) -> Iterator[tuple[int, BatchRequest]]:
     with as_config_error("the batch cannot be read."), path.open("rb") as file:
-        yield from (
-            (number, _parse(line, number, paths))
-            for number, line in enumerate(file, 1)
-            if line.strip()
-        )
+        for number, line in enumerate(file, 1):
+            # editors on Windows begin files with a mark that says nothing
+            given = line.removeprefix(BOM_UTF8) if number == 1 else line
+            if given.strip():
+                yield number, _parse(given, number, paths)
 
 
 def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:

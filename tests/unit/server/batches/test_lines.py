@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from codecs import BOM_UTF8
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_requests_are_read_in_their_order(tmp_path: Path) -> None:
         ("b", {}),
         ("a", {"n": 1}),
     ]
+
+
+def test_a_file_may_be_one_of_windows(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(BOM_UTF8 + f"{line_of('a')}\r\n\r\n{line_of('b')}\r\n".encode())
+    assert [each.custom_id for each in read_requests(path, PATHS)] == ["a", "b"]
+    path.write_bytes(BOM_UTF8)
+    assert not [*read_requests(path, PATHS)]
+    path.write_bytes(f"{line_of('a')}\n".encode() + BOM_UTF8 + line_of("b").encode())
+    with pytest.raises(ConfigError, match="line 2 of "):
+        [*read_requests(path, PATHS)]
 
 
 @pytest.mark.parametrize(
