@@ -164,6 +164,23 @@ def test_what_cannot_be_is_refused(client: openai.OpenAI) -> None:
         client.with_options(api_key="three").files.list()
 
 
+def test_a_list_goes_on_after_what_was_in_it(client: openai.OpenAI) -> None:
+    """Also after what has been deleted meanwhile, as a loop that deletes all files does."""
+    for number in range(5):
+        client.files.create(file=(f"{number}.jsonl", line_of("a")), purpose="batch")
+    for each in client.files.list(limit=2):
+        client.files.delete(each.id)
+    assert not [*client.files.list()]
+    batch = wait_for(client, begin(client, line_of("a")))
+    for after in ("unknown", "", "file-1", batch.id, batch.id.replace("batch_", "file-") + "0"):
+        with pytest.raises(openai.BadRequestError, match="no id of this list") as caught:
+            client.files.list(after=after)
+        assert caught.value.param == "after"
+    for after in ("unknown", "", batch.input_file_id):
+        with pytest.raises(openai.BadRequestError, match="no id of this list"):
+            client.batches.list(after=after)
+
+
 def test_keys_do_not_see_each_others(server: Loopback, client: openai.OpenAI) -> None:
     batch = wait_for(client, begin(client, line_of("mine")))
     assert batch.output_file_id is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,8 @@ from blazr.server.params import unix_time
 _log = logging.getLogger(__name__)
 
 MAX_KEPT = 1000  # of a key: files, and batches
-_ENTRY, _CONTENT, _FILE = ".json", ".jsonl", "file-"
+_ENTRY, _CONTENT = ".json", ".jsonl"
+FILE = "file-"  # the beginning of ids
 ROOM_S = 60  # until somebody has made room
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -79,7 +81,7 @@ class FileStore:
             ) from None
         for path in folder.glob(f"*{PARTIAL}"):
             path.unlink(missing_ok=True)
-        self._files = dict(self.read(_FILE, KeptFile))
+        self._files = dict(self.read(FILE, KeptFile))
         self._sizes = {path.stem: path.stat().st_size for path in folder.glob(f"*{_CONTENT}")}
 
     def close(self) -> None:
@@ -140,7 +142,7 @@ class FileStore:
         Raises:
             HttpError: 413, it or one more is too much; 503, the disk is full.
         """
-        name = fresh_id(_FILE)
+        name = fresh_id(FILE)
         with self._changing:
             held = sum(self._sizes.values())
             if held + len(content) > self._most_bytes:
@@ -211,6 +213,11 @@ class FileStore:
 def fresh_id(prefix: str) -> str:
     """An id that nobody can guess, and that is behind all earlier ones in their order."""
     return f"{prefix}{time_ns():016x}{uuid4().hex[:16]}"
+
+
+def is_id(prefix: str, name: str) -> bool:
+    """Whether `fresh_id` may have given a name; what it named may be gone."""
+    return re.fullmatch(f"{prefix}[0-9a-f]{{32}}", name) is not None
 
 
 def _full(found: str) -> HttpError:

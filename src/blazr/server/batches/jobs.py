@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 
 from blazr.core.errors import BlazrError, ConfigError
-from blazr.server.batches.files import MAX_KEPT, ROOM_S, FileStore, fresh_id
+from blazr.server.batches.files import FILE, MAX_KEPT, ROOM_S, FileStore, fresh_id
 from blazr.server.batches.lines import (
     AnswerFile,
     BatchAnswer,
@@ -28,7 +28,7 @@ from blazr.server.params import unix_time
 
 _log = logging.getLogger(__name__)
 
-_PREFIX = "batch_"
+BATCH = "batch_"  # the beginning of ids
 _WINDOW_S = 24 * 3600
 _AT_ONCE = 8  # batches; further ones wait
 _PLACES = 64  # requests of all of them that wait for their answers at once
@@ -127,7 +127,7 @@ class BatchJobs:
         self.store = store
         self.paths = paths
         self._connect = connect
-        self._jobs = dict(store.read(_PREFIX, Job))
+        self._jobs = dict(store.read(BATCH, Job))
         self._tasks: dict[str, tuple[asyncio.Task[BatchStatus], asyncio.Task[None]]] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._places = asyncio.Semaphore(_PLACES)
@@ -168,7 +168,7 @@ class BatchJobs:
         self._make_room(tenant)
         now = unix_time()
         batch = Batch(
-            id=fresh_id(_PREFIX),
+            id=fresh_id(BATCH),
             endpoint=endpoint,
             input_file_id=file_id,
             created_at=now,
@@ -176,7 +176,7 @@ class BatchJobs:
             request_counts=RequestCounts(),
             metadata=metadata,
         )
-        job = Job(tenant, batch, output_id=fresh_id("file-"), error_id=fresh_id("file-"))
+        job = Job(tenant, batch, output_id=fresh_id(FILE), error_id=fresh_id(FILE))
         self.store.write(batch.id, job)
         self._jobs[batch.id] = job
         self._start(job)

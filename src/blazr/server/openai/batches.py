@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 import msgspec
 from starlette.responses import FileResponse
 
-from blazr.server.batches.files import FileObject
-from blazr.server.batches.jobs import Batch, BatchJobs
+from blazr.server.batches.files import FILE, FileObject, is_id
+from blazr.server.batches.jobs import BATCH, Batch, BatchJobs
 from blazr.server.endpoint import Call
-from blazr.server.errors import HttpError
+from blazr.server.errors import HttpError, clean
 from blazr.server.schema import Example, schema_hint
 
 R = TypeVar("R", FileObject, Batch)
@@ -39,6 +39,7 @@ class FileQuery(msgspec.Struct, kw_only=True):
 
 
 class _Page(msgspec.Struct, Generic[R], kw_only=True):
+    id_prefix: ClassVar[str]
     object: Literal["list"] = "list"
     data: list[R]
     first_id: str | None
@@ -49,7 +50,14 @@ class _Page(msgspec.Struct, Generic[R], kw_only=True):
     def of(
         cls, rows: Iterable[R], after: str | None, limit: int, *, is_oldest_first: bool = False
     ) -> Self:
-        """A page of some rows, whose ids are in the order of time."""
+        """A page of some rows, whose ids are in the order of time.
+
+        Raises:
+            HttpError: 400, ``after`` never was the id of one; one that is gone still has its place.
+        """
+        if after is not None and not is_id(cls.id_prefix, after):
+            message = f"'after' is no id of this list: {clean(after, 100)!r}."
+            raise HttpError(400, message, param="after", code="invalid_value")
         rows = sorted(rows, key=lambda row: row.id, reverse=not is_oldest_first)
         if after is not None:
             rows = [x for x in rows if (x.id > after if is_oldest_first else x.id < after)]
@@ -60,6 +68,8 @@ class _Page(msgspec.Struct, Generic[R], kw_only=True):
 
 class FileList(_Page[FileObject]):
     """Files of a key."""
+
+    id_prefix: ClassVar[str] = FILE
 
 
 class FileDeleted(msgspec.Struct, kw_only=True):
@@ -99,6 +109,8 @@ class BatchQuery(msgspec.Struct, kw_only=True):
 
 class BatchList(_Page[Batch]):
     """Batches of a key, the latest first."""
+
+    id_prefix: ClassVar[str] = BATCH
 
 
 async def upload(call: Call[FileBody]) -> FileObject:
