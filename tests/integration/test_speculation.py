@@ -123,6 +123,31 @@ def eager(monkeypatch):
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("spec", [None, "ngram"])
+def test_stop_strings_wait_for_min_tokens(spec: str | None) -> None:
+    """With drafts, several tokens come in a step; streamed and whole replies end alike."""
+    with serving(load_text_engine(LoadOptions("nano", spec=spec))) as server:
+        body = {"prompt": TEXTS["a story"], "temperature": 0, "max_tokens": 60, "stop": " ball"}
+        ends = []
+        for min_tokens in (0, 1, 10, 20, 60):
+            asked = body | {"min_tokens": min_tokens}
+            whole = server.client.post("/v1/completions", json=asked).json()
+            (choice,) = whole["choices"]
+            num_tokens = whole["usage"]["completion_tokens"]
+            ends.append(num_tokens)
+            assert num_tokens > min_tokens or choice["finish_reason"] == "length"
+            assert min_tokens or " ball" not in choice["text"]
+            streamed = server.client.post("/v1/completions", json=asked | {"stream": True}).text
+            events = [json.loads(x[6:]) for x in streamed.split("\n\n") if x.startswith("data: {")]
+            assert "".join(x["choices"][0]["text"] for x in events) == choice["text"]
+            assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+        assert ends == sorted(ends)
+        assert ends[0] < ends[-2] <= ends[-1] == 60
+        drafted = server.core.engine.stats()["kept_draft_tokens"]
+    assert bool(drafted) == (spec == "ngram")
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_failure_behind_drafts_ends_its_own_reply_alone() -> None:
     """As one before them does, with the tokens that came until then."""
 

@@ -309,7 +309,7 @@ class SamplingFlags:
             ":", a double quote, "*"]
         allowed_token_ids: Token id that alone may come; repeatable.
         bad_words: Text that may not come; repeatable.
-        min_tokens: No end of the text before this many tokens.
+        min_tokens: No end of the text, and no stop, before this many tokens.
         seed: Makes sampling repeatable.
         stop: Text that ends the reply; repeatable.
         json_schema: The reply must follow this JSON Schema: a file, or the JSON.

@@ -221,6 +221,7 @@ class _ReplyState:
             self._tokenizer,
             index=self._index,
             stop=params.stop,
+            min_tokens=params.min_tokens,
             include_stop=params.include_stop,
             skip_special=params.skip_special_tokens,
             prompt_ids=self._prompt_ids,

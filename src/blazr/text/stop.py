@@ -23,15 +23,23 @@ class StopMatcher:
         self._stop = tuple(stop)
         self._include_stop = include_stop
         self._held = ""  # text not yet let through
+        self._num_free = 0  # characters of it in which no match may end
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Take more text; get what may be let through. Nothing after a match ever is."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Take more text; get what may be let through. Nothing after a match ever is.
+
+        Args:
+            text: The text.
+            may_end: Whether a match may end in it; one may begin in it all the same.
+        """
         if self.matched is not None:
             return ""
         if not self._stop:
             return text
         self._held += text
+        if not may_end:
+            self._num_free = len(self._held)
         return self._release(max(overlap(self._held, each) for each in self._stop))
 
     def flush(self) -> str:
@@ -42,11 +50,17 @@ class StopMatcher:
         """Let text through, but for that many characters with which a match may begin."""
         held = self._held
         cut = len(held) - begun
-        found = ((at, len(each), each) for each in self._stop if (at := held.find(each)) >= 0)
+        free = self._num_free
+        found = (
+            (at, len(each), each)
+            for each in self._stop
+            if (at := held.find(each, max(free + 1 - len(each), 0))) >= 0
+        )
         start, length, matched = min(found, default=(cut, 0, None))
         if matched is None or start > cut:
             cut = min(start, cut)
             self._held = held[cut:]
+            self._num_free = max(free - cut, 0)
             return held[:cut]
         self.matched = matched
         self._held = ""

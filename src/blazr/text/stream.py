@@ -71,6 +71,7 @@ class TextStream:
         tokenizer: What the ids mean.
         index: Which reply.
         stop: Strings that end it.
+        min_tokens: No stop string ends within this many tokens.
         include_stop: Leave the stop string in the text.
         skip_special: Leave special tokens out of the text.
         prompt_ids: What the reply continues. After a prompt with text in it, a leading space is
@@ -89,6 +90,7 @@ class TextStream:
         *,
         index: int,
         stop: Sequence[str] = (),
+        min_tokens: int = 0,
         include_stop: bool = False,
         skip_special: bool = True,
         prompt_ids: Sequence[int] = (),
@@ -104,6 +106,7 @@ class TextStream:
             kept_ids=frozenset(special_ids[name] for name in names if name in special_ids),
         )
         self._includes_stop = include_stop
+        self._min_tokens = min_tokens
         self._turns = StopMatcher(reply_format.turn_marks)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self.num_tokens = 0
@@ -166,11 +169,12 @@ class TextStream:
                 break
             was_thinking = self.is_thinking
             text = self._turns.push(self._detokenizer.push(token_id))
-            through = self._matcher.push(text)
+            used += 1
+            may_end = self.num_tokens + used > self._min_tokens
+            through = self._matcher.push(text, may_end=may_end)
             if self._turns.matched is not None and self.stopped is None:
                 through += self._matcher.flush()  # what could have become a stop string
             pieces += self._split(through)
-            used += 1
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
@@ -191,7 +195,8 @@ class TextStream:
         is_cut = reason != "stop" and not self.has_ended
         if not self.has_ended:
             last = self._turns.push(self._detokenizer.flush()) + self._turns.flush()
-            text = self._matcher.push(last) + self._matcher.flush()
+            may_end = self.num_tokens > self._min_tokens
+            text = self._matcher.push(last, may_end=may_end) + self._matcher.flush()
         pieces = self._split(text)
         if self._reasoning is not None:
             pieces += self._find_calls(self._reasoning.flush(is_cut=is_cut))

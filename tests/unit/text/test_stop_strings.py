@@ -49,6 +49,38 @@ def test_any_cut_gives_what_the_whole_text_gives(
 
 
 @given(
+    text=st.text("ab", max_size=30),
+    stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+    places=st.lists(st.integers(0, 100), max_size=10),
+    num_free=st.integers(0, 10),
+    include_stop=st.booleans(),
+)
+def test_none_ends_where_none_may(
+    text: str, stop: list[str], places: list[int], num_free: int, include_stop: bool
+) -> None:
+    """What ends there is text, what begins there counts, and nothing more is held back for it."""
+    parts = cut(text, places)
+    free = sum(map(len, parts[:num_free]))
+    matcher = StopMatcher(stop, include_stop=include_stop)
+    shown = ""
+    for number, part in enumerate(parts):
+        shown += matcher.push(part, may_end=number >= num_free)
+        if number < num_free and not any(
+            each.startswith(part[-n:]) for each in stop for n in range(1, len(part) + 1)
+        ):
+            assert shown.endswith(part)
+    shown += matcher.flush()
+    found = [
+        (at, len(each), each)
+        for each in stop
+        if (at := text.find(each, max(free - len(each) + 1, 0))) >= 0
+    ]
+    start, length, matched = min(found, default=(len(text), 0, None))
+    assert matcher.matched == matched
+    assert shown == text[: start + length if include_stop else start]
+
+
+@given(
     text=st.text("ab", max_size=20),
     stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
 )

@@ -75,6 +75,32 @@ def test_the_mark_of_the_next_turn_ends_the_reply_unseen(
     assert events[-1] == Finished(0, "stop", len(ids_of(events)))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+@pytest.mark.parametrize(
+    ("min_tokens", "text"),
+    [(0, "one"), (1, "one"), (2, "one two one"), (3, "one two one"), (4, "one two one two")],
+)
+def test_no_stop_string_ends_before_min_tokens(
+    cl100k: Tokenizer, size: int, min_tokens: int, text: str
+) -> None:
+    """However many tokens come at once, as they do with drafts."""
+    ids = cl100k.encode("one two one two")
+    stream = TextStream(cl100k, index=0, stop=(" two",), min_tokens=min_tokens)
+    events = [x for at in range(0, 4, size) for x in stream.push(ids[at : at + size])]
+    events += stream.finish("length")
+    assert text_of(events) == text
+    num_tokens = 2 if min_tokens < 2 else 4
+    stop = " two" if min_tokens < 4 else None
+    assert events[-1] == Finished(0, "stop" if stop else "length", num_tokens, stop=stop)
+
+
+def test_no_stop_string_ends_with_half_a_character_before_min_tokens(cl100k: Tokenizer) -> None:
+    ids = cl100k.encode("😀")[:1]
+    for min_tokens, text in ((0, ""), (1, "\ufffd")):
+        stream = TextStream(cl100k, index=0, stop=("\ufffd",), min_tokens=min_tokens)
+        assert text_of([*stream.push(ids), *stream.finish("length")]) == text
+
+
 def test_text_held_for_a_stop_string_comes_at_the_end(cl100k: Tokenizer) -> None:
     stream = TextStream(cl100k, index=0, stop=("two and more",))
     assert text_of(stream.push(cl100k.encode("one two"))) == "one "
