@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,13 +83,19 @@ def on_stdio(**more: object) -> dict[str, object]:
 
 
 def saying(
-    tools: object, *, then: object = None, flood: int = 0, **more: object
+    tools: object,
+    *,
+    then: object = None,
+    flood: int = 0,
+    answers: Mapping[str, str] | None = None,
+    **more: object,
 ) -> dict[str, object]:
     """The entry for a program that knows the protocol's beginning and lists these tools.
 
     Args:
         tools: What it lists.
         then: What it lists later, after it has said that its tools changed.
+        answers: What it answers to calls of some tools, written in Latin-1, after the id.
         flood: So many bytes without an end of line are what it answers to a call; a call of `die`
             ends it, any other is answered with the tool's name.
         more: Other keys of the entry.
@@ -98,6 +104,7 @@ def saying(
     code = f"""
 import json, sys
 lists = json.loads({lists!r})
+answers = {dict(answers or {})!r}
 for line in sys.stdin:
     asked = json.loads(line)
     if "id" not in asked:
@@ -118,6 +125,11 @@ for line in sys.stdin:
         name = asked["params"]["name"]
         if name == "die":
             sys.exit(3)
+        if name in answers:
+            whole = '{{"jsonrpc": "2.0", "id": %d, %s}}' % (asked["id"], answers[name])
+            sys.stdout.buffer.write(whole.encode("latin-1") + b"\\n")
+            sys.stdout.buffer.flush()
+            continue
         if {flood}:
             print("x" * {flood}, end="", flush=True)
             continue

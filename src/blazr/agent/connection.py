@@ -165,6 +165,8 @@ class Connection:
 
         if self._client is None:
             return Outcome(f"the server {self.server.name!r} does not work now.", is_error=True)
+        if not _can_send(arguments):
+            return Outcome("the arguments have half a character, or nest too deep.", is_error=True)
         try:
             with anyio.fail_after(self.server.timeout):
                 result = await self._client.call_tool(tool, dict(arguments))
@@ -173,7 +175,8 @@ class Connection:
             text = f"the tool did not answer within {self.server.timeout:g} seconds."
         except MCPError as error:
             text = error.message
-            if error.code == CONNECTION_CLOSED:
+            # servers give this code, too, as one of their own errors
+            if error.code == CONNECTION_CLOSED and self._is_broken:
                 text = f"{ENDED}."
                 self._break()
         except Exception as error:  # noqa: BLE001  (a result that breaks the protocol, for one)
@@ -299,6 +302,7 @@ async def _over_stdio(
         env=dict(server.env),
         cwd=server.cwd,
         encoding=bounded_lines.ENCODING,
+        encoding_error_handler="replace",  # else one wrong byte is the last that is read
     )
     # what it writes there would break into answers and progress bars
     shows = _log.isEnabledFor(logging.DEBUG)
@@ -376,6 +380,17 @@ def _checked(tool: Tool) -> McpTool:
         raise BadToolsError(f"the schema of {tool.name!r} is not of an object")
     only_reads = bool(tool.annotations and tool.annotations.read_only_hint)
     return McpTool(tool.name, (tool.description or "")[:MAX_DESCRIPTION], schema, only_reads)
+
+
+def _can_send(arguments: Mapping[str, object]) -> bool:
+    """Whether the SDK can write them down; where it cannot, it ends the connection."""
+    from pydantic_core import to_json
+
+    try:
+        to_json({"params": {"arguments": arguments}})  # as deep as in its message
+    except ValueError:
+        return False
+    return True
 
 
 def _text_of(result: CallToolResult) -> str:

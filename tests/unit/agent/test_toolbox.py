@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,37 @@ def test_a_program_that_ends_is_started_again(
         )
         wait_until(lambda: toolbox.connections[0].state == "ready", timeout_s=60)
         assert call(toolbox, "look") == Outcome("look")
+
+
+def test_what_a_server_gets_wrong_costs_no_later_call(tmp_path: Path) -> None:
+    """A byte that is no UTF-8, and an error with the number that the SDK has for its own end."""
+    answers = {
+        "latin": '"result": {"content": [{"type": "text", "text": "na\xefve"}]}',
+        "refuse": '"error": {"code": -32000, "message": "not today"}',
+    }
+    tools = [TOOL, *({**TOOL, "name": name} for name in answers)]
+    with opened(tmp_path, tried=mcp_servers.saying(tools, answers=answers)) as toolbox:
+        for _ in range(2):
+            assert call(toolbox, "latin") == Outcome("na\ufffdve")
+            assert call(toolbox, "refuse") == Outcome("not today", is_error=True)
+            assert call(toolbox, "look") == Outcome("look")
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud83d"}', '{"\\ude00": 1}', f'{{"a": {"[" * 300}{"]" * 300}}}']
+)
+@pytest.mark.parametrize("kind", ["stdio", "http"])
+def test_arguments_that_cannot_be_sent_cost_no_later_call(
+    kind: str, arguments: str, tmp_path: Path
+) -> None:
+    """A model may write half a character, and the server belongs to everybody."""
+    with mcp_servers.on_http() if kind == "http" else nullcontext() as url:
+        entry = {"url": url} if url else mcp_servers.on_stdio()
+        with opened(tmp_path, tried=entry) as toolbox:
+            assert call(toolbox, "add", arguments) == Outcome(
+                "the arguments have half a character, or nest too deep.", is_error=True
+            )
+            assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
 
 
 def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
