@@ -9,7 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from uuid import uuid4
 
 import uvicorn
 
@@ -172,6 +174,52 @@ def on_http(
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def with_sessions(tools: list[object], status: int) -> Iterator[tuple[str, set[str]]]:
+    """A server over HTTP that keeps sessions: its URL, and theirs, which may be taken out.
+
+    Args:
+        tools: What it lists.
+        status: What it answers where it does not know the session.
+    """
+    known: set[str] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            result: dict[str, object] = {"content": [{"type": "text", "text": "here"}]}
+            code, session = 200, self.headers.get("mcp-session-id")
+            if asked["method"] == "initialize":
+                session = uuid4().hex
+                known.add(session)
+                result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+                result["serverInfo"] = {"name": "odd", "version": "1"}
+            elif session not in known:
+                code = status
+            elif asked["method"] == "tools/list":
+                result = {"tools": tools}
+            elif "id" not in asked:
+                code = 202
+            answer = {"jsonrpc": "2.0", "id": asked.get("id"), "result": result}
+            body = json.dumps(answer).encode() if code == 200 else b""
+            self.send_response(code)
+            self.send_header("content-type", "application/json")
+            self.send_header("mcp-session-id", session or "")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp", known
+        finally:
+            server.shutdown()
 
 
 def write_config(folder: Path, **servers: object) -> Path:

@@ -179,6 +179,9 @@ class Connection:
             if error.code == CONNECTION_CLOSED and self._is_broken:
                 text = f"{ENDED}."
                 self._break()
+            elif self.server.url is not None:
+                # one that has forgotten the session refuses its list, too, and is connected again
+                self._changed.set()
         except Exception as error:  # noqa: BLE001  (a result that breaks the protocol, for one)
             text = f"the tool's answer cannot be read: {_said(error)}"
         return Outcome(self._cut(text), is_error=True)

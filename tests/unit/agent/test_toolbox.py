@@ -181,6 +181,24 @@ def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
         assert toolbox.offer().tools == {}
 
 
+@pytest.mark.parametrize("status", [404, 400])
+def test_a_session_that_its_server_has_forgotten_is_begun_again(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """404 is what the protocol wants then, and 400 what many say."""
+    monkeypatch.setattr(connection, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(connection, "RELIST_S", 0.01)
+    with (
+        mcp_servers.with_sessions([TOOL], status) as (url, sessions),
+        opened(tmp_path, tried={"url": url}) as toolbox,
+    ):
+        assert call(toolbox, "look") == Outcome("here")
+        sessions.clear()
+        assert call(toolbox, "look").is_error
+        wait_until(lambda: bool(sessions) and toolbox.connections[0].state == "ready")
+        assert call(toolbox, "look") == Outcome("here")
+
+
 def test_a_list_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "RELIST_S", 0.01)
     changing = mcp_servers.saying([TOOL], then=[{**TOOL, "name": "other"}])
