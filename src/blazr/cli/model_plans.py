@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,8 +139,15 @@ def _checked_flags(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFla
     """The same flags with other values, which are checked."""
     unknown = sorted(changes.keys() - set(options.flag_names(ServeFlags)))
     if unknown:
-        raise ValueError(f"there is no key {unknown[0][:50]!r}")
+        closest = _closest(unknown, options.flag_names(ServeFlags))
+        raise ValueError(f"there is no key {unknown[0][:50]!r}{closest and f'; {closest}'}")
     return msgspec.convert({**asdict(flags), **changes}, ServeFlags)
+
+
+def _closest(unknown: Sequence[str], names: Sequence[str]) -> str:
+    """What the first of some mistyped keys may be meant to be; nothing where none is like it."""
+    near = get_close_matches(unknown[0], names, n=1) if unknown else []
+    return f"closest: {near[0].replace('_', '-')}" if near else ""
 
 
 def read_settings(file: Path) -> dict[str, object]:
@@ -170,6 +178,7 @@ def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             "the settings file has a key that is not a flag.",
             found=", ".join(unknown)[:100] or "config",
             expected="flags of blazr serve, without dashes, and [models]",
+            hint=_closest(unknown, [name for name in flags if name and name != "config"]),
         )
     ctx.default_map = {
         name: [value] if flags[name].multiple and isinstance(value, str) else value

@@ -135,6 +135,21 @@ def test_a_wrong_file_is_refused(text: str, tmp_path: Path) -> None:
         settings("--config", str(file))
 
 
+@pytest.mark.parametrize(
+    ("key", "closest"),
+    [("prot", "closest: port"), ("api-keyfile", "closest: api-key-file"), ("zzz", "")],
+)
+def test_a_mistyped_key_is_told_the_closest(key: str, closest: str, tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text(f"{key} = 1")
+    with pytest.raises(ConfigError) as raised:
+        settings("--config", str(file))
+    assert raised.value.hint == closest
+    file.write_text("[models.a]\npath = 'x'\nmax-runing = 1")
+    with pytest.raises(ConfigError, match="'max_runing'; closest: max-running"):
+        plan(file=file)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         settings("--config", str(tmp_path / "none.toml"))
