@@ -165,8 +165,6 @@ class Connection:
 
         if self._client is None:
             return Outcome(f"the server {self.server.name!r} does not work now.", is_error=True)
-        if not _can_send(arguments):
-            return Outcome("the arguments have half a character, or nest too deep.", is_error=True)
         try:
             with anyio.fail_after(self.server.timeout):
                 result = await self._client.call_tool(tool, dict(arguments))
@@ -383,17 +381,6 @@ def _checked(tool: Tool) -> McpTool:
         raise BadToolsError(f"the schema of {tool.name!r} is not of an object")
     only_reads = bool(tool.annotations and tool.annotations.read_only_hint)
     return McpTool(tool.name, (tool.description or "")[:MAX_DESCRIPTION], schema, only_reads)
-
-
-def _can_send(arguments: Mapping[str, object]) -> bool:
-    """Whether the SDK can write them down; where it cannot, it ends the connection."""
-    from pydantic_core import to_json
-
-    try:
-        to_json({"params": {"arguments": arguments}})  # as deep as in its message
-    except ValueError:
-        return False
-    return True
 
 
 def _text_of(result: CallToolResult) -> str:

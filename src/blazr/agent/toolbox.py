@@ -193,9 +193,16 @@ class Toolbox:
 
 
 def read_arguments(text: str) -> dict[str, object] | None:
-    """The arguments that a model wrote; none where it wrote nothing. None: no JSON object."""
+    """The arguments that a model wrote; none where it wrote nothing. None: no JSON object.
+
+    One with half a character, or that nests too deep, is none either: neither templates nor the
+    SDK, which would end the connection, can write it.
+    """
+    from pydantic_core import to_json
+
     try:
         given = json.loads(text.strip() or "{}")
+        to_json({"params": {"arguments": given}})  # as deep as in a message of the SDK
     except (ValueError, RecursionError):
         return None
     return given if isinstance(given, dict) else None

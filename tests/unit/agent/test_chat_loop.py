@@ -159,7 +159,9 @@ def test_rounds_have_an_end(tmp_path: Path) -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-@pytest.mark.parametrize("arguments", ['"two"', "[1]", '{"a": "two"}', '{"a": 1', ""])
+@pytest.mark.parametrize(
+    "arguments", ['"two"', "[1]", '{"a": "two"}', '{"a": 1', "", '{"a": "\\ud83d"}']
+)
 def test_arguments_that_are_wrong_are_told_to_the_model(arguments: str, tmp_path: Path) -> None:
     written = f'{{"name": "add", "arguments": {arguments}}}'
     with chatting(tmp_path, [f"<tool_call>\n{written}\n</tool_call>", "Sorry."]) as running:

@@ -164,7 +164,7 @@ def test_arguments_that_cannot_be_sent_cost_no_later_call(
         entry = {"url": url} if url else mcp_servers.on_stdio()
         with opened(tmp_path, tried=entry) as toolbox:
             assert call(toolbox, "add", arguments) == Outcome(
-                "the arguments have half a character, or nest too deep.", is_error=True
+                "the arguments are no JSON object.", is_error=True
             )
             assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
 
