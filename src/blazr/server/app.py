@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import httpx2
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -42,6 +43,15 @@ from blazr.server.tracing import Tracer
 
 # Paths under these that are no endpoint are still a dialect's.
 _PREFIXES = (("/api/", ollama_error), ("/v1/messages/", anthropic_error))
+
+
+class _Name(PathConvertor):
+    """The rest of a path, if there is any: without it, a slash at the end is left out."""
+
+    regex = ".+"
+
+
+register_url_convertor("name", _Name())
 
 
 def build_app(

@@ -24,7 +24,7 @@ from blazr.server.params import ALIASES
 from blazr.server.schema import Schema
 
 _REFERENCE = "#/components/schemas/"
-_PARAMETER = re.compile(r"{(\w+)(?::path)?}")
+_PARAMETER = re.compile(r"{(\w+)(?::name)?}")
 _DIALECTS = {
     "openai": "OpenAI",
     "anthropic": "Anthropic",

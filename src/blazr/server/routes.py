@@ -89,7 +89,7 @@ _ROWS = (
     _Events("GET", "/cache_events", cache_events.watch),
     Route("GET", "/v1/models", model_list.list_models),
     Route("GET", "/models", model_list.list_models),  # llama.cpp
-    Route("GET", "/v1/models/{model:path}", model_list.show_model),
+    Route("GET", "/v1/models/{model:name}", model_list.show_model),
     # llama.cpp's router
     _Loading("POST", "/models/load", router.load),
     _Loading("POST", "/models/unload", router.unload),

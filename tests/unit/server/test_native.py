@@ -369,6 +369,8 @@ def test_models(loopback: Loopback) -> None:
     assert (card["type"], card["display_name"]) == ("model", "scripted")
     for name in ("scripted", "default", "org/name"):
         assert loopback.client.get(f"/v1/models/{name}").json()["id"] == "scripted"
+    listed = loopback.client.get("/v1/models/", follow_redirects=True)
+    assert [each["id"] for each in listed.json()["data"]] == ["scripted"]
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "../../etc/passwd", "a" * 5000])

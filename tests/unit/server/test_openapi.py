@@ -277,7 +277,7 @@ def test_every_endpoint_is_there_with_its_body(document: dict) -> None:
     shown = [row for row in ROUTES.values() if not row.is_page]
     assert len(shown) == sum(len(operations) for operations in document["paths"].values())
     for row in shown:
-        operation = document["paths"][row.path.replace(":path", "")][row.method.lower()]
+        operation = document["paths"][row.path.replace(":name", "")][row.method.lower()]
         assert operation["summary"]
         assert operation["tags"]
         is_post = row.method == "POST"
@@ -287,7 +287,7 @@ def test_every_endpoint_is_there_with_its_body(document: dict) -> None:
         fields = set(row.body.__struct_fields__) if is_asked else set()
         assert in_query == fields | ({"model"} if row.needs_model else set())
         in_path = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
-        assert in_path == re.findall(r"{(\w+)(?::path)?}", row.path)
+        assert in_path == re.findall(r"{(\w+)(?::name)?}", row.path)
         assert operation["security"] == ([] if row.is_open else [{}, {"key": []}])
         assert {"200", "default"} == set(operation["responses"])
 
