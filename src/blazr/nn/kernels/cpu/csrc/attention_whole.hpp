@@ -55,8 +55,7 @@ struct WholeNumbers {
     return larger16(bits_of(x) & INT32_MAX, most);
   }
   [[gnu::always_inline]] static Lane rounded(const Lanes& x, float by) {
-    const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
-    return bits_of(x * by + magic) - bits_as<int32_t>(magic);
+    return bits_of(x * by + kRoundToInteger) - bits_as<int32_t>(kRoundToInteger);
   }
   [[gnu::always_inline]] static void store(int32_t* to, const Lane& x) {
     store16((float*)to, floats_of(x));

@@ -28,7 +28,7 @@ struct Q4KGroups {
   static Groups larger(Groups a, Groups b) { return a > b ? a : b; }
   static Groups inverse(Groups a) { return a > 0 ? 1 / a : Groups{}; }
   static Groups rounded(Groups a) {
-    const Groups magic = all_groups(0x1.8p23f);  // adding it rounds to the nearest integer, ties to even
+    const Groups magic = all_groups(kRoundToInteger);
     return (a + magic) - magic;
   }
   static Groups limited(Groups a, float most) {

@@ -42,7 +42,6 @@ template <int N>
 // Round a row to int8: q = x * 127 / max |x|, over so many blocks as the packing rounds together.
 template <class T>
 void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row) {
-  const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, in the low bits
   const int64_t num_blocks = call.k / kBlock;
   const T* x = (const T*)call.activations + row * call.k;
   Int8Block* out = call.x.blocks + row * num_blocks;
@@ -60,8 +59,8 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
     const float scale = max * (1.0f / 127);  // not finite: the row's results are NaN
     for (int64_t i = 0; i < kernel.together; i++, out++) {
       for (int half = 0; half < 2; half++) {
-        const Lanes shifted = load16(values + kBlock * i + 16 * half) * inverse + magic;
-        narrow16(bits_of(shifted) - bits_as<int32_t>(magic), out->q + 16 * half);
+        const Lanes shifted = load16(values + kBlock * i + 16 * half) * inverse + kRoundToInteger;
+        narrow16(bits_of(shifted) - bits_as<int32_t>(kRoundToInteger), out->q + 16 * half);
       }
       int32_t sums[2] = {sum16(out->q), sum16(out->q + 16)};
       if (kernel.parts == 1) sums[0] += sums[1];

@@ -108,8 +108,7 @@ struct Q8_0 : Blocks<Q8_0> {
     const float inverse = 1 / to_float(scale), by = inverse <= __FLT_MAX__ ? inverse : 0;
     memcpy(to, &scale, sizeof scale);
     for (int64_t i = 0; i < n; i++) {
-      const float magic = 0x1.8p23f;  // adding it rounds to the nearest integer, ties to even
-      const float x = (to_float(from[i]) * by + magic) - magic;
+      const float x = (to_float(from[i]) * by + kRoundToInteger) - kRoundToInteger;
       to[2 + i] = uint8_t(int8_t(x < -127 ? -127 : x < 127 ? x : 127));
     }
   }

@@ -101,13 +101,16 @@ inline typename D::Reg padded_load(const T* p, int n) {
   return D::load(all);
 }
 
+// Added to a float of magnitude below 2^22, 1.5 * 2^23 leaves no bits for fractions: the sum's low bits
+// are the nearest integer, ties to even. Taken off again, it leaves that integer as a float.
+constexpr float kRoundToInteger = 0x1.8p23f;
+
 // exp to about 2 units in the last place, in steps a compiler turns into vector code: where it is
 // inlined, which it would not be everywhere by itself.
 [[gnu::always_inline]] inline float exp_approx(float x) {
   x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-  const float magic = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
-  const float shifted = x * 1.44269504f + magic;
-  const float n = shifted - magic;
+  const float shifted = x * 1.44269504f + kRoundToInteger;
+  const float n = shifted - kRoundToInteger;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // x - n ln 2, ln 2 in two parts
   float p = 1.0f / 5040;  // the series of exp on [-ln 2 / 2, ln 2 / 2]
   p = p * r + 1.0f / 720;
@@ -117,7 +120,7 @@ inline typename D::Reg padded_load(const T* p, int n) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const uint32_t exponent = (bits_as<uint32_t>(shifted) - bits_as<uint32_t>(magic) + 127) << 23;
+  const uint32_t exponent = (bits_as<uint32_t>(shifted) - bits_as<uint32_t>(kRoundToInteger) + 127) << 23;
   return p * bits_as<float>(exponent);
 }
 
