@@ -298,9 +298,9 @@ struct AttentionOf {
         if (from[i] < to[i]) low = smaller(low, from[i]), high = larger(high, to[i]);
         score(i, from[i], to[i]);
       }
-      for (int64_t i = 0; i < count; i += 4) fold4(Greater(), folded + i, tops + i);
+      for (int64_t i = 0; i < count; i += 4) fold4(Maximum(), folded + i, tops + i);
       for (int64_t i = 0; i < count; i += 16) {
-        const Lanes old = load16(best + i), top = load16(tops + i), now = greater16(top, old);
+        const Lanes old = load16(best + i), top = load16(tops + i), now = max16(top, old);
         store16(best + i, now);
         store16(factors + i, select(now > old, exp16_to_one(old - now), all16(1.0f)));
       }
@@ -328,7 +328,7 @@ struct AttentionOf {
           scores[n] = load16(s + 16 * n) * scale;
         else if (16 * n < high)
           scores[n] = select(between(low - 16 * n, high - 16 * n), load16(s + 16 * n) * scale, scores[n]);
-        top = greater16(scores[n], top);
+        top = max16(scores[n], top);
       }
 #pragma GCC unroll 4
       for (int64_t n = 0; n < kGrid / 16; n++) store16(s + 16 * n, scores[n]);

@@ -46,21 +46,21 @@ struct WholeNumbers {
 
   // The unit in which numbers of these magnitudes, as bits, have 16 bits; `by` makes them so. It is NaN
   // where one of them is no finite number.
-  static float unit_of(const Lane& magnitudes, float& by) {
+  static float unit_of(const IntLanes& magnitudes, float& by) {
     const float most = bits_as<float>(largest16(magnitudes));
     by = most >= 0x1p-100f ? kMost / most : 0.0f;
     return most <= __FLT_MAX__ ? most * (1 / kMost) : __builtin_nanf("");
   }
-  [[gnu::always_inline]] static Lane magnitudes(const Lanes& x, const Lane& most) {
-    return larger16(bits_of(x) & INT32_MAX, most);
+  [[gnu::always_inline]] static IntLanes magnitudes(const Lanes& x, const IntLanes& most) {
+    return max16(bits_of(x) & INT32_MAX, most);
   }
-  [[gnu::always_inline]] static Lane rounded(const Lanes& x, float by) {
+  [[gnu::always_inline]] static IntLanes rounded(const Lanes& x, float by) {
     return bits_of(x * by + kRoundToInteger) - bits_as<int32_t>(kRoundToInteger);
   }
-  [[gnu::always_inline]] static void store(int32_t* to, const Lane& x) {
+  [[gnu::always_inline]] static void store(int32_t* to, const IntLanes& x) {
     store16((float*)to, floats_of(x));
   }
-  [[gnu::always_inline]] static Lane load(const int32_t* from) {
+  [[gnu::always_inline]] static IntLanes load(const int32_t* from) {
     return bits_of(load16((const float*)from));
   }
 
@@ -70,7 +70,7 @@ struct WholeNumbers {
     memcpy(numbers, x, size_t(n) * sizeof(float));
     const Lanes lo = load16(numbers), hi = load16(numbers + 16);
     float by;
-    q_units[i * kMaxBlocks + block] = unit_of(magnitudes(hi, magnitudes(lo, Lane{})), by);
+    q_units[i * kMaxBlocks + block] = unit_of(magnitudes(hi, magnitudes(lo, IntLanes{})), by);
     alignas(64) int32_t whole[kStoredBlock];
     store(whole, rounded(lo, by)), store(whole + 16, rounded(hi, by));
     int32_t* to = q + i * kStride + block * kPairs;
@@ -118,11 +118,11 @@ struct WholeNumbers {
 
   template <int Count>
   [[gnu::noinline]] void add_scores(int64_t i, int64_t block, float* sums, bool is_first) {
-    Lane dots[Count][kLots];
+    IntLanes dots[Count][kLots];
 #pragma GCC unroll 8
     for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
-      for (int lot = 0; lot < kLots; lot++) dots[n][lot] = Lane{};
+      for (int lot = 0; lot < kLots; lot++) dots[n][lot] = IntLanes{};
     const int32_t* x = q + i * kStride + block * kPairs;
     for (int64_t p = 0; p < kPairs; p++) add_products<Count>(dots, pairs + 16 * p, 16 * kPairs, x + p, kStride);
 #pragma GCC unroll 8
@@ -137,14 +137,14 @@ struct WholeNumbers {
 
   // Add pairs of codes, `gap` from one lot to the next, times a pair of each query.
   template <int Count>
-  [[gnu::always_inline]] static void add_products(Lane (&to)[Count][kLots], const int32_t* codes,
+  [[gnu::always_inline]] static void add_products(IntLanes (&to)[Count][kLots], const int32_t* codes,
                                                   int64_t gap, const int32_t* x, int64_t stride) {
-    Lane lots[kLots];
+    IntLanes lots[kLots];
 #pragma GCC unroll 2
     for (int lot = 0; lot < kLots; lot++) lots[lot] = load(codes + lot * gap);
 #pragma GCC unroll 8
     for (int n = 0; n < Count; n++) {
-      const Lane both = all<int32_t>(x[n * stride]);
+      const IntLanes both = all<int32_t>(x[n * stride]);
 #pragma GCC unroll 2
       for (int lot = 0; lot < kLots; lot++)
         to[n][lot] = each<int32_t>(
@@ -172,7 +172,7 @@ struct WholeNumbers {
   // What query i gives to the rows of a page is w.
   void read_weights(int64_t i, const float* w) {
     Lanes scaled[kGrid / 16];
-    Lane most{};
+    IntLanes most{};
 #pragma GCC unroll 4
     for (int64_t k = 0; k < kGrid / 16; k++) {
       scaled[k] = load16(w + 16 * k) * load16(scales + 16 * k);
@@ -196,11 +196,11 @@ struct WholeNumbers {
   template <int Count>
   [[gnu::noinline]] void add_values(int64_t i, int64_t c, const float* left, float* sums, int64_t ld,
                                     int64_t high) {
-    Lane mixed[Count][kLots];
+    IntLanes mixed[Count][kLots];
 #pragma GCC unroll 8
     for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
-      for (int lot = 0; lot < kLots; lot++) mixed[n][lot] = Lane{};
+      for (int lot = 0; lot < kLots; lot++) mixed[n][lot] = IntLanes{};
     for (int64_t base = 0; base < kGrid; base += 32)
       for (int64_t r = base / 2; r < base / 2 + num_pairs(base, high); r++)
         add_products<Count>(mixed, pairs + r * kStoredBlock + c, 16, weights + i * kGrid / 2 + r, kGrid / 2);

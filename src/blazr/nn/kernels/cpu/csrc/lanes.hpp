@@ -34,9 +34,10 @@ struct Registers<T, 1, kBytes> {
   Vector v;
 };
 
-constexpr int kPerLanes = 64 / kRegister;
+// Sixteen numbers, as floats and as integers.
+constexpr int kPerLanes = 64 / kRegister;  // registers
 using Lanes = Registers<float, kPerLanes>;
-using Lane = Registers<int32_t, kPerLanes>;
+using IntLanes = Registers<int32_t, kPerLanes>;
 
 // of(registers) for those of each, as registers of T.
 template <class T, class Of, int N, int kBytes, class... From>
@@ -246,9 +247,9 @@ template <int N>
 }
 
 // Ones in the lanes from `low` on that lie before `high`.
-[[gnu::always_inline]] inline Lane between(int64_t low, int64_t high) {
+[[gnu::always_inline]] inline IntLanes between(int64_t low, int64_t high) {
   alignas(64) static constexpr int32_t kPlaces[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Lane place = bits_of(load16((const float*)kPlaces));
+  const IntLanes place = bits_of(load16((const float*)kPlaces));
   return (place > all(int32_t(low) - 1)) & (all(int32_t(high)) > place);
 }
 
@@ -281,8 +282,8 @@ template <class T, class Of, int N>
     return fold_lanes<kRegister / 8>(of, x.v)[0];
 }
 
-// The larger number of two; where one is NaN, b. What compilers make of a choice is two steps.
-struct Greater {
+// The larger number of two; where one is NaN, b. Compilers make two instructions of the comparison.
+struct Maximum {
   template <class V>
   [[gnu::always_inline]] V operator()(V a, V b) const {
 #if defined(__AVX512F__)
@@ -294,8 +295,8 @@ struct Greater {
 #endif
   }
 };
-[[gnu::always_inline]] inline Lanes greater16(const Lanes& a, const Lanes& b) {
-  return each<float>(Greater(), a, b);
+[[gnu::always_inline]] inline Lanes max16(const Lanes& a, const Lanes& b) {
+  return each<float>(Maximum(), a, b);
 }
 
 [[gnu::always_inline]] inline float sum16(const Lanes& v) {
@@ -378,10 +379,10 @@ inline void transpose16(const float* from, int64_t stride, int64_t n, float* to,
 }
 
 // The larger number in each lane, and the largest of all lanes.
-[[gnu::always_inline]] inline Lane larger16(const Lane& a, const Lane& b) {
+[[gnu::always_inline]] inline IntLanes max16(const IntLanes& a, const IntLanes& b) {
   return each<int32_t>([](auto x, auto y) { return x > y ? x : y; }, a, b);
 }
-[[gnu::always_inline]] inline int32_t largest16(const Lane& v) {
+[[gnu::always_inline]] inline int32_t largest16(const IntLanes& v) {
   return fold<int32_t>([](auto a, auto b) { return a > b ? a : b; }, v);
 }
 
@@ -457,13 +458,13 @@ template <class Step>
 }
 [[gnu::always_inline]] inline Lanes silu(const Lanes& x) { return x / (exp_approx(-x) + 1.0f); }
 [[gnu::always_inline]] inline Lanes softplus(const Lanes& x) {
-  const Lane is_low = x < all16(0.0f);
+  const IntLanes is_low = x < all16(0.0f);
   return select(is_low, all16(0.0f), x) + log_1_plus(exp_approx(select(is_low, x, -x)));
 }
 
 // The same of numbers up to 0, in fewer steps; for -88 and less it is 0.
 [[gnu::always_inline]] inline Lanes exp16_to_one(Lanes x) {
-  x = greater16(all16(-88.0f), x);
+  x = max16(all16(-88.0f), x);
   // the low bits of the sum are the exponent of 2^n with its bias of 127, which for x = -88 is 0
   const Lanes magic = all16(kRoundToInteger + 127);
   const Lanes shifted = fma16(x, all16(1.44269504f), magic), n = shifted - magic;
@@ -488,9 +489,9 @@ inline void cos_sin16(const Lanes& x, float* cos, float* sin) {
   Lanes c = fma16(all16(2.443315711809948e-5f), z, all16(-1.388731625493765e-3f));
   c = fma16(c, z, all16(4.166664568298827e-2f));
   c = fma16(c * z, z, fma16(all16(-0.5f), z, all16(1.0f)));
-  const Lane quarter = bits_of(shifted);  // its low bits are the multiple's
-  const Lane swap = (quarter & 1) != 0;
-  const Lane sine = bits_of(select(swap, c, s)), cosine = bits_of(select(swap, s, c));
+  const IntLanes quarter = bits_of(shifted);  // its low bits are the multiple's
+  const IntLanes swap = (quarter & 1) != 0;
+  const IntLanes sine = bits_of(select(swap, c, s)), cosine = bits_of(select(swap, s, c));
   store16(sin, floats_of(sine ^ ((quarter & 2) << 30)));
   store16(cos, floats_of(cosine ^ (((quarter + 1) & 2) << 30)));
 }

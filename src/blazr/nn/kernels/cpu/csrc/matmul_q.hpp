@@ -47,12 +47,12 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
   Int8Block* out = call.x.blocks + row * num_blocks;
   for (int64_t first = 0; first < num_blocks; first += kernel.together) {
     float values[8 * kBlock];
-    Lane high{};
+    IntLanes high{};
     for (int64_t i = 0; i < kernel.together * kBlock; i += 16, x += 16) {
       const Lanes numbers = load16(x);
       store16(values + i, numbers);
       // magnitudes of floats are ordered like their bits
-      high = larger16(bits_of(numbers) & 0x7fffffff, high);
+      high = max16(bits_of(numbers) & 0x7fffffff, high);
     }
     const float max = bits_as<float>(largest16(high));
     const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);

@@ -78,7 +78,7 @@ struct Q8_0 : Blocks<Q8_0> {
   }
 
   static constexpr int64_t kBeforeCodes = 2;
-  [[gnu::always_inline]] static Lanes numbers(const Lane& codes, const Lanes& scale) {
+  [[gnu::always_inline]] static Lanes numbers(const IntLanes& codes, const Lanes& scale) {
     return floats(codes) * scale;
   }
   // One conversion for every 32 numbers counts: in one step, where the processor has that.
@@ -118,10 +118,10 @@ struct Fp8 : Blocks<Fp8> {
   static constexpr int64_t width(int64_t size) { return size; }
 
   static constexpr int64_t kBeforeCodes = 0;
-  [[gnu::always_inline]] static Lanes numbers(const Lane& x, const Lanes&) {
-    const Lane magnitude = x & 0x7f, sign = x & INT32_MIN, nan = (magnitude > 0x7e) & 0x7fc00000;
-    const Lane normal = (magnitude << 20) + (120 << 23);
-    const Lane subnormal = bits_of(floats(magnitude) * 0x1p-9f);
+  [[gnu::always_inline]] static Lanes numbers(const IntLanes& x, const Lanes&) {
+    const IntLanes magnitude = x & 0x7f, sign = x & INT32_MIN, nan = (magnitude > 0x7e) & 0x7fc00000;
+    const IntLanes normal = (magnitude << 20) + (120 << 23);
+    const IntLanes subnormal = bits_of(floats(magnitude) * 0x1p-9f);
     return floats_of((select(magnitude > 7, normal, subnormal) ^ sign) | nan);
   }
   [[gnu::always_inline]] static Lanes scale_of(const uint8_t*) { return Lanes{}; }
