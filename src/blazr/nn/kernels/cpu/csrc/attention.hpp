@@ -140,10 +140,10 @@ struct AttentionOf {
     // Have memory send rows [first, last) of a page: not all at once, which it would not take, but a few
     // between one tile and the next. Values come while keys are read, the next page's keys after them.
     void fetch(const PagedRows& rows, int64_t page, int64_t first, int64_t last) const {
-      const auto of = rows_of(rows, page);
+      const auto stored = rows_of(rows, page);
       const int64_t bytes = Stored::width(rows.size) * int64_t(sizeof(Number));
       for (int64_t r = first; r < last; r++)
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)of[r] + at, 0, 2);
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)stored[r] + at, 0, 2);
     }
     void fetch_values(int64_t page, int64_t first, int64_t last) const {
       if (!reads_twice()) fetch(call.values, page, first, last);

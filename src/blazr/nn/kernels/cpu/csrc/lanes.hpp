@@ -39,14 +39,14 @@ constexpr int kPerLanes = 64 / kRegister;  // registers
 using Lanes = Registers<float, kPerLanes>;
 using IntLanes = Registers<int32_t, kPerLanes>;
 
-// of(registers) for those of each, as registers of T.
-template <class T, class Of, int N, int kBytes, class... From>
-[[gnu::always_inline]] inline Registers<T, N, kBytes> each(const Of& of,
+// op(x, y, ...) of one register of each vector after the other, as a vector of T.
+template <class T, class Op, int N, int kBytes, class... From>
+[[gnu::always_inline]] inline Registers<T, N, kBytes> each(const Op& op,
                                                            const Registers<From, N, kBytes>&... from) {
   if constexpr (N == 1)
-    return {(typename Registers<T, 1, kBytes>::Vector)of(from.v...)};
+    return {(typename Registers<T, 1, kBytes>::Vector)op(from.v...)};
   else
-    return {each<T>(of, from.lo...), each<T>(of, from.hi...)};
+    return {each<T>(op, from.lo...), each<T>(op, from.hi...)};
 }
 
 // The same number in every lane.
@@ -259,27 +259,27 @@ template <int... kIndices, class V>
   return __builtin_shufflevector(a, b, kIndices...);
 }
 
-// v with each lane and that at `kDistance` taken together, and so at half of it, down to 1.
-template <int kDistance, class Of, class V>
-[[gnu::always_inline]] inline V fold_lanes(const Of& of, V v) {
+// v, each lane combined by op with the one `kDistance` away, then at half of that, down to 1.
+template <int kDistance, class Op, class V>
+[[gnu::always_inline]] inline V fold_lanes(const Op& op, V v) {
   if constexpr (kDistance == 0) {
     return v;
   } else {
     const auto swapped = [&]<int... i>(std::integer_sequence<int, i...>) {
       return pick<(i ^ kDistance)...>(v, v);
     };
-    v = of(v, swapped(std::make_integer_sequence<int, kRegister / 4>()));
-    return fold_lanes<kDistance / 2>(of, v);
+    v = op(v, swapped(std::make_integer_sequence<int, kRegister / 4>()));
+    return fold_lanes<kDistance / 2>(op, v);
   }
 }
 
-// of(a, b) for lanes at distance 8, 4, 2, 1, so that the first has all of them; `of` takes registers.
-template <class T, class Of, int N>
-[[gnu::always_inline]] inline T fold(const Of& of, const Registers<T, N>& x) {
+// All lanes of x combined by op(register, register): first lanes 8 apart, then 4, 2 and 1.
+template <class T, class Op, int N>
+[[gnu::always_inline]] inline T fold(const Op& op, const Registers<T, N>& x) {
   if constexpr (N > 1)
-    return fold<T>(of, each<T>(of, x.lo, x.hi));
+    return fold<T>(op, each<T>(op, x.lo, x.hi));
   else
-    return fold_lanes<kRegister / 8>(of, x.v)[0];
+    return fold_lanes<kRegister / 8>(op, x.v)[0];
 }
 
 // The larger number of two; where one is NaN, b. Compilers make two instructions of the comparison.
@@ -386,33 +386,33 @@ inline void transpose16(const float* from, int64_t stride, int64_t n, float* to,
   return fold<int32_t>([](auto a, auto b) { return a > b ? a : b; }, v);
 }
 
-// Four vectors, each folded.
-template <class Of>
-[[gnu::always_inline]] inline void fold4(const Of& of, const Lanes* v, float* out) {
+// fold of each of four vectors, to out[0 .. 3]: the same bits, in fewer instructions.
+template <class Op>
+[[gnu::always_inline]] inline void fold4(const Op& op, const Lanes* v, float* out) {
 #if defined(__AVX512F__)
   const auto fold8 = [&](const Lanes& x, const Lanes& y) {
-    return of(pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x.v, y.v),
+    return op(pick<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(x.v, y.v),
               pick<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(x.v, y.v));
   };
   const auto a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
-  auto s = of(pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b),
+  auto s = op(pick<0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27>(a, b),
               pick<4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31>(a, b));
-  s = of(s, (decltype(s))_mm512_permute_ps((__m512)s, 0x4e));
-  s = of(s, (decltype(s))_mm512_permute_ps((__m512)s, 0xb1));
+  s = op(s, (decltype(s))_mm512_permute_ps((__m512)s, 0x4e));
+  s = op(s, (decltype(s))_mm512_permute_ps((__m512)s, 0xb1));
   const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
   _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, (__m512)s)));
 #elif defined(__AVX2__)
   const auto fold8 = [&](const Lanes& x, const Lanes& y) {
-    const auto a = of(x.lo.v, x.hi.v), b = of(y.lo.v, y.hi.v);
-    return of(pick<0, 1, 2, 3, 8, 9, 10, 11>(a, b), pick<4, 5, 6, 7, 12, 13, 14, 15>(a, b));
+    const auto a = op(x.lo.v, x.hi.v), b = op(y.lo.v, y.hi.v);
+    return op(pick<0, 1, 2, 3, 8, 9, 10, 11>(a, b), pick<4, 5, 6, 7, 12, 13, 14, 15>(a, b));
   };
   const auto a = fold8(v[0], v[1]), b = fold8(v[2], v[3]);
-  const auto s = of(pick<0, 1, 8, 9, 4, 5, 12, 13>(a, b), pick<2, 3, 10, 11, 6, 7, 14, 15>(a, b));
-  const auto t = of(pick<0, 2, 4, 6, 1, 3, 5, 7>(s, s), pick<1, 3, 5, 7, 0, 2, 4, 6>(s, s));
+  const auto s = op(pick<0, 1, 8, 9, 4, 5, 12, 13>(a, b), pick<2, 3, 10, 11, 6, 7, 14, 15>(a, b));
+  const auto t = op(pick<0, 2, 4, 6, 1, 3, 5, 7>(s, s), pick<1, 3, 5, 7, 0, 2, 4, 6>(s, s));
   const auto four = pick<0, 2, 1, 3>(pick<0, 1, 2, 3>(t, t), pick<0, 1, 2, 3>(t, t));
   memcpy(out, &four, sizeof four);
 #else
-  for (int i = 0; i < 4; i++) out[i] = fold<float>(of, v[i]);
+  for (int i = 0; i < 4; i++) out[i] = fold<float>(op, v[i]);
 #endif
 }
 

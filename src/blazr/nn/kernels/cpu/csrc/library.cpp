@@ -143,19 +143,21 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   const auto at = [](const void* from, int64_t bytes) -> const void* {
     return from ? static_cast<const char*>(from) + bytes : nullptr;
   };
-  const auto of = [&](const ExpertStack& stack, int64_t e) { return at(stack.w, e * stack.stride); };
+  const auto matrix_at = [&](const ExpertStack& stack, int64_t e) {
+    return at(stack.w, e * stack.stride);
+  };
   const auto y_of = [&](int64_t first) { return static_cast<char*>(y) + first * w.n * y_size; };
   if (w.packing < 0)
     return multiply_sorted(call, threads, [&](int64_t e) {
       const int64_t first = call.first()[e], count = call.first()[e + 1] - first;
-      return Linear{at(x.activations, first * k * size), of(w, e),
-                    w2 ? of(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
+      return Linear{at(x.activations, first * k * size), matrix_at(w, e),
+                    w2 ? matrix_at(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
                     w.ldw, k, w.n, wide};
     });
   x.packing = w.packing;
   round_activations(x, threads);
   const auto matrix_of = [&](const ExpertStack& stack, int64_t e) {
-    return PackedMatrix{static_cast<const uint8_t*>(of(stack, e)),
+    return PackedMatrix{static_cast<const uint8_t*>(matrix_at(stack, e)),
                         stack.row_scales ? stack.row_scales + e * stack.n : nullptr};
   };
   multiply_sorted(call, threads, [&](int64_t e) {

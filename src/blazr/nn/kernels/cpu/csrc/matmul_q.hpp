@@ -376,16 +376,16 @@ void finish_packed(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1
 template <class I, int kPacking>
 constexpr PackedKernel packed_kernel() {
   using P = std::tuple_element_t<kPacking, Packings<I>>;
-  using Of = MatmulQ<I, P>;
-  return {.part = Of::part,
+  using Product = MatmulQ<I, P>;
+  return {.part = Product::part,
           .pack = pack_group<I, kPacking>,
-          .unpack = Of::unpack,
+          .unpack = Product::unpack,
           .bytes = P::kBytes,
           .columns = P::kBlocks * kBlock,
           .together = P::Scales::kAreWhole ? P::kBlocks : 1,
-          .parts = Of::kParts,
+          .parts = Product::kParts,
           .has_minima = P::Scales::kHasMinima,
-          .offset = Of::kOffset};
+          .offset = Product::kOffset};
 }
 
 }  // namespace

@@ -101,10 +101,10 @@ struct Int8 {
   template <bool kSmall, bool kOfMany>
   static Ints dot(const Ints& acc, const Line& w, const int8_t* x) {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
-    const auto of = [=](auto a, auto w) {
+    const auto op = [=](auto a, auto w) {
       return in_order<kOfMany>((Register<int32_t>)Isa::template dot<kSmall>(a, w, four));
     };
-    return each<int32_t>(of, acc, w);
+    return each<int32_t>(op, acc, w);
   }
   // How many vectors of codes up to `kLargest` have products that can be added in 16 bits, two by two; 0
   // where the processor adds four products in 32 bits in one step.
@@ -119,15 +119,15 @@ struct Int8 {
   template <bool kOfMany>
   static Halves add_products(const Halves& sums, const Line& w, const int8_t* x) {
     const auto four = load_as<int32_t>(x) - Register<int32_t>{};
-    const auto of = [=](auto s, auto w) {
+    const auto op = [=](auto s, auto w) {
       return in_order<kOfMany>(s + (Register<int16_t>)Isa::products(w, four));
     };
-    return each<int16_t>(of, sums, w);
+    return each<int16_t>(op, sums, w);
   }
   // total + both numbers of each row times their scales
   static Ints add_halves(const Ints& total, const Halves& sums, const Halves& scales) {
-    const auto of = [](auto t, auto s, auto by) { return Isa::dot_pairs(t, s, by); };
-    return each<int32_t>(of, total, sums, scales);
+    const auto op = [](auto t, auto s, auto by) { return Isa::dot_pairs(t, s, by); };
+    return each<int32_t>(op, total, sums, scales);
   }
   // Numbers of 15 bits as both of each row.
   static Halves twice(const Ints& x) {
@@ -147,12 +147,12 @@ struct Int8 {
   }
   // total + acc * scale * by
   static Floats add(const Floats& total, const Ints& acc, const Floats& scale, float by) {
-    const auto of = [=](auto t, auto a, auto s) { return Isa::fma(a, s * by, t); };
-    return each<float>(of, total, floats(acc), scale);
+    const auto op = [=](auto t, auto a, auto s) { return Isa::fma(a, s * by, t); };
+    return each<float>(op, total, floats(acc), scale);
   }
   static Floats subtract(const Floats& total, const Floats& minimum, float by) {
-    const auto of = [=](auto t, auto m) { return Isa::fma(-m, by - Register<float>{}, t); };
-    return each<float>(of, total, minimum);
+    const auto op = [=](auto t, auto m) { return Isa::fma(-m, by - Register<float>{}, t); };
+    return each<float>(op, total, minimum);
   }
 };
 
