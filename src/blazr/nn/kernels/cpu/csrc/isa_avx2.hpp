@@ -9,7 +9,7 @@ namespace {
 
 struct Avx2 {
   using Acc = __m256;  // eight partial sums of one dot product
-  static constexpr int kTile = 3, kWideRows = 2, kWideTile = 6, kRunCols = 6, kVectors = 16;
+  static constexpr int kTileCols = 3, kWideTileRows = 2, kWideTileCols = 6, kRunCols = 6, kNumAccs = 16;
   static Acc zero() { return _mm256_setzero_ps(); }
   static Acc load(const float* p) { return _mm256_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }
@@ -22,7 +22,7 @@ struct Avx2 {
   }
 
   // For packed weights.
-  static constexpr int kWidth = 32, kPackedTile = 4, kTakenOff = 128;
+  static constexpr int kWidth = 32, kPackedTileCols = 4, kDotOffset = 128;
   static __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(load_as<__m128i>(p)); }
   static __m128i eight(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
   static __m256i unsigned_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(eight(p)); }
@@ -32,11 +32,11 @@ struct Avx2 {
     const __m128i values = _mm_loadu_si128((const __m128i*)table);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)x);
   }
-  // A product of bytes takes one factor unsigned: w less kTakenOff gives its magnitude, up to 128, and
+  // A product of bytes takes one factor unsigned: w less kDotOffset gives its magnitude, up to 128, and
   // its sign to x. Two such products, 128 * 127 * 2 at most, fit 16 bits.
   template <bool kSmall, class V, class W>
   static __m256i dot(V acc, W w, V x) {
-    const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(int8_t(kTakenOff)));
+    const __m256i ws = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(int8_t(kDotOffset)));
     const __m256i signs = _mm256_sign_epi8((__m256i)x, ws);
     return dot_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(ws), signs), _mm256_set1_epi16(1));
   }
@@ -110,7 +110,7 @@ struct Dot<Avx2, bf16> {
 
 #if defined(__AVXVNNI__)
 struct AvxVnni : Avx2 {
-  static constexpr int kTakenOff = 0;
+  static constexpr int kDotOffset = 0;
   static void products() = delete;  // four products in 32 bits are one step
   template <bool kSmall, class V, class W>
   static __m256i dot(V acc, W w, V x) {

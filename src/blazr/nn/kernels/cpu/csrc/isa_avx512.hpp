@@ -11,7 +11,7 @@ namespace {
 
 struct Avx512 {
   using Acc = __m512;  // sixteen partial sums of one dot product
-  static constexpr int kTile = 6, kWideRows = 4, kWideTile = 6, kRunCols = 8, kVectors = 32;
+  static constexpr int kTileCols = 6, kWideTileRows = 4, kWideTileCols = 6, kRunCols = 8, kNumAccs = 32;
   static Acc zero() { return _mm512_setzero_ps(); }
   static Acc load(const float* p) { return _mm512_loadu_ps(p); }
   static Acc load(const f16* p) { return halves((const uint8_t*)p); }
@@ -20,7 +20,7 @@ struct Avx512 {
   static void sum4(const Acc* a, float* out) { ::sum4((const Lanes*)a, out); }
 
   // For packed weights.
-  static constexpr int kWidth = 64, kPackedTile = 8, kTakenOff = 0;
+  static constexpr int kWidth = 64, kPackedTileCols = 8, kDotOffset = 0;
   static __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(load_as<__m256i>(p)); }
   static __m512i unsigned_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(load_as<__m128i>(p)); }
   static __m512i signed_bytes(const uint8_t* p) { return _mm512_cvtepi8_epi32(load_as<__m128i>(p)); }
@@ -97,7 +97,7 @@ struct Avx512Bf16 : Avx512 {};
 template <>
 struct Dot<Avx512Bf16, bf16> {
   using Reg = __m512i;
-  static constexpr int step = 32, cols = Avx512::kTile;
+  static constexpr int step = 32, cols = Avx512::kTileCols;
   static Reg load(const bf16* p) { return _mm512_loadu_si512(p); }
   static Reg load_tail(const bf16* p, int n) { return _mm512_maskz_loadu_epi16((1u << n) - 1, p); }
   static __m512 dot(__m512 acc, Reg a, Reg b) {

@@ -11,7 +11,7 @@ struct Neon {
   struct Acc {  // eight partial sums of one dot product, in two chains
     float32x4_t lo, hi;
   };
-  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2, kRunCols = 2, kVectors = 16;
+  static constexpr int kTileCols = 2, kWideTileRows = 4, kWideTileCols = 2, kRunCols = 2, kNumAccs = 16;
   static Acc zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
   // Eight numbers. The order within does not matter, as long as it is one.
   static Acc load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
@@ -33,8 +33,8 @@ struct Neon {
   }
 
   // For packed weights. Both factors of a product are signed, so bytes that are not small are taken
-  // less kTakenOff.
-  static constexpr int kWidth = 16, kPackedTile = 4, kTakenOff = 128;
+  // less kDotOffset.
+  static constexpr int kWidth = 16, kPackedTileCols = 4, kDotOffset = 128;
   static float32x4_t halves(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
   static uint32x4_t unsigned_bytes(const uint8_t* p) {
     return vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(p))));
@@ -53,7 +53,7 @@ struct Neon {
   }
   template <bool kSmall, class V, class W>
   static V dot(V acc, W w, V x) {
-    return (V)vdotq_s32((int32x4_t)acc, (int8x16_t)(kSmall ? w : w ^ kTakenOff), (int8x16_t)x);
+    return (V)vdotq_s32((int32x4_t)acc, (int8x16_t)(kSmall ? w : w ^ kDotOffset), (int8x16_t)x);
   }
   template <class V>
   static V dot_pairs(V acc, V w, V x) {

@@ -7,7 +7,7 @@ namespace {
 
 struct Portable {
   typedef float Acc __attribute__((vector_size(16)));  // four partial sums of one dot product
-  static constexpr int kTile = 2, kWideRows = 4, kWideTile = 2, kRunCols = 2, kVectors = 16;
+  static constexpr int kTileCols = 2, kWideTileRows = 4, kWideTileCols = 2, kRunCols = 2, kNumAccs = 16;
   static Acc zero() { return Acc{}; }
   template <class T>
   static Acc load(const T* p) {
@@ -22,7 +22,7 @@ struct Portable {
   }
 
   // For packed weights. Loops are not inlined, which would take the compiler a minute.
-  static constexpr int kWidth = 64, kPackedTile = 2, kTakenOff = 0;
+  static constexpr int kWidth = 64, kPackedTileCols = 2, kDotOffset = 0;
   using Floats = float __attribute__((vector_size(kWidth)));
   using Ints = int32_t __attribute__((vector_size(kWidth)));
   [[gnu::noinline]] static Floats halves(const uint8_t* p) {

@@ -60,10 +60,11 @@ struct Matmul {
       !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
   using Wide = std::conditional_t<kWidens, float, T>;  // numbers of x as several rows are copied
   static constexpr int kRunCols = kWidens ? 2 : Isa::kRunCols;  // rows of x up to which w is read in runs
-  // Rows of w in a tile with so many rows of x that they make one tile, as there is room in registers.
+  // Rows of w in a tile with `cols` rows of x: as many as leave registers for all sums, for numbers of each
+  // row of the matrix with fewer rows, and for those of one row of the other.
   static constexpr int runs_beside(int cols) {
     int runs = kRows;
-    while (runs * cols + int(smaller(runs, cols)) + 1 > Isa::kVectors) runs--;
+    while (runs * cols + int(smaller(runs, cols)) + 1 > Isa::kNumAccs) runs--;
     return runs;
   }
   // Numbers of k that an accumulator sees: so many steps that adding its lanes costs little beside.
@@ -76,9 +77,9 @@ struct Matmul {
   template <class X>
   static constexpr bool kIsWide = !std::is_same_v<X, Rows>;
   template <class X>
-  static constexpr int kTileRows = kIsWide<X> ? Isa::kWideRows : kRows;
+  static constexpr int kTileRows = kIsWide<X> ? Isa::kWideTileRows : kRows;
   template <class X>
-  static constexpr int kCols = kIsWide<X> ? Isa::kWideTile : int(D::cols);
+  static constexpr int kCols = kIsWide<X> ? Isa::kWideTileCols : int(D::cols);
 
   // Where a tile's sums go, or what they are added to: out[c * ld + r * gap].
   struct Sums {

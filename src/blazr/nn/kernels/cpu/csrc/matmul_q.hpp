@@ -94,7 +94,7 @@ struct MatmulQ {
     return room >= kVectors ? kVectors : room >= 4 ? 4 : room >= 2 ? 2 : room;
   }();
   // What is left of the codes' offset once I::dot has taken its part off.
-  static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kTakenOff);
+  static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kDotOffset);
   // 64-byte lines of a block, rounded up.
   static constexpr int kLines = (P::kBytes / P::kBlocks + 63) / 64;
   // How far ahead of the product memory fetches, in bytes, while w is read in one run.

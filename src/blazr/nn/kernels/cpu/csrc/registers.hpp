@@ -4,15 +4,42 @@
 
 #include "lanes.hpp"
 
+// What an instruction set (the parameter Isa) says of itself in isa_*.hpp. A tile is some rows of w by
+// some rows of x, whose products are columns of y's tile: hence Cols.
+//
+//   plain weights (matmul.hpp)
+//     Acc              partial sums of one product of a row of w and a row of x
+//     kNumAccs         how many Acc the registers hold
+//     kTileCols        rows of x in a tile of four rows of w
+//     kWideTileRows,   rows of w, and of x, in a tile that widens its 16-bit numbers of w to float32,
+//     kWideTileCols    where those of x have been widened before
+//     kRunCols         up to so many rows of x are one tile, beside which w is read once, in long runs
+//     zero, load, fma  on Acc; fma(a, b, c) is a * b + c
+//     sum4             four Acc, the lanes of each added, as four floats
+//
+//   packed weights (matmul_q.hpp); a vector has a lane of four bytes for each row of w
+//     kWidth           bytes of such a vector
+//     kPackedTileCols  rows of x in a tile, beside sixteen rows of w
+//     dot              adds the products of four bytes each, unsigned of w and signed of x; kSmall says
+//                      that those of w are below 128
+//     kDotOffset       what dot takes off bytes of w that are not small: 128 where the processor multiplies
+//                      signed bytes only, or would overflow
+//     dot_pairs        adds the products of two int16 each
+//     products         where there is one: products of bytes added two by two in int16
+//     in_order         where there is one: keeps the compiler from moving a sum
+//     halves, unsigned_bytes, signed_bytes   widen float16 to float32, and bytes to int32, a lane each
+//     look_up          table[x] for each byte x
+//     pairs_of_columns, pairs_of_rows        where there are any: see attention_whole.hpp
+
 namespace {
 
-// How one step along K is loaded and multiplied. `step` numbers a load, `cols` rows of x a tile.
-// Where numbers are widened to float32 in registers, a step is `pieces` of them, and `piece` widens
+// How one step along k is loaded and multiplied: a Reg holds `step` numbers, and a tile has `cols` rows
+// of x. Where numbers are widened to float32 in registers, a step is `pieces` of them, and `piece` widens
 // one: an accumulator sees the pieces in order.
 template <class Isa, class T>
 struct Dot {
   using Reg = typename Isa::Acc;
-  static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTile, pieces = 1;
+  static constexpr int step = sizeof(Reg) / sizeof(float), cols = Isa::kTileCols, pieces = 1;
   template <int kPiece>
   static Reg piece(const T* p) { return load(p); }
   static Reg load(const T* p) { return Isa::load(p); }
@@ -30,7 +57,7 @@ struct Dot {
 // fills several registers where these are narrower.
 template <class Isa>
 struct Int8 {
-  static constexpr int cols = Isa::kPackedTile, kTakenOff = Isa::kTakenOff;
+  static constexpr int cols = Isa::kPackedTileCols, kDotOffset = Isa::kDotOffset;
   static constexpr int kCount = 64 / Isa::kWidth, kLanes = 16 / kCount;
 
   template <class T>
