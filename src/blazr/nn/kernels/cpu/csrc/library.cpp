@@ -173,9 +173,10 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
   });
 }
 
-const char* const kNames[] = {"amx",  "avx512_bf16", "avx512",  "avx_vnni",
-                              "avx2", "neon",        "portable"};
-constexpr int kNumNames = sizeof kNames / sizeof *kNames;
+// Instruction sets by number, best first, and their names.
+enum IsaNumber : int { kAmx, kAvx512Bf16, kAvx512, kAvxVnni, kAvx2, kNeon, kPortable, kNumIsas };
+const char* const kNames[kNumIsas] = {"amx",  "avx512_bf16", "avx512",  "avx_vnni",
+                                      "avx2", "neon",        "portable"};
 
 #if defined(__x86_64__)
 // Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
@@ -192,6 +193,7 @@ bool may_use_amx() {
 }
 #endif
 
+// The kernels of an instruction set, or null where this processor lacks it.
 const Kernels* find(int isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -200,21 +202,21 @@ const Kernels* find(int isa) {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
   const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  if (isa == 0 && avx512_bf16 && may_use_amx()) {
+  if (isa == kAmx && avx512_bf16 && may_use_amx()) {
     static const Kernels kernels_amx = with_amx(kernels_avx512_bf16);
     return &kernels_amx;
   }
-  if (isa == 1 && avx512_bf16) return &kernels_avx512_bf16;
-  if (isa == 2 && avx512) return &kernels_avx512;
-  if (isa == 3 && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
-  if (isa == 4 && avx2) return &kernels_avx2;
+  if (isa == kAvx512Bf16 && avx512_bf16) return &kernels_avx512_bf16;
+  if (isa == kAvx512 && avx512) return &kernels_avx512;
+  if (isa == kAvxVnni && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
+  if (isa == kAvx2 && avx2) return &kernels_avx2;
 #elif defined(__aarch64__) && defined(__linux__)
   // NEON is always there, its dot-product instructions are not
-  if (isa == 5 && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
+  if (isa == kNeon && getauxval(AT_HWCAP) & HWCAP_ASIMDDP) return &kernels_neon;
 #elif defined(__aarch64__)
-  if (isa == 5) return &kernels_neon;  // Apple has them
+  if (isa == kNeon) return &kernels_neon;  // Apple has them
 #endif
-  return isa == 6 ? &kernels_portable : nullptr;
+  return isa == kPortable ? &kernels_portable : nullptr;
 }
 
 }  // namespace
@@ -223,11 +225,11 @@ const Kernels* find(int isa) {
 extern "C" {
 
 // Name of instruction set i, best first, or null where this processor lacks it or there is none.
-const char* blazr_isa(int i) { return i >= 0 && i < kNumNames && find(i) ? kNames[i] : nullptr; }
+const char* blazr_isa(int i) { return i >= 0 && i < kNumIsas && find(i) ? kNames[i] : nullptr; }
 
 // Run on instruction set i (see blazr_isa).
 int blazr_use(int i) {
-  const Kernels* found = i >= 0 && i < kNumNames ? find(i) : nullptr;
+  const Kernels* found = i >= 0 && i < kNumIsas ? find(i) : nullptr;
   if (!found) return -1;
   kernels = found;
   in_use = i;
