@@ -76,12 +76,16 @@ inline constexpr int64_t kStillFew = 4 * kFewRows;
 // How many bytes ahead of their products plain weights are fetched into the first cache.
 extern const int64_t kFetchedAhead;
 
+// Packed weights are superblocks of kGroup rows by 1 to kMaxSuperblock blocks of kBlock columns (see
+// packings.hpp).
+inline constexpr int kGroup = 16, kBlock = 32, kMaxSuperblock = 8;
+
 // 32 activations as int8, and what corrects the sums of their products: where codes have an offset,
 // minus that times the sum of q, for each part of a block that has a scale; where blocks have
 // minima, scale times the sum of q; and where the parts of a superblock have, the sums of q
 // themselves, two parts in each block, from the first on.
 struct Int8Block {
-  int8_t q[32];
+  int8_t q[kBlock];
   float scale;
   union {
     int32_t offset[2];
@@ -414,7 +418,7 @@ struct Rotary {
   const void* k;         // (T, kv_heads, keys.size)
   const void* v;         // (T, kv_heads, values.size)
   const float *cos, *sin;  // (T, pairs)
-  const int64_t* slots;  // (T), page * 64 + place
+  const int64_t* slots;  // (T), page * kGrid + row of the page
   void* out;             // (T, heads, keys.size), the queries
   PagedRows keys, values;
   int64_t tokens, heads, kv_heads, pairs;

@@ -39,6 +39,9 @@ constexpr int64_t kPanelBytes = 512 << 10;
 // Below this many products, waking a thread costs more than it brings.
 constexpr int64_t kSmallWork = 1 << 16;
 
+// Of a number.
+int64_t bytes_of(int64_t dtype) { return dtype == kF32 ? 4 : 2; }
+
 // What is typed of the instruction set in use.
 const TypedKernels& typed(int64_t dtype) { return kernels->typed[dtype]; }
 
@@ -69,10 +72,10 @@ Cut cut_of(const Linear& call, int threads) {
 
 Cut cut_of(const PackedLinear& call, int threads) {
   const PackedKernel& kernel = kernels->packed[call.packing];
-  const int64_t groups = (call.n + 15) / 16, bytes = call.k / kernel.columns * kernel.bytes;
+  const int64_t groups = (call.n + kGroup - 1) / kGroup, bytes = call.k / kernel.columns * kernel.bytes;
   const bool few = call.m <= kFewRows;
   const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (bytes + 1), 1,
-                               (few ? kFewColumns : kManyColumns) / 16);
+                               (few ? kFewColumns : kManyColumns) / kGroup);
   return {call.m, groups, few ? kFewRows : kManyRows, across};
 }
 
@@ -139,7 +142,7 @@ void multiply_sorted(const Experts& call, int threads, const Make& make) {
 // float32 if `wide`.
 void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertStack* w2,
                       PackedLinear x, void* y, bool wide, int threads) {
-  const int64_t size = call.dtype == kF32 ? 4 : 2, y_size = wide ? 4 : size, k = x.k;
+  const int64_t size = bytes_of(call.dtype), y_size = wide ? 4 : size, k = x.k;
   const auto at = [](const void* from, int64_t bytes) -> const void* {
     return from ? static_cast<const char*>(from) + bytes : nullptr;
   };
@@ -167,7 +170,7 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
     one.w2 = w2 ? matrix_of(*w2, e) : PackedMatrix{};
     one.y = y_of(first);
     one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
-    one.x.blocks += first * (k / 32);
+    one.x.blocks += first * (k / kBlock);
     one.finish = typed(wide ? int64_t(kF32) : call.dtype).finish;
     return one;
   });
@@ -272,7 +275,7 @@ void blazr_linear_heads(const LinearHeads* call, int threads) {
   threads = threads_for(all.m * all.n * all.k, threads);
   Cut cut = cut_of(all, threads);
   cut.n = call->first.n;
-  const int64_t parts = cut.parts(), bytes = all.dtype == kF32 ? 4 : 2;
+  const int64_t parts = cut.parts(), bytes = bytes_of(all.dtype);
   parallel_for(call->heads * parts, threads, [&](int64_t i) {
     const int64_t head = i / parts;
     Linear one = call->first;
@@ -309,8 +312,8 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
   parallel_for(given->m, threads_for(given->m * given->k, threads), [&](int64_t row) {
     const int64_t id = given->ids[row];
     for (int64_t s = 0; s < supers; s++) {
-      float numbers[256];
-      kernel.unpack(given->w.blocks + (id / 16 * supers + s) * bytes, int(id % 16), numbers);
+      float numbers[kMaxSuperblock * kBlock];
+      kernel.unpack(given->w.blocks + (id / kGroup * supers + s) * bytes, int(id % kGroup), numbers);
       if (given->w.row_scales)
         for (int64_t i = 0; i < columns; i++) numbers[i] *= given->w.row_scales[id];
       typed(given->dtype).finish(call, row, s * columns, (s + 1) * columns, numbers, nullptr);
@@ -320,7 +323,7 @@ void blazr_packed_rows(const PackedRows* given, int threads) {
 
 void blazr_pack(const Pack* call, int threads) {
   const PackedKernel& kernel = kernels->packed[call->packing];
-  parallel_for((call->rows + 15) / 16, threads, [&](int64_t i) { kernel.pack(*call, i); });
+  parallel_for((call->rows + kGroup - 1) / kGroup, threads, [&](int64_t i) { kernel.pack(*call, i); });
 }
 
 void blazr_encode_q4_k(const Encode* call, int threads) {
@@ -482,7 +485,7 @@ void blazr_route(const Route* call, int threads) {
 void blazr_experts(const Experts* given, int threads) {
   const Experts& call = *given;
   const TypedKernels& parts = typed(call.dtype);
-  const int64_t rows = call.rows(), bytes = call.k * (call.dtype == kF32 ? 4 : 2);
+  const int64_t rows = call.rows(), bytes = call.k * bytes_of(call.dtype);
   const int few = threads_for(rows * call.k, threads);
   parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
   parallel_for(rows, few, [&](int64_t row) {

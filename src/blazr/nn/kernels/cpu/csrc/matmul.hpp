@@ -331,14 +331,14 @@ struct Matmul {
 
   // A few more: some neighbouring rows of w meet all of x, while as many behind them are fetched.
   static void few(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    constexpr int64_t kBlock = 2048;
-    static_assert(kBlock % kChunk == 0);
+    constexpr int64_t kCopied = 2048;  // numbers of each row of x that are copied at once
+    static_assert(kCopied % kChunk == 0);
     const int64_t n = n1 - n0, turns = (m1 - m0 + kFewRows - 1) / kFewRows;
     alignas(64) float sums[2][kFewRows * kFewColumns];
-    alignas(64) Wide copied[kFewRows * kBlock];
+    alignas(64) Wide copied[kFewRows * kCopied];
     in_pieces(m1 - m0, (m1 - m0 + turns - 1) / turns, [&](int64_t m, int64_t rows) {
       const Rows x{(const T*)call.x + (m0 + m) * call.ldx, call.ldx};
-      in_pieces(call.k, kBlock, [&](int64_t block, int64_t block_k) {
+      in_pieces(call.k, kCopied, [&](int64_t block, int64_t block_k) {
         in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
           copy({x[0] + block + at, x.stride}, rows, k, copied + at * rows);
         });

@@ -46,7 +46,7 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
   const T* x = (const T*)call.activations + row * call.k;
   Int8Block* out = call.x.blocks + row * num_blocks;
   for (int64_t first = 0; first < num_blocks; first += kernel.together) {
-    float values[8 * kBlock];
+    float values[kMaxSuperblock * kBlock];
     IntLanes high{};
     for (int64_t i = 0; i < kernel.together * kBlock; i += 16, x += 16) {
       const Lanes numbers = load16(x);

@@ -23,7 +23,7 @@
 
 namespace {
 
-constexpr int kBlock = 32, kGroup = 16, kHalves = 2 * kGroup;  // columns, rows, bytes
+constexpr int kHalves = 2 * kGroup;  // bytes: a float16 for each row of a group
 
 // ---- scales: what comes before the codes.
 
@@ -152,6 +152,7 @@ struct PackingOf {
   using Scales = ScalesOf;
   using Codes = CodesOf;
   static constexpr int kBlocks = kBlocksOfSuperblock;
+  static_assert(kBlocks <= kMaxSuperblock);
   static constexpr int64_t kBytes = Scales::kBytes + kBlocks * Codes::kBytes;
 };
 

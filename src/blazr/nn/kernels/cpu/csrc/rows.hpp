@@ -57,7 +57,7 @@ struct RowParts {
     for (int64_t t = t0; t < t1; t++) {
       const float* cos = call.cos + t * call.pairs;
       const float* sin = call.sin + t * call.pairs;
-      const int64_t page = call.slots[t] / 64, at = call.slots[t] % 64;
+      const int64_t page = call.slots[t] / kGrid, at = call.slots[t] % kGrid;
       const T* q = (const T*)call.q + t * call.q_stride;
       T* out = (T*)call.out + t * call.out_stride;
       for (int64_t h = 0; h < call.heads; h++)
