@@ -295,8 +295,8 @@ void blazr_packed_linear(const PackedLinear* given, int threads) {
 
 void blazr_lora_shrink(const LoraShrink* call, int threads) {
   threads = threads_for(call->m * call->stride * (call->ids ? 1 : call->k), threads);
-  in_stretches_of(clamp(call->m / (2 * threads), 1, kFewRows), call->m, threads,
-                  [&](int64_t m0, int64_t m1) { typed(call->dtype).lora_shrink(*call, m0, m1); });
+  parallel_stretches(clamp(call->m / (2 * threads), 1, kFewRows), call->m, threads,
+                     [&](int64_t m0, int64_t m1) { typed(call->dtype).lora_shrink(*call, m0, m1); });
 }
 
 void blazr_lora_expand(const LoraExpand* call, int threads) {
@@ -334,33 +334,33 @@ void blazr_encode_q4_k(const Encode* call, int threads) {
 void blazr_mamba2(const Mamba2* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;
-  const int few = threads_for_tokens(all, threads);
+  const int fewer = threads_for_tokens(all, threads);
   if (call->multipliers)
-    parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_multiply(*call, token); });
-  in_rows(all, few, [&](auto... part) { parts.mamba2_convolve(*call, part...); });
+    parallel_for(all.num_tokens, fewer, [&](int64_t token) { parts.mamba2_multiply(*call, token); });
+  parallel_tokens(all, fewer, [&](auto... part) { parts.mamba2_convolve(*call, part...); });
   const int64_t group = call->heads / call->groups;
   // what a group's heads have in common is computed once for a part
   const int64_t together = threads == 1 ? group : kHeadsTogether;
   const int64_t blocks = (group + together - 1) / together;
-  in_sequences(all, 1, call->groups * blocks, threads, [&](const Span& span, int64_t i, int64_t) {
+  parallel_in_sequences(all, 1, call->groups * blocks, threads, [&](const Span& span, int64_t i, int64_t) {
     const int64_t base = i / blocks * group, low = i % blocks * together;
     parts.mamba2_recur(*call, span, base + low, base + smaller(low + together, group));
   });
-  parallel_for(all.num_tokens, few, [&](int64_t token) { parts.mamba2_finish(*call, token); });
-  in_spans(all, threads, [&](const Span& span) { parts.mamba2_remember(*call, span); });
+  parallel_for(all.num_tokens, fewer, [&](int64_t token) { parts.mamba2_finish(*call, token); });
+  parallel_sequences(all, threads, [&](const Span& span) { parts.mamba2_remember(*call, span); });
 }
 
 void blazr_convolution(const Convolution* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;
-  const int few = threads_for_tokens(all, threads);
-  in_rows(all, few, [&](auto... part) { parts.convolve(*call, part...); });
-  in_spans(all, threads, [&](const Span& span) { parts.convolve_remember(*call, span); });
+  const int fewer = threads_for_tokens(all, threads);
+  parallel_tokens(all, fewer, [&](auto... part) { parts.convolve(*call, part...); });
+  parallel_sequences(all, threads, [&](const Span& span) { parts.convolve_remember(*call, span); });
 }
 
 void blazr_log_rows(const LogRows* call, int threads) {
   const int64_t bytes = call->bytes;
-  in_spans(call->sequences, threads, [&](const Span& span) {
+  parallel_sequences(call->sequences, threads, [&](const Span& span) {
     span.in_log([&](int64_t t, int64_t row) {
       memcpy(static_cast<char*>(call->log) + (span.run_slot * kGrid + row) * bytes,
              static_cast<const char*>(call->x) + (span.first + t) * call->x_stride, size_t(bytes));
@@ -370,7 +370,7 @@ void blazr_log_rows(const LogRows* call, int threads) {
 
 void blazr_join_previous(const JoinPrevious* call, int threads) {
   const size_t bytes = size_t(call->bytes);
-  in_spans(call->sequences, threads, [&](const Span& span) {
+  parallel_sequences(call->sequences, threads, [&](const Span& span) {
     for (int64_t t = 0; t < span.length; t++) {
       const int64_t row = span.first + t;
       char* out = static_cast<char*>(call->out) + 2 * row * call->bytes;
@@ -389,7 +389,7 @@ void blazr_join_previous(const JoinPrevious* call, int threads) {
 }
 
 void blazr_keep_last(const KeepLast* call, int threads) {
-  in_spans(call->sequences, threads, [&](const Span& span) {
+  parallel_sequences(call->sequences, threads, [&](const Span& span) {
     for (int64_t t = span.length > kGrid ? span.length - kGrid : 0; t < span.length; t++) {
       const int64_t logged = span.run_slot * kGrid + (span.start + t) % kGrid;
       memcpy(static_cast<char*>(call->log) + logged * call->bytes,
@@ -400,18 +400,18 @@ void blazr_keep_last(const KeepLast* call, int threads) {
 }
 
 void blazr_mamba1(const Mamba1* call, int threads) {
-  in_sequences(call->sequences, kChannelsTogether, call->inner, threads,
-               [&](auto... part) { typed(call->dtype).mamba1(*call, part...); });
+  parallel_in_sequences(call->sequences, kChannelsTogether, call->inner, threads,
+                        [&](auto... part) { typed(call->dtype).mamba1(*call, part...); });
 }
 
 void blazr_mamba3(const Mamba3* call, int threads) {
-  in_sequences(call->sequences, 1, call->heads, threads,
-               [&](auto... part) { typed(call->dtype).mamba3(*call, part...); });
+  parallel_in_sequences(call->sequences, 1, call->heads, threads,
+                        [&](auto... part) { typed(call->dtype).mamba3(*call, part...); });
 }
 
 void blazr_gated_delta(const GatedDelta* call, int threads) {
-  in_sequences(call->sequences, 1, call->heads, threads,
-               [&](auto... part) { typed(call->dtype).gated_delta(*call, part...); });
+  parallel_in_sequences(call->sequences, 1, call->heads, threads,
+                        [&](auto... part) { typed(call->dtype).gated_delta(*call, part...); });
 }
 
 void blazr_gated_rows(const GatedRows* call, int threads) {
@@ -435,13 +435,13 @@ void blazr_attention(const Attention* call, int threads) {
 }
 
 void blazr_norm(const Norm* call, int threads) {
-  in_stretches_of(kSmallWork / (call->size + 1) + 1, call->m, threads,
-                  [&](int64_t m0, int64_t m1) { typed(call->dtype).norm(*call, m0, m1); });
+  parallel_stretches(kSmallWork / (call->size + 1) + 1, call->m, threads,
+                     [&](int64_t m0, int64_t m1) { typed(call->dtype).norm(*call, m0, m1); });
 }
 
 void blazr_rotate(const Rotary* call, int threads) {
-  in_stretches_of(16, call->tokens, threads,
-                  [&](int64_t t0, int64_t t1) { typed(call->dtype).rotate[call->stored](*call, t0, t1); });
+  parallel_stretches(16, call->tokens, threads,
+                     [&](int64_t t0, int64_t t1) { typed(call->dtype).rotate[call->stored](*call, t0, t1); });
 }
 
 void blazr_pointwise(const Pointwise* call, int threads) {
@@ -473,11 +473,11 @@ void blazr_pieces(const Pieces* call, int threads) {
              size_t(bytes));
     }
   };
-  in_stretches_of(kSmallWork / (bytes + 1) + 1, call->m * call->count, threads, copy);
+  parallel_stretches(kSmallWork / (bytes + 1) + 1, call->m * call->count, threads, copy);
 }
 
 void blazr_route(const Route* call, int threads) {
-  in_stretches_of(32, call->m, threads, [&](int64_t m0, int64_t m1) {
+  parallel_stretches(32, call->m, threads, [&](int64_t m0, int64_t m1) {
     for (int64_t token = m0; token < m1; token++) kernels->route(*call, token);
   });
 }
@@ -486,9 +486,9 @@ void blazr_experts(const Experts* given, int threads) {
   const Experts& call = *given;
   const TypedKernels& parts = typed(call.dtype);
   const int64_t rows = call.rows(), bytes = call.k * bytes_of(call.dtype);
-  const int few = threads_for(rows * call.k, threads);
+  const int fewer = threads_for(rows * call.k, threads);
   parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
-  parallel_for(rows, few, [&](int64_t row) {
+  parallel_for(rows, fewer, [&](int64_t row) {
     memcpy(static_cast<char*>(call.x_rows) + row * bytes,
            static_cast<const char*>(call.x) + call.order()[row] / call.top * bytes, size_t(bytes));
   });
@@ -503,11 +503,11 @@ void blazr_experts(const Experts* given, int threads) {
     float* ups = call.sums + (call.gate.w ? rows * call.inner : 0);
     if (call.gate.w) multiply_experts(call, call.gate, nullptr, x, call.sums, true, threads);
     multiply_experts(call, call.up, nullptr, x, ups, true, threads);
-    parallel_for(rows, few, [&](int64_t row) { parts.expert_hidden(call, row); });
+    parallel_for(rows, fewer, [&](int64_t row) { parts.expert_hidden(call, row); });
   }
   x.activations = call.hidden, x.k = call.inner;
   multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
-  parallel_for(call.m, few, [&](int64_t token) { parts.expert_combine(call, token); });
+  parallel_for(call.m, fewer, [&](int64_t token) { parts.expert_combine(call, token); });
 }
 
 void blazr_choose(const Choice* call, int threads) {

@@ -177,27 +177,27 @@ void parallel_for(int64_t num_parts, int threads, const Body& body) {
   helpers.is_taken.store(false, std::memory_order_release);
 }
 
-// How many threads the tokens of a step are worth.
+// How many threads the tokens of a step are worth: with a few, waking others takes longer than the work.
 inline int threads_for_tokens(const Sequences& all, int threads) {
   return all.num_tokens > 8 ? threads : 1;
 }
 
-// Call body(i0, i1) for stretches of `size` that make up [0, n).
+// Call body(i0, i1) for stretches of `size` that make up [0, n), in parallel as the next three are.
 template <class Body>
-void in_stretches_of(int64_t size, int64_t n, int threads, const Body& body) {
+void parallel_stretches(int64_t size, int64_t n, int threads, const Body& body) {
   parallel_for((n + size - 1) / size, threads,
                [&](int64_t i) { body(i * size, smaller((i + 1) * size, n)); });
 }
 
-// Call body(span) for every sequence; a few tokens are not worth a thread.
+// Call body(span) for every sequence.
 template <class Body>
-void in_spans(const Sequences& all, int threads, const Body& body) {
+void parallel_sequences(const Sequences& all, int threads, const Body& body) {
   parallel_for(all.num_spans, threads_for_tokens(all, threads), [&](int64_t i) { body(all.spans[i]); });
 }
 
 // Call body(span, i0, i1) for stretches of `size` that make up [0, n) of every sequence.
 template <class Body>
-void in_sequences(const Sequences& all, int64_t size, int64_t n, int threads, const Body& body) {
+void parallel_in_sequences(const Sequences& all, int64_t size, int64_t n, int threads, const Body& body) {
   const int64_t count = (n + size - 1) / size;
   parallel_for(all.num_spans * count, threads, [&](int64_t i) {
     const int64_t i0 = i % count * size;
@@ -205,10 +205,10 @@ void in_sequences(const Sequences& all, int64_t size, int64_t n, int threads, co
   });
 }
 
-// Call body(span, t0, t1) for a few rows of every sequence.
+// Call body(span, t0, t1) for tokens [t0, t1) of every sequence, a few at a time.
 template <class Body>
-void in_rows(const Sequences& all, int threads, const Body& body) {
-  in_sequences(all, 16, all.longest, threads, [&](const Span& span, int64_t t0, int64_t t1) {
+void parallel_tokens(const Sequences& all, int threads, const Body& body) {
+  parallel_in_sequences(all, 16, all.longest, threads, [&](const Span& span, int64_t t0, int64_t t1) {
     body(span, t0, smaller(t1, span.length));
   });
 }
