@@ -41,7 +41,7 @@ inline int64_t nanoseconds() {
 // x86, and what a recurrent layer decays to, or a logistic function, is often that small.
 struct FlushToZero {
 #if defined(__x86_64__)
-  static constexpr unsigned kFlush = 0x8000;
+  static constexpr unsigned kFlush = 0x8000;  // bit FTZ of the register MXCSR
   const unsigned before = __builtin_ia32_stmxcsr();
   FlushToZero() {
     if (!(before & kFlush)) __builtin_ia32_ldmxcsr(before | kFlush);
@@ -63,7 +63,7 @@ struct Condition {
   template <class Holds>
   void wait(const Holds& holds, int64_t spin_ns) {
     const int64_t start = nanoseconds();
-    for (int64_t last = start, now = start; now - start < spin_ns && now - last < kHeldUp;) {
+    for (int64_t last = start, now = start; now - start < spin_ns && now - last < kHeldUpNs;) {
       for (int turn = 0; turn < 16; turn++, relax())
         if (holds()) return;
       last = now;
@@ -87,7 +87,8 @@ struct Condition {
     pthread_mutex_unlock(&mutex);
   }
 
-  static constexpr int64_t kHeldUp = 200'000;  // nanoseconds; a few turns take none of that
+  // Sixteen turns take a microsecond or so: after more than this another program had the processor.
+  static constexpr int64_t kHeldUpNs = 200'000;
 };
 
 // Threads that help a caller, and the loop that they take parts of. They help one caller at a time.
@@ -124,7 +125,7 @@ struct Helpers {
     open.store(number | uint64_t(num_parts), std::memory_order_release);
     has_parts.wake();
     work();
-    is_done.wait([&] { return undone.load(std::memory_order_acquire) == 0; }, kSpinAtEnd);
+    is_done.wait([&] { return undone.load(std::memory_order_acquire) == 0; }, kSpinAtEndNs);
   }
 
   // Create helpers until there are `count`, or as many as the system grants.
@@ -137,9 +138,9 @@ struct Helpers {
   static void* help(void* number);
   static void forget();
 
-  static constexpr uint64_t kParts = 0xffffffff;
-  // Nanoseconds: more than Python takes from one call to the next, and more than a part takes.
-  static constexpr int64_t kSpin = 1'000'000, kSpinAtEnd = 200'000;
+  static constexpr uint64_t kParts = 0xffffffff;  // the bits of `open` that count parts
+  // More than Python takes from one call to the next, and more than a part takes.
+  static constexpr int64_t kSpinNs = 1'000'000, kSpinAtEndNs = 200'000;
 };
 
 Helpers helpers;
@@ -152,7 +153,7 @@ void* Helpers::help(void* number) {
            own < helpers.wanted.load(std::memory_order_relaxed);
   };
   for (;;) {
-    helpers.has_parts.wait(is_wanted, kSpin);
+    helpers.has_parts.wait(is_wanted, kSpinNs);
     helpers.work();
   }
 }
