@@ -69,11 +69,13 @@ struct LinearHeads {
   int64_t heads, w_head, x_head, y_head;
 };
 
-// A part has up to kFewRows rows and kFewColumns columns, or kManyRows rows and kManyColumns columns.
+// What one thread computes of y at a time, a part, has up to kFewRows rows and kFewColumns columns where x
+// has few rows, and else up to kManyRows rows and kManyColumns columns.
 inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kManyColumns = 256;
-// Plain weights: up to here a part takes its rows in groups of few, all but the first from the cache.
-inline constexpr int64_t kStillFew = 4 * kFewRows;
-// How many bytes ahead of their products plain weights are fetched into the first cache.
+// Up to so many rows of x, plain weights are read from memory once: a part has all rows, which meet its rows
+// of w kFewRows at a time, and all but the first of these groups find them in the cache.
+inline constexpr int64_t kOnePassRows = 4 * kFewRows;
+// How many bytes ahead of their products plain weights are prefetched into the first cache (library.cpp).
 extern const int64_t kFetchedAhead;
 
 // Packed weights are superblocks of kGroup rows by 1 to kMaxSuperblock blocks of kBlock columns (see

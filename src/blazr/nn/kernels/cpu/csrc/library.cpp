@@ -62,12 +62,15 @@ struct Cut {
   }
 };
 
+constexpr int64_t kLeastColumns = 16;  // of a part of a product
+constexpr int64_t kTileRows = 4;       // of w, in most tiles of matmul.hpp
+
 // Parts small enough to share out evenly, large enough to read in long runs.
 Cut cut_of(const Linear& call, int threads) {
-  const bool few = call.m <= kStillFew;
+  const bool few = call.m <= kOnePassRows;
   const int64_t shares = threads == 1 ? 1 : few ? 4 * threads : 2 * threads;
-  const int64_t columns = clamp(call.n / shares, 16, few ? kFewColumns : kManyColumns);
-  return {call.m, call.n, few ? kStillFew : typed(call.dtype).many_rows, (columns + 3) / 4 * 4};
+  const int64_t columns = clamp(call.n / shares, kLeastColumns, few ? kFewColumns : kManyColumns);
+  return {call.m, call.n, few ? kOnePassRows : typed(call.dtype).many_rows, round_up(columns, kTileRows)};
 }
 
 Cut cut_of(const PackedLinear& call, int threads) {

@@ -53,8 +53,8 @@ template <class Isa, class T>
 struct Matmul {
   using D = Dot<Isa, T>;
   using Acc = typename Isa::Acc;
-  static constexpr int kRows = 4;         // of w in a tile
-  static constexpr int kFetched = 16;     // rows of w that are fetched at once for a few rows of x
+  static constexpr int kRows = 4;          // of w in a tile
+  static constexpr int kFetchedRows = 16;  // of w, that are prefetched together for a few rows of x
 
   static constexpr bool kWidens =
       !std::is_same_v<T, float> && requires(const T* p) { D::template piece<0>(p); };
@@ -81,29 +81,32 @@ struct Matmul {
   template <class X>
   static constexpr int kCols = kIsWide<X> ? Isa::kWideTileCols : int(D::cols);
 
-  // Where a tile's sums go, or what they are added to: out[c * ld + r * gap].
+  // Where the sum of row c of x and row r of w goes: to out[c * ld + r * column_stride].
   struct Sums {
     float* out;
-    int64_t ld, gap;
-    bool adds;
+    int64_t ld, column_stride;
+    bool accumulates;  // whether it is added to what is there, which an earlier chunk of k has left
   };
 
-  // Tiles of the same rows of x one after the other: w begins so many numbers further in the next, and
-  // its sums go so many numbers further. What follows the last lies `jump` bytes behind the end.
+  // Tiles of the same rows of x one after the other.
   struct Turns {
-    int64_t count, w, out, jump;
+    int64_t count;
+    int64_t w_step, out_step;  // numbers by which w, and its sums, lie further in the next tile
+    int64_t jump;  // bytes from the end of the last tile's rows to what is read next, for prefetching
   };
 
-  // Sums of R rows of w with C rows of x, and so of the next ones. Meanwhile memory fetches the numbers
-  // of `next` that lie as those of w do, unless it is null.
+  // The products of R rows of w and C rows of x, then those of the next tiles. Where kIsRun is set, w is
+  // prefetched kFetchedAhead bytes ahead along its own rows. Else the rows of `next`, which lie as those of
+  // w do, are prefetched as these are read, unless it is null.
   template <int R, int C, bool kIsRun = false, class X>
   [[gnu::noinline]] static void tile(Rows w, X x, int64_t k, Sums sums, const T* next, Turns turns) {
     const int64_t row = larger(k, 1) * int64_t(sizeof(T));
+    // behind this turn what lies kFetchedAhead bytes ahead is no longer in these rows
     const int64_t last = turns.count - (kFetchedAhead + row - 1) / row;
     for (int64_t turn = 0; turn < turns.count; turn++) {
       one_tile<R, C, kIsRun>(w, x, k, sums, next, kFetchedAhead + (turn > last ? turns.jump : 0));
-      w.first += turns.w, sums.out += turns.out;
-      if (next) next += turns.w;
+      w.first += turns.w_step, sums.out += turns.out_step;
+      if (next) next += turns.w_step;
     }
   }
   template <int R, int C, bool kIsRun, class X>
@@ -144,7 +147,7 @@ struct Matmul {
         }
       }
       add_up(acc, sums);
-      i = end, sums.adds = true;
+      i = end, sums.accumulates = true;
     } while (i < k);
   }
 
@@ -161,17 +164,17 @@ struct Matmul {
         four[i] = first + i < kCount ? acc[(first + i) / R][(first + i) % R] : Isa::zero();
       Four found;
       Isa::sum4(four, (float*)&found);
-      if (R == 4 && sums.gap == 1) {
+      if (R == 4 && sums.column_stride == 1) {
         float* out = sums.out + first / R * sums.ld;
-        if (sums.adds) found += load_as<Four>(out);
+        if (sums.accumulates) found += load_as<Four>(out);
         memcpy(out, &found, sizeof found);
         continue;
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         if (first + i >= kCount) break;
-        float& out = sums.out[(first + i) / R * sums.ld + (first + i) % R * sums.gap];
-        out = sums.adds ? out + found[i] : found[i];
+        float& out = sums.out[(first + i) / R * sums.ld + (first + i) % R * sums.column_stride];
+        out = sums.accumulates ? out + found[i] : found[i];
       }
     }
   }
@@ -258,7 +261,7 @@ struct Matmul {
     for (int64_t c = 0; c < num_cols; c += step) {
       with_count<kCols<X>>(smaller(step, num_cols - c), [&](auto count) {
         tile<R, count>(w, X{x[c], x.stride}, k,
-                       {sums.out + c * sums.ld, sums.ld, sums.gap, sums.adds}, next, turns);
+                       {sums.out + c * sums.ld, sums.ld, sums.column_stride, sums.accumulates}, next, turns);
       });
       next = nullptr;
     }
@@ -269,7 +272,7 @@ struct Matmul {
   static void chunk(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, Sums sums,
                     const T* next) {
     const auto some = [&](auto count, int64_t r, int64_t turns) {
-      tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.adds},
+      tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.accumulates},
                    next ? next + r * w.stride : nullptr, {turns, count * w.stride, count, 0});
     };
     // where all of x makes one tile, it meets all rows of w in turn
@@ -280,14 +283,17 @@ struct Matmul {
     for (; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r, 1);
   }
 
+  // What rows of x that are read again and again may take of a first cache, which has 32 KB or more.
+  static constexpr int64_t kNearBytes = 24 << 10;
+
   // Rows [m0, m1), columns [n0, n1).
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     // by all rows of the call: the last part may be short
-    constexpr int64_t kMostFew = kWidens ? kStillFew / 2 : kStillFew;
+    constexpr int64_t kMostOfFew = kWidens ? kOnePassRows / 2 : kOnePassRows;
     // rows of x that stay in the first cache, or are so few that they come from the second in time
-    const bool are_near = call.m <= 3 || call.m * call.k * int64_t(sizeof(T)) <= 24 << 10;
-    const auto of_some = call.m <= kRunCols && are_near ? runs : call.m <= kMostFew ? few : many;
-    of_some(call, m0, m1, n0, n1);
+    const bool are_near = call.m <= 3 || call.m * call.k * int64_t(sizeof(T)) <= kNearBytes;
+    const auto multiply = call.m <= kRunCols && are_near ? runs : call.m <= kMostOfFew ? few : many;
+    multiply(call, m0, m1, n0, n1);
   }
 
  private:
@@ -343,12 +349,12 @@ struct Matmul {
           copy({x[0] + block + at, x.stride}, rows, k, copied + at * rows);
         });
         for (int i = 0; i < (call.w2 ? 2 : 1); i++)
-          in_pieces(n, kFetched, [&](int64_t r, int64_t num_rows) {
+          in_pieces(n, kFetchedRows, [&](int64_t r, int64_t num_rows) {
             const Rows w = matrix(call, i, n0 + r);
             in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
               const T* from = w[0] + block + at;
               chunk({from, w.stride}, num_rows, WideRows{copied + at * rows, kChunk}, rows, k,
-                    {sums[i] + r, n, 1, block + at > 0}, m ? nullptr : from + kFetched * w.stride);
+                    {sums[i] + r, n, 1, block + at > 0}, m ? nullptr : from + kFetchedRows * w.stride);
             });
           });
       });
@@ -361,9 +367,9 @@ struct Matmul {
   static void many(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     using Products = Matmul<Isa, Wide>;
     constexpr int64_t kPanel = kWidens ? 128 : kManyColumns;
-    constexpr int64_t kTogether = (24 << 10) / (kChunk * sizeof(Wide));
+    constexpr int64_t kNearRows = kNearBytes / (kChunk * sizeof(Wide));
     alignas(64) float sums[2][kManyRows * kPanel];
-    alignas(64) Wide x[kTogether * kChunk], widened[kWidens ? kPanel * kChunk : 1];
+    alignas(64) Wide x[kNearRows * kChunk], widened[kWidens ? kPanel * kChunk : 1];
     const int num_matrices = call.w2 ? 2 : 1;
     const int64_t panel = kPanel / num_matrices;
     in_pieces(m1 - m0, kManyRows, [&](int64_t m, int64_t all_rows) {
@@ -379,7 +385,7 @@ struct Matmul {
               w[i] = {from[0] + at, from.stride};
             }
           }
-          in_pieces(all_rows, kTogether, [&](int64_t row, int64_t rows) {
+          in_pieces(all_rows, kNearRows, [&](int64_t row, int64_t rows) {
             copy({(const T*)call.x + (m0 + m + row) * call.ldx + at, call.ldx}, rows, k, x);
             for (int i = 0; i < num_matrices; i++)
               Products::chunk(w[i], columns, WideRows{x, kChunk}, rows,

@@ -144,7 +144,7 @@ struct AmxProduct {
     if (call.n < kSide || call.k == 0 || call.k > kMostK) return Plain::part(call, m0, m1, n0, n1);
     const Tiles tiles;
     alignas(64) bf16 packed[kMostPacked];
-    call.m <= kStillFew ? few(call, m0, m1, n0, n1, packed) : many(call, m0, m1, n0, n1, packed);
+    call.m <= kOnePassRows ? few(call, m0, m1, n0, n1, packed) : many(call, m0, m1, n0, n1, packed);
   }
 
   // As Peak::numbers.
@@ -169,7 +169,7 @@ struct AmxProduct {
   static void few(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1, bf16* packed) {
     const int64_t panel = round_up(call.k, kStep) * kSide, n = n1 - n0;
     const int64_t most = smaller(kMostBlocks, kMostPacked / panel) * kSide;
-    float sums[2][kStillFew * kFewColumns];
+    float sums[2][kOnePassRows * kFewColumns];
     for (int64_t m = m0; m < m1; m += most) {
       const int64_t count = smaller(most, m1 - m);
       const Rows x = rows_of(call.x, call.ldx);
