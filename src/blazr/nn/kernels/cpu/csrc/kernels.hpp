@@ -508,7 +508,7 @@ struct Experts {
   int64_t* tasks() const { return first() + experts + 1; }
 };
 
-// Choosing tokens (see sampling.hpp). Scores of a block have their largest found together.
+// Choosing tokens (see sampling.hpp): scores of a block, and blocks that a thread looks at together.
 inline constexpr int64_t kScoresTogether = 512, kBlocksTogether = 16;
 
 // Rows of scores, `stride` numbers apart.
@@ -520,30 +520,35 @@ struct Choice {
   int64_t count;  // 0: the likeliest of each row alone, or -1 where its score is not finite
 };
 
-// How a row is drawn from.
+// How a row is drawn from: filters are passed over where top_k is 0, top_p is 1, min_p is 0. The uniform
+// number is in [0, 1).
 struct Wish {
   double temperature, top_k, top_p, min_p, uniform;
 };
 
-// Mass, in units of 2^-42 of what the largest score has, and the number of scores that have it.
-using Tally = uint64_t __attribute__((vector_size(16)));
-inline constexpr int kUnit = 42;
-inline constexpr uint64_t kOne = uint64_t(1) << kUnit;
+// A score's mass is its probability as a whole number, 2^42 for the largest score: 2^20 of these and more
+// have a sum that fits 64 bits.
+inline constexpr int kMassBits = 42;
+inline constexpr uint64_t kMassOfLargest = uint64_t(1) << kMassBits;
 
-// Buckets of mass, from the largest down to so many octaves below.
-inline constexpr int kFarthest = 50, kBucketsPerOctave = 16;
-inline constexpr int kCells = kFarthest * kBucketsPerOctave + 1;
+// Mass, and the number of scores that have it.
+using Tally = uint64_t __attribute__((vector_size(16)));
+
+// Buckets of mass, from the largest down to so many octaves (halvings) below it; the last one also holds
+// everything beneath. From kMassBits + 1 octaves on mass is 0.
+inline constexpr int kMostOctaves = 50, kBucketsPerOctave = 16;
+inline constexpr int kNumBuckets = kMostOctaves * kBucketsPerOctave + 1;
 
 struct Candidate {
   uint64_t mass;
-  uint32_t key, index;
+  uint32_t key, index;  // the smaller, the larger the score (see Sampling::rank); its place in the row
 };
 
 struct Draw {
   const float* scores;  // (rows, size), `stride` numbers from row to row
   const Wish* wishes;   // (rows)
   float* peaks;         // (rows, blocks), room
-  Tally* tallies;       // (rows, parts, kCells + 1), room
+  Tally* tallies;       // (rows, parts, kNumBuckets + 1), room; the last is the mass that min_p leaves
   Candidate* candidates;  // (rows, size), room
   int64_t* places;        // (rows): tokens, or -1 where the largest score is not finite
   int64_t rows, size, stride, blocks, parts;

@@ -26,9 +26,9 @@ inline double fused(double a, double b, double c) {
 }
 
 struct Sampling {
-  static constexpr int64_t kStep = 64;          // scores that are looked at together
-  // What has mass is in the first kBuckets of all buckets.
-  static constexpr int kBuckets = kBucketsPerOctave * (kUnit + 1) + 1;
+  static constexpr int64_t kStep = 64;  // scores that are looked at together
+  // Scores that have mass are in the first of all buckets.
+  static constexpr int kHeavyBuckets = kBucketsPerOctave * (kMassBits + 1) + 1;
   static constexpr float kNever = -__builtin_inff();
 
   // Scores [first, first + kScoresTogether) of a row, with -inf behind the last.
@@ -43,15 +43,15 @@ struct Sampling {
     for (int64_t b = b0; b < b1; b++) {
       float room[kScoresTogether];
       const float* x = block_of(row, size, b * kScoresTogether, room);
-      float most[64];
-      int bad[64]{};
-      for (int j = 0; j < 64; j++) most[j] = kNever;
-      for (int64_t i = 0; i < kScoresTogether; i += 64)
-        for (int j = 0; j < 64; j++) {
+      float most[kStep];
+      int bad[kStep]{};
+      for (int j = 0; j < kStep; j++) most[j] = kNever;
+      for (int64_t i = 0; i < kScoresTogether; i += kStep)
+        for (int j = 0; j < kStep; j++) {
           most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
           bad[j] |= !(x[i + j] <= FLT_MAX);
         }
-      for (int half = 32; half; half /= 2)
+      for (int half = kStep / 2; half; half /= 2)
         for (int j = 0; j < half; j++) {
           most[j] = most[j + half] > most[j] ? most[j + half] : most[j];
           bad[j] |= bad[j + half];
@@ -103,10 +103,10 @@ struct Sampling {
     float least;
   };
 
-  // (score - top) * scale, not below -kFarthest.
+  // (score - top) * scale, not below -kMostOctaves.
   static double octaves(float x, const Frame& frame) {
     const double y = (double(x) - frame.top) * frame.scale;
-    return y < -kFarthest ? double(-kFarthest) : y;
+    return y < -kMostOctaves ? double(-kMostOctaves) : y;
   }
 
   // Adding a number to 2^52 rounds it, and leaves it in the low bits.
@@ -129,7 +129,7 @@ struct Sampling {
     p = fused(p, f, 0x1.ebfbdff8149f2p-3);
     p = fused(p, f, 0x1.62e42fefa39f7p-1);
     p = fused(p, f, 1.0);
-    const uint64_t exponent = bits_as<uint64_t>(shifted) - bits_as<uint64_t>(magic) + 1023 + kUnit;
+    const uint64_t exponent = bits_as<uint64_t>(shifted) - bits_as<uint64_t>(magic) + 1023 + kMassBits;
     return rounded(p * bits_as<double>(exponent << 52) + 0x1p52);
   }
 
@@ -153,17 +153,20 @@ struct Sampling {
     return of_rank(high);
   }
 
+  static constexpr double kLog2E = 1.4426950408889634;
+  static constexpr double kLeastTemperature = 1e-300;  // of which an inverse is finite
+
   static Frame frame_of(const Draw& call, int64_t r) {
     const Wish& wish = call.wishes[r];
     Frame frame{call.scores + r * call.stride, call.peaks + r * call.blocks, call.blocks, 0, 0, 0};
     frame.top = largest(frame.peaks, frame.blocks);
-    frame.scale = 1.4426950408889634 / (wish.temperature > 1e-300 ? wish.temperature : 1e-300);
-    uint64_t last = kBuckets - 1;
+    frame.scale = kLog2E / (wish.temperature > kLeastTemperature ? wish.temperature : kLeastTemperature);
+    uint64_t last = kHeavyBuckets - 1;
     if (wish.top_k > 0) {  // as many peaks as that are at least as likely: no need to look below
-      int counts[kCells]{};
+      int counts[kNumBuckets]{};
       for (int64_t b = 0; b < frame.blocks; b++) counts[bucket(octaves(frame.peaks[b], frame))]++;
       int64_t seen = 0;
-      for (uint64_t at = 0; at < kBuckets && seen < wish.top_k; at++) seen += counts[last = at];
+      for (uint64_t at = 0; at < kHeavyBuckets && seen < wish.top_k; at++) seen += counts[last = at];
     }
     frame.least = least_of(last, frame);
     return frame;
@@ -201,23 +204,23 @@ struct Sampling {
   // these the mass of what min_p leaves.
   static void weigh(const Draw& call, int64_t r, int64_t part) {
     const Frame frame = frame_of(call, r);
-    Tally* tallies = call.tallies + (r * call.parts + part) * (kCells + 1);
-    memset(tallies, 0, (kCells + 1) * sizeof(Tally));
-    const double share = call.wishes[r].min_p * double(kOne);
+    Tally* tallies = call.tallies + (r * call.parts + part) * (kNumBuckets + 1);
+    memset(tallies, 0, (kNumBuckets + 1) * sizeof(Tally));
+    const double share = call.wishes[r].min_p * double(kMassOfLargest);
     const uint64_t floor = uint64_t(share) + (double(uint64_t(share)) < share);
     uint64_t left = 0;
     const int64_t b0 = call.blocks * part / call.parts, b1 = call.blocks * (part + 1) / call.parts;
     within(frame, call.size, b0, b1, frame.least, -kNever, [&](const float* x, int64_t) {
-      uint64_t masses[kStep], cells[kStep];
+      uint64_t masses[kStep], buckets[kStep];
       for (int j = 0; j < kStep; j++) {
         const double y = octaves(x[j], frame);
-        masses[j] = mass(y), cells[j] = bucket(y);
+        masses[j] = mass(y), buckets[j] = bucket(y);
       }
-      for (int j = 0; j < kStep; j++) tallies[cells[j]] += Tally{masses[j], 1};
+      for (int j = 0; j < kStep; j++) tallies[buckets[j]] += Tally{masses[j], 1};
       if (floor)
         for (int j = 0; j < kStep; j++) left += masses[j] >= floor ? masses[j] : 0;
     });
-    tallies[kCells] = Tally{left, 0};
+    tallies[kNumBuckets] = Tally{left, 0};
   }
 
   struct Found {
@@ -228,7 +231,7 @@ struct Sampling {
   // In falling order, the first of equals first: the first score with which the running sum of
   // `field` reaches `need`, which all of them do.
   static Found find(const Draw& call, int64_t r, const Frame& frame, int field, uint64_t need) {
-    const Tally* tallies = call.tallies + r * call.parts * (kCells + 1);
+    const Tally* tallies = call.tallies + r * call.parts * (kNumBuckets + 1);
     Tally sum{};
     uint64_t at = 0;
     for (; sum[field] + tallies[at][field] < need; at++) sum += tallies[at];
@@ -255,18 +258,18 @@ struct Sampling {
   static int64_t draw(const Draw& call, int64_t r) {
     const Wish& wish = call.wishes[r];
     const Frame frame = frame_of(call, r);
-    Tally* tallies = call.tallies + r * call.parts * (kCells + 1);
+    Tally* tallies = call.tallies + r * call.parts * (kNumBuckets + 1);
     for (int64_t part = 1; part < call.parts; part++)
-      for (int i = 0; i <= kCells; i++) tallies[i] += tallies[part * (kCells + 1) + i];
+      for (int i = 0; i <= kNumBuckets; i++) tallies[i] += tallies[part * (kNumBuckets + 1) + i];
     Tally total{};
-    for (int i = 0; i < kBuckets; i++) total += tallies[i];
+    for (int i = 0; i < kHeavyBuckets; i++) total += tallies[i];
     const bool some = wish.top_k > 0 && wish.top_k < double(total[1]);
     uint64_t kept = some ? find(call, r, frame, 1, uint64_t(wish.top_k)).sum[0] : total[0];
     if (wish.top_p < 1) {
       const uint64_t need = uint64_t(wish.top_p * double(kept));
       kept = find(call, r, frame, 0, need < 1 ? 1 : need < kept ? need : kept).sum[0];
     }
-    const uint64_t left = tallies[kCells][0];
+    const uint64_t left = tallies[kNumBuckets][0];
     if (wish.min_p > 0 && left < kept) kept = left;
     // kept * uniform, rounded down
     const uint64_t uniform = uint64_t(wish.uniform * 0x1p53);
