@@ -1,4 +1,5 @@
-// Attention of new tokens to everything in memory: grouped-query, and latent in its absorbed form.
+// Attention of new tokens to everything in memory: grouped-query (arXiv:2305.13245), and latent in its
+// absorbed form (arXiv:2405.04434, section 2.1).
 //
 // Memory lies in pages of GRID tokens; a sequence's table names its pages in order. A query goes through
 // them with a running maximum and sum (Milakov and Gimelshein 2018, arXiv:1805.02867), always whole pages

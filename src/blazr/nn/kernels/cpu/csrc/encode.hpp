@@ -1,4 +1,5 @@
-// Plain numbers into blocks of Q4_K. nn/quant/gguf/kquantize.py says how, in torch.
+// Plain numbers into blocks of Q4_K, by the search of make_qkx2_quants in ggml-quants.c and a further step,
+// `settle`. nn/quant/gguf/kquantize.py says the same in torch.
 //
 //   block, 256 numbers   [ f16 d | f16 m ][ 8 scales, 8 minima: 6 bits each ][ 256 codes: 4 bits ]
 //                              4                      12                           128 bytes

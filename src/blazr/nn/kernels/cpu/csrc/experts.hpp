@@ -40,7 +40,8 @@ inline float exponentials(const float* x, int64_t n, float* out) {
   return 1.0f / sum;
 }
 
-// Leaves the numbers of the best groups, each as good as the sum of its best few.
+// Leaves the numbers of the best groups, each as good as the sum of its best few (arXiv:2405.04434,
+// section 2.2.2).
 inline void best_groups_only(const Route& call, float* choice, float* room) {
   const int64_t size = call.experts / call.groups, judged = smaller(call.judged_by, size);
   for (int64_t group = 0; group < call.groups; group++) {
@@ -142,7 +143,7 @@ struct ExpertsOf {
       for (int64_t i = 0; i < n; i++) to[i] += to_float(bias[i]);
   }
 
-  // gate * sigmoid(alpha * gate) * (up + 1), clamped before (gpt-oss).
+  // gate * sigmoid(alpha * gate) * (up + 1), both clamped before: the SwiGLU of gpt-oss.
   static void clamped(const Experts& call, int64_t n, const float* gate, float* up) {
     const float limit = call.limit, alpha = call.alpha;
     for (int64_t i = 0; i < n; i++) {

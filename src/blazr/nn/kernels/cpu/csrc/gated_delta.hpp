@@ -3,7 +3,10 @@
 //   h = e h;    r = beta (v - h^T k);    h = h + k (outer) r;    y = h^T q
 //
 // with e = exp(a softplus(decay + dt_bias)), one for a head or for each key channel, and queries and
-// keys of length one. Columns of a state do not see each other; they are taken a few vectors at once:
+// keys of length one. Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464, equation 10; with a decay
+// for each key channel: arXiv:2510.26692.
+//
+// Columns of a state do not depend on each other; they are computed a few vectors at a time:
 //
 //              value channels ->
 //   key       [ .  .  .  . | .  .  .  . ]     two ways down through a block of columns:

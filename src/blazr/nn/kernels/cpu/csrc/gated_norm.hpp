@@ -1,4 +1,4 @@
-// The last step of a recurrent mixer: its output meets its gate, and is normalised.
+// The last step of a recurrent mixer: its output is gated and normalised (RMSNorm, arXiv:1910.07467).
 #pragma once
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// What adapters of low rank add to products (see Lora in kernels.hpp).
+// What adapters of low rank add to products (see Lora in kernels.hpp): Hu et al. 2021, arXiv:2106.09685.
 //
 // Exactness: a row's inner products are those of matmul.hpp, and what they add is summed from the
 // first to the last of the rank, one number of y by itself.

@@ -2,7 +2,8 @@
 //
 //   h = exp(dt a) h + dt u (outer) b;    y = h . c + d u;    out = y silu(gate)
 //
-// with a decay of its own for each channel and each number of its state.
+// with a decay of its own for each channel and each number of its state. Source: Gu and Dao 2023,
+// arXiv:2312.00752, section 3.2.
 //
 //   state    numbers ->                sixteen channels are a part; their tokens follow each other,
 //   channel  [ h h h h h h ... ]       and y of a token is summed along its channel's row

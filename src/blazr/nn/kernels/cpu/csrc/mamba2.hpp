@@ -6,7 +6,8 @@
 //          + exp(total[t]) (state . c[t])                     total: running sum of dt A
 //
 // whether t is the one token of a decode step or one of many in prefill, and every sum runs in one
-// order. So a token's output depends on its sequence alone, not on how the prompt was cut.
+// order. So a token's output depends on its sequence alone, not on how the prompt was cut. Source: Dao and
+// Gu 2024, arXiv:2405.21060, section 6 (where H, P and N are heads, head_dim and state_size).
 //
 //   proj    (T, inner + conv + H)   z | x B C before the convolution | dt before softplus
 //   post    (T, conv)               x B C after it

@@ -2,8 +2,9 @@
 //
 //   h = e h + (1 - l) dt e x' (outer) b' + l dt x (outer) b;    y = h . c + d x
 //
-// with e = exp(a dt) and l = sigmoid(mix). b and c are normalised, shifted, and rotated by an angle
-// that grows by theta dt with each token.
+// with e = exp(a dt), l = sigmoid(mix), and x' and b' those of the token before. b and c are normalised, get
+// a bias, and are rotated by an angle that grows by theta dt with each token. Source: Lahoti, Li, Chen et al.
+// 2026, arXiv:2603.15569, section 3 (the exponential-trapezoidal rule).
 //
 //   state (width, N) of a head     numbers ->            four rows go together; two neighbours of b
 //   p   [ h h h h h h ... ]                              and of c are turned as one
@@ -89,7 +90,8 @@ struct Mamba3Of {
           map[2 * i + 1] = real * sin[i] + other * cos[i];
         }
     }
-    // Rows of the state, and what they put out.
+    // Some rows of the state from row p on, and what they put out; decay is e, `now` is l dt, and the
+    // member x holds (1 - l) dt e x' by now.
     template <int Rows>
     void rows(int64_t p, float decay, float now, const float* new_x, const float* new_b, float* y) {
       Lanes sums[4]{};

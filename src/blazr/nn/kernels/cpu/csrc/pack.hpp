@@ -1,4 +1,5 @@
-// Blocks of GGUF files into packings: the same numbers in another order (see packings.hpp).
+// Blocks of GGUF files into packings: the same numbers in another order (see packings.hpp). Source: the
+// structs of ggml-common.h; MXFP4: OCP Microscaling Formats 1.0.
 //
 //   file     row 0  [ scales | codes ][ scales | codes ] ...       a row after the other
 //            row 1  [ scales | codes ][ scales | codes ] ...

@@ -135,13 +135,13 @@ struct Numbered {
   }
 };
 
-struct NonLinear {  // of IQ4_NL and IQ4_XS, plus 127
+struct NonLinear {  // kvalues_iq4nl of ggml-common.h, plus 127: for IQ4_NL and IQ4_XS
   static constexpr int kOffset = 127, kLargest = 240;
   static constexpr uint8_t kCodes[16] = {0,   23,  44,  62,  78,  92,  105, 117,
                                          128, 140, 152, 165, 180, 196, 216, 240};
 };
 
-struct Float4 {  // E2M1, doubled, plus 12
+struct Float4 {  // E2M1 of OCP Microscaling Formats 1.0, doubled, plus 12
   static constexpr int kOffset = 12, kLargest = 24;
   static constexpr uint8_t kCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                          12, 11, 10, 9,  8,  6,  4,  0};

@@ -26,6 +26,7 @@ struct RowParts {
     return sum16(load16(sums));
   }
 
+  // RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450).
   // Rows [m0, m1): x / sqrt(mean(x^2) + eps) times the weight, or one plus it; or, with a bias, the
   // same of x - mean(x), and the bias added. Rounded once.
   static void norm(const Norm& call, int64_t m0, int64_t m1) {
@@ -46,6 +47,7 @@ struct RowParts {
     }
   }
 
+  // Rotary position embedding (arXiv:2104.09864).
   // Tokens [t0, t1): queries are rotated into call.out; keys are rotated into their page, values
   // copied into theirs, as pages store them.
   //

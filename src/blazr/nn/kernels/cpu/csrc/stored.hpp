@@ -2,7 +2,7 @@
 // nn/operands/kv_dtype.py says the same, in torch.
 //
 //   Q8_0   [ f16 scale | 32 x int8 ][ f16 scale | 32 x int8 ] ... the last block may be shorter
-//   fp8    [ one byte a number: sign, 4 bits of exponent, 3 of mantissa ]
+//   fp8    [ one byte a number: sign, 4 bits of exponent, 3 of mantissa ]      E4M3 of arXiv:2209.05433
 //
 // Both are read and written in blocks of 32 numbers.
 #pragma once
