@@ -80,7 +80,7 @@ inline void route_token(const Route& call, int64_t token) {
   for (int64_t i = 0; i < n; i++) choice[i] = call.bias ? scores[i] + call.bias[i] : scores[i];
   if (call.groups) best_groups_only(call, choice, choice + n);
   largest(choice, n, top, weights, ids);
-  float sum = 1e-20f;
+  float sum = 1e-20f;  // so that weights are finite where all scores are 0
   for (int64_t i = 0; i < top; i++) sum += weights[i] = scores[ids[i]];
   for (int64_t i = 0; i < top; i++)
     weights[i] = (call.normalize ? weights[i] / sum : weights[i]) * call.scale;

@@ -36,6 +36,8 @@ struct GatedDeltaOf {
         : call(call), head(h),
           key_head(h / (call.heads / call.key_heads)), keys(call.key_dim), values(call.value_dim),
           state(brought(call.state, span, h, keys * values)) {}
+    // A query or key of a token, divided by its length and times the factor; the small number is that of
+    // l2norm in the flash-linear-attention library.
     void read_key(const void* from, int64_t token, float factor, float* to) const {
       widen((const T*)from + token * call.qkv_stride + key_head * keys, keys, keys, to);
       const float scale = factor / sqrtf(mean_square(to, keys) * float(keys) + 1e-6f);

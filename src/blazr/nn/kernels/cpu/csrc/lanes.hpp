@@ -442,10 +442,10 @@ template <class Step>
 template <class Step>
 [[gnu::always_inline]] inline Lanes exp_in_steps(Lanes x, const Step& step) {
   const Lanes magic = all16(kRoundToInteger);
-  x = each<float>([](auto low, auto x) { return low > x ? low : x; }, all16(-87.0f), x);
-  x = each<float>([](auto high, auto x) { return high < x ? high : x; }, all16(88.0f), x);
-  const Lanes shifted = x * 1.44269504f + magic, n = shifted - magic;
-  const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  x = each<float>([](auto low, auto x) { return low > x ? low : x; }, all16(kLeastExponent), x);
+  x = each<float>([](auto high, auto x) { return high < x ? high : x; }, all16(kMostExponent), x);
+  const Lanes shifted = x * kLog2E + magic, n = shifted - magic;
+  const Lanes r = (x - n * kLn2High) + n * -kLn2Low;
   return exp_series(r, step) * floats_of((bits_of(shifted) - bits_of(magic) + 127) << 23);
 }
 
@@ -467,15 +467,16 @@ template <class Step>
   x = max16(all16(-88.0f), x);
   // the low bits of the sum are the exponent of 2^n with its bias of 127, which for x = -88 is 0
   const Lanes magic = all16(kRoundToInteger + 127);
-  const Lanes shifted = fma16(x, all16(1.44269504f), magic), n = shifted - magic;
-  const Lanes r = fma16(n, all16(2.12194440e-4f), fma16(n, all16(-0.693359375f), x));
+  const Lanes shifted = fma16(x, all16(kLog2E), magic), n = shifted - magic;
+  const Lanes r = fma16(n, all16(-kLn2Low), fma16(n, all16(-kLn2High), x));
   return exp_series(r, Fused()) * floats_of(bits_of(shifted) << 23);
 }
 
 // Cosine and sine, to about 2 units in the last place of the angle: that less its nearest multiple of
 // pi / 2, in three parts, goes into the polynomials of Moshier's Cephes.
 inline void cos_sin16(const Lanes& x, float* cos, float* sin) {
-  const Lanes magic = all16(kRoundToInteger), shifted = x * 0.636619772f + magic, turns = magic - shifted;
+  constexpr float kTwoOverPi = 0.636619772f;
+  const Lanes magic = all16(kRoundToInteger), shifted = x * kTwoOverPi + magic, turns = magic - shifted;
   Lanes r = fma16(turns, all16(1.5703125f), x);
   r = fma16(turns, all16(4.837512969970703125e-4f), r);
   r = fma16(turns, all16(7.54978995489188216e-8f), r);

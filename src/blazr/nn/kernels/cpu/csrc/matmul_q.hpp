@@ -55,6 +55,7 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
       high = max16(bits_of(numbers) & 0x7fffffff, high);
     }
     const float max = bits_as<float>(largest16(high));
+    // of much smaller ones the inverse is not finite; their codes are 0
     const Lanes inverse = all16(max >= 0x1p-120f ? 127.0f / max : 0.0f);
     const float scale = max * (1.0f / 127);  // not finite: the row's results are NaN
     for (int64_t i = 0; i < kernel.together; i++, out++) {

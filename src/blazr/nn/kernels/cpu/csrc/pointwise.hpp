@@ -20,12 +20,14 @@ inline float erf_approx(float x) {
   return x < 0 ? -y : y;
 }
 
+// GELU in terms of erf and of tanh: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 template <int kKind>
 inline float activated(float x) {
+  constexpr float kRootHalf = 0.70710678f, kRootTwoOverPi = 0.79788456f;  // roots of 1 / 2 and 2 / pi
   if constexpr (kKind == kSilu) return silu(x);
-  if constexpr (kKind == kGelu) return 0.5f * x * (1.0f + erf_approx(x * 0.70710678f));
+  if constexpr (kKind == kGelu) return 0.5f * x * (1.0f + erf_approx(x * kRootHalf));
   if constexpr (kKind == kGeluTanh)
-    return 0.5f * x * (1.0f + tanh_approx(0.79788456f * (x + 0.044715f * x * x * x)));
+    return 0.5f * x * (1.0f + tanh_approx(kRootTwoOverPi * (x + 0.044715f * x * x * x)));
   if constexpr (kKind == kRelu) return x < 0 ? 0.0f : x;
   if constexpr (kKind == kRelu2) return x < 0 ? 0.0f : x * x;
   return sigmoid(x);  // kSigmoid

@@ -105,13 +105,19 @@ inline typename D::Reg padded_load(const T* p, int n) {
 // are the nearest integer, ties to even. Taken off again, it leaves that integer as a float.
 constexpr float kRoundToInteger = 0x1.8p23f;
 
+constexpr float kLog2E = 1.44269504f;
+// ln 2 in two parts, as Cephes splits it: products of whole numbers up to 127 with the first are exact.
+constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+// exp of a float is a normal number from -87.33 to 88.72.
+constexpr float kLeastExponent = -87.0f, kMostExponent = 88.0f;
+
 // exp to about 2 units in the last place, in steps a compiler turns into vector code: where it is
 // inlined, which it would not be everywhere by itself.
 [[gnu::always_inline]] inline float exp_approx(float x) {
-  x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-  const float shifted = x * 1.44269504f + kRoundToInteger;
+  x = x < kLeastExponent ? kLeastExponent : x > kMostExponent ? kMostExponent : x;
+  const float shifted = x * kLog2E + kRoundToInteger;
   const float n = shifted - kRoundToInteger;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // x - n ln 2, ln 2 in two parts
+  const float r = (x - n * kLn2High) + n * -kLn2Low;  // x - n ln 2
   float p = 1.0f / 5040;  // the series of exp on [-ln 2 / 2, ln 2 / 2]
   p = p * r + 1.0f / 720;
   p = p * r + 1.0f / 120;
