@@ -7,8 +7,8 @@
 
 namespace {
 
-// y (n) becomes norm(y * silu(gate)), norm(y) times silu or sigmoid of gate, or y * silu(gate), as
-// `kind` says; the mean square is taken over each of `groups` parts. y is used up.
+// y (n), gated and normalised as `kind` (GatedNorm) says, to out; the mean square is taken over each of
+// `groups` parts. y is overwritten.
 template <class T>
 inline void gated_norm(int64_t kind, int64_t groups, int64_t n, float eps, const T* gate,
                        const float* weight, float* y, T* out) {

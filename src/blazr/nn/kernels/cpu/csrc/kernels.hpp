@@ -1,4 +1,18 @@
 // What the library asks of each instruction set. One object file per set fills a table of these.
+//
+// Matrices are row-major, shapes in brackets. A number is an element, whatever its dtype; strides are in
+// numbers, unless a comment says bytes. `void*` is to numbers of the call's dtype, unless a comment says
+// otherwise. Letters:
+//
+//   T        tokens of a step, those of one sequence after the other ("the packed batch")
+//   m, n, k  rows of x and y; rows of w, columns of y; columns of x and w
+//   ld...    numbers from one row of a matrix to the next
+//
+//   room     memory that a call may use for itself; what it holds before and after means nothing
+//   page     64 tokens' keys and values (or latents)
+//   slot     a place for what is kept of a sequence at a grid edge, every 64 tokens from position 0
+//   run      a place for what a running sequence has beside that: its log, the rows of the tokens since
+//            that edge, and its working states
 #pragma once
 
 #include <cstdint>
@@ -39,7 +53,7 @@ struct Linear {
   const void* bias;  // (n) or null
   void* y;
   int64_t dtype, m, n, k, ldw, ldx, ldy;
-  int64_t wide;  // whether y is float32, whatever the dtype
+  int64_t wide;  // whether y is float32, whatever the dtype of x and w
   const void* residual;  // lies as y does; or null
   float scale;
   Lora lora, lora2;
@@ -82,19 +96,19 @@ extern const int64_t kFetchedAhead;
 // packings.hpp).
 inline constexpr int kGroup = 16, kBlock = 32, kMaxSuperblock = 8;
 
-// 32 activations as int8, and what corrects the sums of their products: where codes have an offset,
-// minus that times the sum of q, for each part of a block that has a scale; where blocks have
-// minima, scale times the sum of q; and where the parts of a superblock have, the sums of q
-// themselves, two parts in each block, from the first on.
+// 32 activations as int8: x = scale * q. Weights are scale * (code - offset) - minimum, so that products
+// with codes alone are corrected by sums of q. Which of them the union holds depends on the packing:
 struct Int8Block {
   int8_t q[kBlock];
   float scale;
   union {
-    int32_t offset[2];
-    float minimum;
-    int16_t sums[2];
+    int32_t offset[2];  // codes with an offset: minus that times the sum of q, of each part with a scale
+    float minimum;      // a minimum for each block: the activations' scale times the sum of q
+    int16_t sums[2];    // minima for the parts of a superblock: the sum of q of part p lies in sums[p % 2]
+                        // of the superblock's block p / 2, whichever block the part is of
   };
 };
+static_assert(sizeof(Int8Block) == 44);  // callers allocate 11 / 8 bytes for each activation
 
 // Rows of k activations for one packing.
 struct Activations {
@@ -120,7 +134,7 @@ struct PackedLinear {
   PackedMatrix w, w2;  // w2.blocks may be null
   const void* bias;    // (n) or null
   void* y;
-  void* room;  // m * k * 11 / 8 bytes, aligned to 4
+  void* room;  // m * k / 32 Int8Blocks, that is m * k * 11 / 8 bytes, aligned to 4
   int64_t packing, dtype, m, n, k;
   const void* residual;  // (m, n) or null
   float scale;
@@ -153,7 +167,8 @@ enum Packing : int {
   kInt8, kInt4By32, kInt4By64, kInt4By128, kNumPackings
 };
 
-// Blocks as files have them, a row after the other, into a packing (see pack.hpp).
+// Blocks as files have them, a row after the other, into a packing (see pack.hpp). A row has `supers`
+// superblocks.
 struct Pack {
   const uint8_t* blocks;  // (rows, supers, bytes of the blocks of a superblock)
   const uint8_t* zeros;   // (rows, supers): the code of 0 of int4; null for 8
@@ -161,10 +176,10 @@ struct Pack {
   int64_t packing, rows, supers;
 };
 
-// Plain numbers into blocks (see encode.hpp).
+// Plain numbers into blocks of Q4_K (see encode.hpp).
 struct Encode {
   const float* x;  // (blocks, 256)
-  uint8_t* out;    // (blocks, bytes of a block)
+  uint8_t* out;    // (blocks, 144)
   int64_t blocks;
 };
 
@@ -255,8 +270,13 @@ struct KeepLast {
   int64_t bytes, hidden_stride;  // of a row; from row to row
 };
 
-// How a recurrence's output is gated and normalised (see gated_norm.hpp).
-enum GatedNorm : int { kGateFirst, kNormFirst, kNormSigmoid, kGateOnly };
+// How a recurrence's output y is gated and normalised (see gated_norm.hpp).
+enum GatedNorm : int {
+  kGateFirst,    // norm(y * silu(gate))
+  kNormFirst,    // norm(y) * silu(gate)
+  kNormSigmoid,  // norm(y) * sigmoid(gate)
+  kGateOnly      // y * silu(gate)
+};
 
 // The Mamba-2 mixer between its projections (see mamba2.hpp). Numbers without a type here are in
 // the dtype of proj.
@@ -370,7 +390,7 @@ struct GatedRows {
   float eps;
 };
 
-inline constexpr int64_t kMaxGated = 1 << 15;  // numbers of a row
+inline constexpr int64_t kMaxGated = 1 << 15;  // numbers of a row that GatedRows has room for
 
 // Keys, values or latents, (pages, 64, kv_heads, what `size` numbers take): the elements of a token's
 // head lie side by side, all else as many elements apart as the strides say.
@@ -491,17 +511,18 @@ struct Experts {
   ExpertStack up;        // n = inner
   ExpertStack down;      // n = k
   void* y;               // (m, k)
-  int64_t* table;        // room for 2 * (rows + experts + 1)
+  int64_t* table;        // 2 * (rows + experts + 1), room; see below
   void* x_rows;          // (rows, k), room
-  float* sums;           // (rows, what is the most of inner, k and, unless usual, 2 * inner), room
+  float* sums;           // (rows, the larger of k and 2 * inner), room
   void* hidden;          // (rows, inner), room
-  void* int8_room;       // rows * (the larger of k and inner) * 11 / 8 bytes, aligned to 4
+  void* int8_room;       // Int8Blocks for rows of k or of inner, whichever is more (see PackedLinear::room)
   int64_t dtype, m, top, k, inner, experts;
   int64_t activation;    // of PointwiseKind
   float alpha, limit;    // of the clamped form; limit is 0 for the others
 
   int64_t rows() const { return m * top; }
-  // Row r is of token order()[r] / top; its expert's rows begin at first()[expert].
+  // The table: which choice, ids[order()[r]] of token order()[r] / top, row r is; which row each choice is;
+  // where the rows of an expert begin; and, while its products are computed, where their parts begin.
   int64_t* order() const { return table; }
   int64_t* place() const { return table + rows(); }
   int64_t* first() const { return table + 2 * rows(); }
@@ -580,7 +601,7 @@ inline constexpr int64_t kPeakOperands = 64 * 12;
 // The kernels of an instruction set for one dtype; most compute a part of a call.
 struct TypedKernels {
   int64_t (*peak)(const void* operands, int64_t operations, int64_t* result);  // see peak.hpp
-  int64_t many_rows;  // of a part of a product with many
+  int64_t many_rows;  // of x in a part of a product where x has more than kOnePassRows
   // Rows [m0, m1) and columns [n0, n1).
   void (*linear)(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
   // Rows [m0, m1); row m.
@@ -597,8 +618,8 @@ struct TypedKernels {
   // query i is head i % group of token i / group.
   void (*attend[kNumStored])(const Attention& call, int64_t span, int64_t kv_head, int64_t first,
                              int64_t count);
-  // Of a sequence: rows [t0, t1); heads [h0, h1) of one group; channels [c0, c1), at most
-  // kChannelsTogether; one value head.
+  // For one sequence: its tokens [t0, t1); heads [h0, h1) of one group; channels [c0, c1), at most
+  // kChannelsTogether; one head, in gated_delta a value head (the last argument is not used).
   void (*mamba2_convolve)(const Mamba2& call, const Span& span, int64_t t0, int64_t t1);
   void (*mamba2_recur)(const Mamba2& call, const Span& span, int64_t h0, int64_t h1);
   void (*mamba2_remember)(const Mamba2& call, const Span& span);
