@@ -38,16 +38,17 @@ struct AttentionOf {
   using Number = typename Stored::Number;  // of a page
   // Whether products with what is stored are whole numbers.
   static constexpr bool kInWhole = std::is_same_v<Stored, Q8_0> && sizeof(T) == 2 && kHasWhole<Isa>;
-  // What is computed with.
-  using C = std::conditional_t<kHasPairs<Dot<Isa, T>> && !kInWhole, T, float>;
-  static constexpr bool kWidens = !std::is_same_v<Number, C>;
-  using Products = Matmul<Isa, C>;
-  using D = Dot<Isa, C>;
+  // The format that is computed in.
+  using Compute = std::conditional_t<kHasPairs<Dot<Isa, T>> && !kInWhole, T, float>;
+  static constexpr bool kWidens = !std::is_same_v<Number, Compute>;
+  using Products = Matmul<Isa, Compute>;
+  using D = Dot<Isa, Compute>;
   using Rows = typename Products::Rows;
-  // Queries whose scores of kKeys keys, or sums of as many channels, are in registers together, and
-  // vectors of them. Of values that fill no more than one register, more queries are.
-  static constexpr int kTile = kRegister > 32 ? 8 : kRegister > 16 ? 6 : 4, kVectors = kRegister > 32 ? 2 : 1;
-  static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile, kWide = kRegister / 4;  // numbers of one
+  // The scores of kKeys keys, or the sums of as many channels, of kTile queries fit the registers together:
+  // kVectors vectors of sixteen for each. Of values that fill one register at most, kNarrowTile queries' do.
+  static constexpr int kTile = kRegister > 32 ? 8 : kRegister > 16 ? 6 : 4;
+  static constexpr int kVectors = kRegister > 32 ? 2 : 1;
+  static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile, kPerRegister = kRegister / 4;  // floats
   static constexpr int64_t kChannels = 32, kKeys = 16 * kVectors;
   static constexpr bool kInPairs = kHasPairs<D>;
 
@@ -58,15 +59,19 @@ struct AttentionOf {
     const Span& span;
     const int64_t* table;
     int64_t kv_head, first, count;
-    C q[kQueriesTogether * kMaxKey];  // kMaxKey from one to the next
+    Compute q[kQueriesTogether * kMaxKey];  // (count, kMaxKey)
+    // Of the values of a page some channels: (kGrid, kChannels), or pairs of rows as D::interleave has them.
     alignas(64) float v[kGrid * kChannels];
-    alignas(64) float k[kInPairs ? 1 : kKeys * (kMaxKey + kStoredBlock)];  // of kKeys keys, by channels
-    C narrow[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
-    float sums[kQueriesTogether * kMaxValue], weights[kQueriesTogether * kGrid];
+    alignas(64) float k[kInPairs ? 1 : kKeys * (kMaxKey + kStoredBlock)];  // (key_size(), kKeys)
+    Compute rounded_weights[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
+    float sums[kQueriesTogether * kMaxValue];           // (count, wide_value()): of values, weighed
+    float weights[kQueriesTogether * kGrid];  // (count, kGrid), of a page: products, then scores, then weights
+    // Of each query: the sum of its weights, and what its products are multiplied with.
     float total[kQueriesTogether], scales[kQueriesTogether];
-    // The highest score so far, that of a page, and what is left of the sums where it is higher.
+    // Its highest score so far; the highest of a page; exp of what the former rises by, negated: the factor
+    // that total and sums so far are multiplied with.
     alignas(64) float best[kQueriesTogether], tops[kQueriesTogether], factors[kQueriesTogether];
-    Lanes folded[kQueriesTogether];  // what becomes one number of each query
+    Lanes folded[kQueriesTogether];  // of a page: the highest score, or the sum of weights, of sixteen lanes
     int64_t positions[kQueriesTogether];
     struct Nothing {};
     std::conditional_t<kInWhole, WholeNumbers<Isa>, Nothing> whole;
@@ -104,7 +109,7 @@ struct AttentionOf {
         if constexpr (std::is_same_v<T, float>)
           for (int64_t c = 0; c < key_size(); c += 16)
             store16(q + i * kMaxKey + c, load_some(from + c, key_size() - c));
-        else if constexpr (std::is_same_v<C, T>)
+        else if constexpr (std::is_same_v<Compute, T>)
           memcpy(q + i * kMaxKey, from, key_size() * sizeof(T));
         else
           widen(from, key_size(), key_size(), q + i * kMaxKey);
@@ -138,31 +143,31 @@ struct AttentionOf {
       return {(const Number*)rows.first + page * rows.page + kv_head * rows.head, rows.row};
     }
 
-    // Have memory send rows [first, last) of a page: not all at once, which it would not take, but a few
-    // between one tile and the next. Values come while keys are read, the next page's keys after them.
-    void fetch(const PagedRows& rows, int64_t page, int64_t first, int64_t last) const {
+    // Prefetch rows [first, last) of a page. A few of them between one tile and the next: more would be
+    // dropped. Values are prefetched while keys are read, the next page's keys while values are.
+    void prefetch(const PagedRows& rows, int64_t page, int64_t first, int64_t last) const {
       const auto stored = rows_of(rows, page);
       const int64_t bytes = Stored::width(rows.size) * int64_t(sizeof(Number));
       for (int64_t r = first; r < last; r++)
         for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)stored[r] + at, 0, 2);
     }
-    void fetch_values(int64_t page, int64_t first, int64_t last) const {
-      if (!reads_twice()) fetch(call.values, page, first, last);
+    void prefetch_values(int64_t page, int64_t first, int64_t last) const {
+      if (!reads_twice()) prefetch(call.values, page, first, last);
     }
     // Whether values are the keys again.
     bool reads_twice() const { return call.values.first == call.keys[0].first; }
 
-    // What a loop has memory send, `step` bytes in every turn.
+    // What a loop prefetches besides its work: in every turn two lines of the next `step` bytes.
     struct Ahead {
       const char* at;
       int64_t step;
-      [[gnu::always_inline]] void go() {
+      [[gnu::always_inline]] void prefetch() {
         __builtin_prefetch(at, 0, 2);
         __builtin_prefetch(at + step / 2, 0, 2);
         at += step;
       }
     };
-    // Rows [first, last) of a page in so many turns; `wanted` is null where there is nothing to send.
+    // Rows [first, last) of a page in so many turns; where `wanted` is null, a line that is near already.
     Ahead ahead_of(const PagedRows* wanted, int64_t page, int64_t first, int64_t last, int64_t turns) const {
       if (!wanted) return {(const char*)q, 0};
       const auto rows = rows_of(*wanted, page);
@@ -183,14 +188,14 @@ struct AttentionOf {
     // Products of all queries with the first rows of a page, as pairs of numbers.
     void multiply_pairs(int64_t page, int64_t rows) {
       constexpr int64_t kRows = Products::kRows;
-      alignas(64) C wide[kWidens ? kRows * kMaxKey : 1];
-      float more[kQueriesTogether * kGrid];
+      alignas(64) Compute wide[kWidens ? kRows * kMaxKey : 1];
+      float second[kQueriesTogether * kGrid];
       for (int part = 0; part < (call.keys[1].size ? 2 : 1); part++) {
         const int64_t size = call.keys[part].size;
         const auto keys = rows_of(call.keys[part], page);
         const Rows queries{q + part * call.keys[0].size, kMaxKey};
         for (int64_t first = 0; first < rows; first += kRows) {
-          if (part == 0) fetch_values(page, first, first + kRows);
+          if (part == 0) prefetch_values(page, first, first + kRows);
           Rows tile;
           if constexpr (kWidens) {
             tile = {wide, round_up(size, kStoredBlock)};
@@ -202,11 +207,11 @@ struct AttentionOf {
             tile = {keys[first], keys.stride};
           }
           Products::template tiles<kRows>(count, tile, queries, size,
-                                          {(part ? more : weights) + first, kGrid, 1, false}, nullptr);
+                                          {(part ? second : weights) + first, kGrid, 1, false}, nullptr);
         }
       }
       if (call.keys[1].size)
-        for (int64_t i = 0; i < count * kGrid; i++) weights[i] += more[i];
+        for (int64_t i = 0; i < count * kGrid; i++) weights[i] += second[i];
     }
 
     // The same of float32: some keys at a time, a lane each.
@@ -253,7 +258,7 @@ struct AttentionOf {
         for (int h = 0; h < kVectors; h++) out[n][h] = Lanes{};
       const float *key = k, *query = (const float*)q + i * kMaxKey;
       for (int64_t c = key_size(); c > 0; c--, key += kKeys, query++) {
-        ahead.go();
+        ahead.prefetch();
 #pragma GCC unroll 8
         for (int n = 0; n < Count; n++)
 #pragma GCC unroll 2
@@ -270,7 +275,7 @@ struct AttentionOf {
     void multiply_whole(int64_t page, int64_t rows, float* dots) {
       constexpr int64_t kKeys = WholeNumbers<Isa>::kKeys;
       for (int64_t first = 0; first < rows; first += kKeys) {
-        fetch_values(page, first, first + kKeys);
+        prefetch_values(page, first, first + kKeys);
         in_blocks([&](int64_t block, int part, int64_t c, int64_t n) {
           const auto keys = rows_of(call.keys[part], page);
           whole.score({keys[first] + Stored::width(c), keys.stride, n}, block, count, dots + first,
@@ -346,7 +351,7 @@ struct AttentionOf {
         if (low < r + 32 && r < high)
           lo = exp16_to_one(load16(s + r) - highest), hi = exp16_to_one(load16(s + r + 16) - highest);
         if constexpr (kInPairs) {
-          C* rounded = narrow + i * kGrid + r;
+          Compute* rounded = rounded_weights + i * kGrid + r;
           put(lo, hi, rounded);
           lo = load16(rounded), hi = load16(rounded + 16);
         } else {
@@ -379,7 +384,7 @@ struct AttentionOf {
         return {v, kChannels / 2};
       } else {
         if constexpr (!kWidens) {
-          if (channels == kChannels || call.values.size == 16 || call.values.size <= kWide)
+          if (channels == kChannels || call.values.size == 16 || call.values.size <= kPerRegister)
             return {values.first + c, values.stride};
           if (channels <= 16) {
             for (int64_t r = low; r < high; r++)
@@ -409,16 +414,16 @@ struct AttentionOf {
       for (int n = 0; n < Count; n++)
 #pragma GCC unroll 4
         for (int h = 0; h < Parts; h++)
-          out[n][h] = load_register(to + n * ld + kWide * h) * all<float, 1>(factors[i + n]);
+          out[n][h] = load_register(to + n * ld + kPerRegister * h) * all<float, 1>(factors[i + n]);
       const int64_t first = low / kStep * kStep;
       const float *row = values[first], *weight = weights + i * kGrid + first;
-      const C* rounded = narrow + i * kGrid + first;
+      const Compute* rounded = rounded_weights + i * kGrid + first;
       const int64_t size = call.values.size;
       const auto part_of = [=](const float* row, int h) {
-        return Parts == 1 ? load_some<1>(row, size) : load_register(row + kWide * h);
+        return Parts == 1 ? load_some<1>(row, size) : load_register(row + kPerRegister * h);
       };
       for (int64_t r = first; r < high; r += kStep) {
-        ahead.go();
+        ahead.prefetch();
 #pragma GCC unroll 16
         for (int n = 0; n < Count; n++) {
 #pragma GCC unroll 4
@@ -434,10 +439,10 @@ struct AttentionOf {
 #pragma GCC unroll 16
       for (int n = 0; n < Count; n++)
 #pragma GCC unroll 4
-        for (int h = 0; h < Parts; h++) store16(to + n * ld + kWide * h, out[n][h]);
+        for (int h = 0; h < Parts; h++) store16(to + n * ld + kPerRegister * h, out[n][h]);
     }
     template <class Sums, class Pair>
-    static void add_pair(Sums& sums, const Pair& rows, const C* weights) {
+    static void add_pair(Sums& sums, const Pair& rows, const Compute* weights) {
       sums.v = (decltype(sums.v))D::dot((typename Isa::Acc)sums.v, rows, D::pair(weights));
     }
 
@@ -457,7 +462,7 @@ struct AttentionOf {
         const int64_t c = block * kChannels, channels = smaller(size - c, kChannels);
         for (int i = kInWhole ? 0 : 1; i < 2 && !is_last; i++)
           if (call.keys[i].size)
-            fetch(call.keys[i], next, kGrid * block / blocks, kGrid * (block + 1) / blocks);
+            prefetch(call.keys[i], next, kGrid * block / blocks, kGrid * (block + 1) / blocks);
         if constexpr (kInWhole) {
           whole.read_values({values.first + Stored::width(c), values.stride, channels}, low, high);
           for (int64_t i = 0; i < count; i++) whole.read_weights(i, weights + i * kGrid);
@@ -472,7 +477,7 @@ struct AttentionOf {
             return ahead_of(i ? nullptr : next_keys, next, kGrid * part / parts, kGrid * (part + 1) / parts,
                             kGrid / (kInPairs ? 2 : 1));
           };
-          if (size <= kWide)
+          if (size <= kPerRegister)
             in_tiles<kNarrowTile>(count, [&](auto together, int64_t i) {
               mix<together, 1>(i, c + at, some, low, high, ahead(i));
             });
