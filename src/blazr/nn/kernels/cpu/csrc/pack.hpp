@@ -10,8 +10,8 @@
 
 namespace {
 
-// Fields of kBits bits, in kRuns runs of kBytes bytes. Of a run, the lowest field of all bytes comes
-// first. They are added to the codes, moved up so far.
+// Reads fields of kBits bits, which lie in kRuns runs of kBytes bytes: first the lowest field of each byte
+// of a run, then the next one of each. They are ORed to the codes, shifted left by `up` bits.
 template <int kBits, int kRuns, int kBytes>
 inline void fields(const uint8_t* data, int up, uint8_t* __restrict__ codes) {
   for (int run = 0; run < kRuns; run++) {
@@ -35,10 +35,27 @@ struct Source {
   int blocks, bytes;
 };
 
+// What lies in a block, with its bytes. d and m are float16, what has fewer than eight bits lies as
+// `fields` takes it.
 constexpr Source source_of(int packing) {
   constexpr Source kSources[kNumPackings] = {
-      {1, 34},  {1, 18},  {1, 20},  {1, 22},  {1, 24},  {1, 18}, {1, 17}, {1, 136}, {1, 84},
-      {1, 110}, {1, 144}, {1, 176}, {1, 210}, {1, 34}, {1, 18}, {2, 18}, {4, 18}};
+      {1, 34},   // Q8_0     d 2 | codes 32
+      {1, 18},   // Q4_0     d 2 | codes 16
+      {1, 20},   // Q4_1     d 2 | m 2 | codes 16
+      {1, 22},   // Q5_0     d 2 | bit 4 of codes 4 | bits 0 to 3 16
+      {1, 24},   // Q5_1     d 2 | m 2 | bit 4 of codes 4 | bits 0 to 3 16
+      {1, 18},   // IQ4_NL   d 2 | codes 16
+      {1, 17},   // MXFP4    exponent 1 | codes 16
+      {1, 136},  // IQ4_XS   d 2 | bits 4 and 5 of scales 2 | bits 0 to 3 4 | codes 128
+      {1, 84},   // Q2_K     scales and minima, four bits each 16 | codes 64 | d 2 | m 2
+      {1, 110},  // Q3_K     bit 2 of codes 32 | bits 0 and 1 64 | scales, six bits each 12 | d 2
+      {1, 144},  // Q4_K     d 2 | m 2 | scales and minima, six bits each 12 | codes 128
+      {1, 176},  // Q5_K     d 2 | m 2 | the same 12 | bit 4 of codes 32 | bits 0 to 3 128
+      {1, 210},  // Q6_K     bits 0 to 3 of codes 128 | bits 4 and 5 64 | scales 16 | d 2
+      {1, 34},   // int8     as Q8_0; d counts for nothing, rows have scales of their own
+      {1, 18},   // int4     as Q4_0, by 32 columns;
+      {2, 18},   //          by 64, where the first of two blocks has the scale,
+      {4, 18}};  //          and by 128, the first of four
   return kSources[packing];
 }
 
@@ -73,16 +90,17 @@ inline void read_codes(const uint8_t* block, uint8_t* __restrict__ codes) {
   }
 }
 
-// One row of what is before the codes of a superblock.
+// Where one row of the 16 has its scales and minima, before the codes of a superblock.
 struct Place {
   uint8_t* super;
   int row;
 
+  // The float16 at `from`, whose sign bit is flipped where `sign` is 0x80, as number `index`.
   void half(int index, const uint8_t* from, int sign = 0) const {
     uint8_t* to = super + kHalves * index + 2 * row;
     to[0] = from[0], to[1] = uint8_t(from[1] ^ sign);
   }
-  // Number `index` of those behind `halves` float16.
+  // A byte, as number `index` of those that follow `halves` float16.
   void byte(int halves, int index, int value) const {
     super[kHalves * halves + kGroup * index + row] = uint8_t(value);
   }
@@ -92,7 +110,7 @@ struct Place {
 template <int kPacking>
 inline void read_scales(const uint8_t* block, int zero, Place place) {
   if constexpr (kPacking <= kIq4Nl || kPacking == kIq4Xs) place.half(0, block);
-  // minima are taken off, where these formats add them
+  // minima are subtracted, while these formats add m: its sign changes
   if constexpr (kPacking == kQ4_1 || kPacking == kQ5_1) place.half(1, block + 2, 0x80);
   if constexpr (kPacking == kMxfp4) place.byte(0, 0, block[0]);
   if constexpr (kPacking == kIq4Xs)  // six bits: four and two
@@ -130,7 +148,8 @@ inline void read_scales(const uint8_t* block, int zero, Place place) {
   if constexpr (kPacking >= kInt4By32) place.half(0, block), place.byte(1, 0, zero);
 }
 
-// Writes the lines of a block from the codes of its 16 rows, `stride` apart. kTall: bits above four.
+// Writes the lines of a block, kBytes in all, from the codes of its 16 rows, `stride` bytes apart. kTall
+// is how many bits codes have above the four of their nibbles.
 template <int kBytes>
 inline void write_lines(const uint8_t* codes, int stride, uint8_t* __restrict__ out) {
   constexpr int kTall = kBytes == 512 ? 0 : (kBytes - 256) / 64, kFields = kTall ? 8 / kTall : 0;
