@@ -48,7 +48,7 @@ struct AttentionOf {
   // kVectors vectors of sixteen for each. Of values that fill one register at most, kNarrowTile queries' do.
   static constexpr int kTile = kRegister > 32 ? 8 : kRegister > 16 ? 6 : 4;
   static constexpr int kVectors = kRegister > 32 ? 2 : 1;
-  static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile, kPerRegister = kRegister / 4;  // floats
+  static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile;
   static constexpr int64_t kChannels = 32, kKeys = 16 * kVectors;
   static constexpr bool kInPairs = kHasPairs<D>;
 

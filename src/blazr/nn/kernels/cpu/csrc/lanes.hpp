@@ -21,6 +21,7 @@ constexpr int kRegister = 32;
 #else
 constexpr int kRegister = 16;
 #endif
+constexpr int kPerRegister = kRegister / 4;  // floats, or int32
 
 // N registers as halves of halves: compilers leave arrays, and vectors wider than a register, in
 // memory.
@@ -94,7 +95,7 @@ template <int N = kPerLanes, class T>
   if constexpr (N == 1)
     return load_register(p);
   else
-    return {load16<N / 2>(p), load16<N / 2>(p + N / 2 * (kRegister / 4))};
+    return {load16<N / 2>(p), load16<N / 2>(p + N / 2 * kPerRegister)};
 }
 
 template <int N>
@@ -102,7 +103,7 @@ template <int N>
   if constexpr (N == 1)
     memcpy(p, &x.v, sizeof x.v);
   else
-    store16(p, x.lo), store16(p + N / 2 * (kRegister / 4), x.hi);
+    store16(p, x.lo), store16(p + N / 2 * kPerRegister, x.hi);
 }
 
 #define BLAZR_BETWEEN(op, From, To)                                                            \
@@ -138,7 +139,7 @@ template <int N>
   return each<int32_t>([=](auto x) { return x << bits; }, x);
 }
 
-// a where the mask has ones, else b.
+// In each lane a where the mask's bits are set, else b.
 template <class T, int N>
 [[gnu::always_inline]] inline Registers<T, N> select(const Registers<int32_t, N>& mask,
                                                      const Registers<T, N>& a, const Registers<T, N>& b) {
@@ -171,7 +172,7 @@ template <int N = kPerLanes>
     return {Vector{p[0], p[1], p[2], p[3]}};
 #endif
   } else {
-    return {load_bytes<N / 2>(p), load_bytes<N / 2>(p + N / 2 * (kRegister / 4))};
+    return {load_bytes<N / 2>(p), load_bytes<N / 2>(p + N / 2 * kPerRegister)};
   }
 }
 template <int N>
@@ -202,18 +203,19 @@ template <int N>
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Ones in the first `left` lanes of a register.
+// All bits set in the first `left` lanes of a register.
 [[gnu::always_inline]] inline __m256i first_lanes(int64_t left) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(left < 0 ? 0 : left)),
                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 #endif
 
-// The same of a row with `left` numbers left; there are zeros behind them.
+// load16 where a row has `left` numbers left: if these are fewer, zeros fill the other lanes, and nothing
+// behind the row is read.
 template <int N = kPerLanes>
 [[gnu::always_inline]] inline Registers<float, N> load_some(const float* p, int64_t left) {
-  constexpr int kHalf = N / 2 * (kRegister / 4);
-  if (left >= N * (kRegister / 4)) return load16<N>(p);
+  constexpr int kHalf = N / 2 * kPerRegister;
+  if (left >= N * kPerRegister) return load16<N>(p);
   if constexpr (N > 1) {
     return {load_some<N / 2>(p, left), load_some<N / 2>(p + kHalf, left - kHalf)};
   } else {
@@ -229,10 +231,11 @@ template <int N = kPerLanes>
 #endif
   }
 }
+// store16 of as many lanes as a row has numbers left.
 template <int N>
 [[gnu::always_inline]] inline void store_some(float* p, int64_t left, const Registers<float, N>& x) {
-  constexpr int kHalf = N / 2 * (kRegister / 4);
-  if (left >= N * (kRegister / 4)) return store16(p, x);
+  constexpr int kHalf = N / 2 * kPerRegister;
+  if (left >= N * kPerRegister) return store16(p, x);
   if constexpr (N > 1) {
     store_some(p, left, x.lo), store_some(p + kHalf, left - kHalf, x.hi);
   } else {
@@ -246,7 +249,7 @@ template <int N>
   }
 }
 
-// Ones in the lanes from `low` on that lie before `high`.
+// All bits set in lanes [low, high).
 [[gnu::always_inline]] inline IntLanes between(int64_t low, int64_t high) {
   alignas(64) static constexpr int32_t kPlaces[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const IntLanes place = bits_of(load16((const float*)kPlaces));
@@ -268,7 +271,7 @@ template <int kDistance, class Op, class V>
     const auto swapped = [&]<int... i>(std::integer_sequence<int, i...>) {
       return pick<(i ^ kDistance)...>(v, v);
     };
-    v = op(v, swapped(std::make_integer_sequence<int, kRegister / 4>()));
+    v = op(v, swapped(std::make_integer_sequence<int, kPerRegister>()));
     return fold_lanes<kDistance / 2>(op, v);
   }
 }
@@ -279,7 +282,7 @@ template <class T, class Op, int N>
   if constexpr (N > 1)
     return fold<T>(op, each<T>(op, x.lo, x.hi));
   else
-    return fold_lanes<kRegister / 8>(op, x.v)[0];
+    return fold_lanes<kPerRegister / 2>(op, x.v)[0];
 }
 
 // The larger number of two; where one is NaN, b. Compilers make two instructions of the comparison.
@@ -342,8 +345,8 @@ template <int kCount, int kDistance = kCount / 2, class V>
   }
 }
 
-// Sixteen rows of kTransposed numbers as so many rows of sixteen, `ld` apart.
-constexpr int kTransposed = kRegister / 4 < 8 ? kRegister / 4 : 8;
+// Sixteen rows of kTransposed numbers, `stride` apart, as kTransposed rows of sixteen, `ld` apart.
+constexpr int kTransposed = kPerRegister < 8 ? kPerRegister : 8;
 [[gnu::always_inline]] inline void transpose_some(const float* from, int64_t stride, float* to, int64_t ld) {
   using Vector = typename Registers<float, 1, 4 * kTransposed>::Vector;
 #if defined(__AVX512F__)
@@ -373,12 +376,12 @@ constexpr int kTransposed = kRegister / 4 < 8 ? kRegister / 4 : 8;
 #endif
 }
 
-// The same of `n` numbers, a multiple of kTransposed.
+// The same of sixteen rows of n numbers, a multiple of kTransposed.
 inline void transpose16(const float* from, int64_t stride, int64_t n, float* to, int64_t ld) {
   for (int64_t c = 0; c < n; c += kTransposed) transpose_some(from + c, stride, to + c * ld, ld);
 }
 
-// The larger number in each lane, and the largest of all lanes.
+// The larger integer in each lane, and the largest of all lanes.
 [[gnu::always_inline]] inline IntLanes max16(const IntLanes& a, const IntLanes& b) {
   return each<int32_t>([](auto x, auto y) { return x > y ? x : y; }, a, b);
 }
@@ -462,7 +465,7 @@ template <class Step>
   return select(is_low, all16(0.0f), x) + log_1_plus(exp_approx(select(is_low, x, -x)));
 }
 
-// The same of numbers up to 0, in fewer steps; for -88 and less it is 0.
+// exp of numbers up to 0, whose results are up to 1, in fewer steps than exp16; for -88 and less it is 0.
 [[gnu::always_inline]] inline Lanes exp16_to_one(Lanes x) {
   x = max16(all16(-88.0f), x);
   // the low bits of the sum are the exponent of 2^n with its bias of 127, which for x = -88 is 0
@@ -497,7 +500,7 @@ inline void cos_sin16(const Lanes& x, float* cos, float* sin) {
   store16(cos, floats_of(cosine ^ (((quarter + 1) & 2) << 30)));
 }
 
-// Numbers of any format to floats, with zeros up to `room`.
+// n numbers of any format to floats, and zeros behind them up to `room`.
 template <class T>
 [[gnu::always_inline]] inline void widen(const T* from, int64_t n, int64_t room, float* to) {
   int64_t i = 0;
@@ -532,7 +535,7 @@ template <class T>
     narrow(some, left, p);
 }
 
-// `rows` rows of n numbers into `room` rows of `wide`, with zeros behind them; and back.
+// `rows` rows of n numbers into `room` rows of `wide` floats, padded with zeros; and back.
 template <class T>
 inline void spread(const T* from, int64_t rows, int64_t n, int64_t room, int64_t wide, float* to) {
   memset(to, 0, size_t(room * wide) * sizeof(float));
@@ -543,7 +546,7 @@ inline void gather(const float* from, int64_t rows, int64_t n, int64_t wide, T* 
   for (int64_t i = 0; i < rows; i++) narrow(from + i * wide, n, to + i * n);
 }
 
-// Sixteen running sums, then one.
+// The mean of x[i] ** 2, from sixteen running sums.
 inline float mean_square(const float* x, int64_t n) {
   float sums[16]{};
   int64_t i = 0;
