@@ -25,7 +25,7 @@ namespace {
 template <class T>
 struct Mamba2Of {
   static constexpr int64_t kMaxP = kMaxHeadDim, kMaxN = kMaxStateSize;
-  static constexpr int64_t kAhead = 1024;  // numbers of a state that memory fetches meanwhile
+  static constexpr int64_t kAhead = 1024;  // numbers of a state between what is read and what is prefetched
   static constexpr int64_t kPlaces = kGrid + 16;  // of an interval's rows, and of the state before them
 
   // Where a sequence's row at distance t from this step's first token lies, before convolution.
@@ -71,22 +71,23 @@ struct Mamba2Of {
   struct Interval {
     const Mamba2& call;
     const Span& span;
-    int64_t low = 0;              // distance of the first row from the checkpoint
-    int64_t known = 0, rows = 0;  // how many rows are in the log; how many there are
-    float b[kGrid * kMaxN];       // (rows, N), padded with zeros to whole vectors
-    // Of some heads, row r at r + 1. At 0 is the state: like a row before the first, of step 1.
+    int64_t low = 0;                       // distance of the first row from the checkpoint
+    int64_t num_logged = 0, num_rows = 0;  // rows that are in the log, and rows in all: those behind are new
+    float b[kGrid * kMaxN];                // (num_rows, N), padded with zeros to whole vectors
+    // Step sizes of some heads and the running sums of dt A, row r's at r + 1. At 0 is the state, which counts
+    // as a row before the first, with a step of 1.
     float dt[kHeadsTogether][kPlaces];
     double total[kHeadsTogether][kPlaces];  // differences of sums need digits that float has not
-    // The rows of x of one head, in the log and new: where they lie, or padded copies.
+    // The rows of x of one head, in the log and new: where they lie, or in `x`.
     const float *old_x, *new_x;
     int64_t old_stride, new_stride;  // numbers from one to the next
-    float x[kGrid * kMaxP];
+    float x[kGrid * kMaxP];          // (num_rows, P), padded with zeros to whole vectors
 
     Interval(const Mamba2& call, const Span& span) : call(call), span(span) {}
     int64_t wide_n() const { return round_up(call.state_size, 16); }
     int64_t wide_p() const { return round_up(call.head_dim, 16); }
     int64_t log_stride() const { return call.inner() + call.maps(); }
-    // x B of row r < known, and x B C of one that is new, after the convolution.
+    // x B of row r < num_logged, and x B C of one that is new, after the convolution.
     const T* old_row(int64_t r) const {
       return (const T*)call.log_xb + (span.run_slot * kGrid + low + r) * log_stride();
     }
@@ -97,25 +98,25 @@ struct Mamba2Of {
     template <class Each>
     void each_old(const Each& each) const {
       const T* row = old_row(0);
-      for (int64_t r = 0; r < known; r++, row += log_stride()) each(r, row);
+      for (int64_t r = 0; r < num_logged; r++, row += log_stride()) each(r, row);
     }
     template <class Each>
     void each_row(const Each& each) const {
       each_old(each);
-      const T* row = new_row(known);
-      for (int64_t r = known; r < rows; r++, row += call.conv()) each(r, row);
+      const T* row = new_row(num_logged);
+      for (int64_t r = num_logged; r < num_rows; r++, row += call.conv()) each(r, row);
     }
     void read_maps(int64_t head) {
       const int64_t group = head / (call.heads / call.groups), n = wide_n();
       const int64_t first = call.inner() + group * call.state_size;
       each_old([&](int64_t, const T* row) {
-        fetch(row + first, call.state_size);
-        fetch(row + head * call.head_dim, call.head_dim);
+        prefetch(row + first, call.state_size);
+        prefetch(row + head * call.head_dim, call.head_dim);
       });
       each_row([&](int64_t r, const T* row) { widen(row + first, call.state_size, n, b + r * n); });
     }
-    // A few numbers of each row, which memory would not foresee.
-    static void fetch(const T* from, int64_t n) {
+    // Prefetches a few numbers of a row: too few, and rows too far apart, for the processor to foresee.
+    static void prefetch(const T* from, int64_t n) {
       for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + i);
     }
     // The steps of heads [h0, h1), side by side: each is a chain of sums.
@@ -131,27 +132,27 @@ struct Mamba2Of {
       };
       const auto read_all = [&](auto count) {
         const float* from = call.log_dt + (span.run_slot * kGrid + low) * call.heads + h0;
-        for (int64_t r = 0; r < known; r++, from += call.heads) read(r + 1, from, count);
-        from = call.dt + (span.first + low + known - span.log_length) * call.heads + h0;
-        for (int64_t r = known; r < rows; r++, from += call.heads) read(r + 1, from, count);
+        for (int64_t r = 0; r < num_logged; r++, from += call.heads) read(r + 1, from, count);
+        from = call.dt + (span.first + low + num_logged - span.log_length) * call.heads + h0;
+        for (int64_t r = num_logged; r < num_rows; r++, from += call.heads) read(r + 1, from, count);
       };
       with_count<kHeadsTogether>(h1 - h0, read_all);
       for (int i = 0; i < h1 - h0; i++)
-        for (int64_t place = rows + 1; place < round_up(rows + 1, 16); place++)
+        for (int64_t place = num_rows + 1; place < round_up(num_rows + 1, 16); place++)
           dt[i][place] = 0, total[i][place] = sums[i];
     }
     void read_head(int64_t h) {
       const int64_t first = h * call.head_dim, p = wide_p();
-      each_old([&](int64_t, const T* row) { fetch(row + first + call.head_dim, call.head_dim); });
+      each_old([&](int64_t, const T* row) { prefetch(row + first + call.head_dim, call.head_dim); });
       if constexpr (std::is_same_v<T, float>) {
         if (p == call.head_dim) {
           old_x = old_row(0) + first, old_stride = log_stride();
-          new_x = new_row(known) + first, new_stride = call.conv();
+          new_x = new_row(num_logged) + first, new_stride = call.conv();
           return;
         }
       }
       each_row([&](int64_t r, const T* row) { widen(row + first, call.head_dim, p, x + r * p); });
-      old_x = x, new_x = x + known * p, old_stride = new_stride = p;
+      old_x = x, new_x = x + num_logged * p, old_stride = new_stride = p;
     }
     // The products of c at row t with b at rows 0 to t.
     void similarities(int64_t t, const float* c, float* out) const {
@@ -223,12 +224,12 @@ struct Mamba2Of {
           }
         };
         const float* row = old_x;
-        for (int64_t r = 0; r < known; r++, row += old_stride) add(r, row, 0);
+        for (int64_t r = 0; r < num_logged; r++, row += old_stride) add(r, row, 0);
         row = new_x;
-        for (int64_t r = known; r <= t; r++, row += new_stride) add(r, row, 0);
+        for (int64_t r = num_logged; r <= t; r++, row += new_stride) add(r, row, 0);
 #pragma GCC unroll 4
         for (int k = 0; k < Tokens; k++) {
-          row = new_x + (t + k - known) * new_stride;
+          row = new_x + (t + k - num_logged) * new_stride;
           if (k) add(t + k, row, k);
           for (int v = 0; v < kVectors; v++) {
             const int64_t at = first + v * 16;
@@ -242,19 +243,19 @@ struct Mamba2Of {
     // The state of the same head after the last row. The rows of x are weighed: they are not needed again.
     void advance(int64_t h, float* state) {
       const int64_t n = wide_n(), p = wide_p();
-      const double now = total[h][rows];
+      const double now = total[h][num_rows];
       const float decay = exp_approx(float(now));
       const auto weigh = [&](int64_t r, const float* from) {
         const float weight = exp_approx(float(now - total[h][r + 1])) * dt[h][r + 1];
         for (int64_t j = 0; j < p; j++) x[r * p + j] = from[j] * weight;
       };
-      for (int64_t r = 0; r < known; r++) weigh(r, old_x + r * old_stride);
-      for (int64_t r = known; r < rows; r++) weigh(r, new_x + (r - known) * new_stride);
+      for (int64_t r = 0; r < num_logged; r++) weigh(r, old_x + r * old_stride);
+      for (int64_t r = num_logged; r < num_rows; r++) weigh(r, new_x + (r - num_logged) * new_stride);
       for (int64_t i = 0; i < p; i += 4)
         for (int64_t j = 0; j < n; j += 16) {
           Lanes sums[4];
           for (int q = 0; q < 4; q++) sums[q] = load16(state + (i + q) * n + j) * decay;
-          for (int64_t r = 0; r < rows; r++) {
+          for (int64_t r = 0; r < num_rows; r++) {
             const Lanes bs = load16(b + r * n + j);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++) sums[q] = fma16(all16(x[r * p + i + q]), bs, sums[q]);
@@ -276,43 +277,44 @@ struct Mamba2Of {
 
   // The same of so many heads, interval by interval.
   static void recur_some(const Mamba2& call, const Span& span, int64_t h0, int64_t h1, bool stays) {
-    Interval now(call, span);
-    const int64_t n = now.wide_n(), total = span.log_length + span.length;
+    Interval interval(call, span);
+    const int64_t n = interval.wide_n(), total = span.log_length + span.length;
     float states[kHeadsTogether][kMaxP * kMaxN];
     float c[kGrid * kMaxN], similar[kGrid * kPlaces];
     for (int64_t h = h0; h < h1 && !stays; h++)
       with_state(call, span.state_slot, h, [&](const auto* from) {
-        spread(from, call.head_dim, call.state_size, now.wide_p(), n, states[h - h0]);
+        spread(from, call.head_dim, call.state_size, interval.wide_p(), n, states[h - h0]);
       });
-    for (; now.low < total; now.low += kGrid) {
-      now.rows = smaller(kGrid, total - now.low);
-      now.known = larger(span.log_length - now.low, 0);
-      now.read_maps(h0);
-      for (int64_t t = now.known; t < now.rows; t++) {
+    for (; interval.low < total; interval.low += kGrid) {
+      interval.num_rows = smaller(kGrid, total - interval.low);
+      interval.num_logged = larger(span.log_length - interval.low, 0);
+      interval.read_maps(h0);
+      for (int64_t t = interval.num_logged; t < interval.num_rows; t++) {
         const int64_t group = h0 / (call.heads / call.groups);
-        const T* maps = now.new_row(t) + call.inner() + call.maps() + group * call.state_size;
+        const T* maps = interval.new_row(t) + call.inner() + call.maps() + group * call.state_size;
         widen(maps, call.state_size, n, c + t * n);
-        now.similarities(t, c + t * n, similar + t * kPlaces);
+        interval.similarities(t, c + t * n, similar + t * kPlaces);
       }
-      const int64_t slot = wanted(call, span, now.low + now.rows - span.log_length);
+      const int64_t slot = checkpoint_slot(call, span, interval.low + interval.num_rows - span.log_length);
       for (int64_t h = h0; h < h1; h++) {
         const int64_t i = (h - h0) % kHeadsTogether;
-        if (i == 0) now.read_steps(h, smaller(h + kHeadsTogether, h1));
-        now.read_head(h);
+        if (i == 0) interval.read_steps(h, smaller(h + kHeadsTogether, h1));
+        interval.read_head(h);
         const auto put_out = [&](const auto* state) {
-          in_tiles<4>(now.rows - now.known, [&](auto count, int64_t first) {
-            const int64_t t = now.known + first, token = span.first + now.low + t - span.log_length;
-            now.template outputs<count>(t, i, c + t * n, similar + t * kPlaces, state, call.d[h],
-                                        call.y + (token * call.heads + h) * call.head_dim);
+          in_tiles<4>(interval.num_rows - interval.num_logged, [&](auto count, int64_t first) {
+            const int64_t t = interval.num_logged + first;
+            const int64_t token = span.first + interval.low + t - span.log_length;
+            interval.template outputs<count>(t, i, c + t * n, similar + t * kPlaces, state, call.d[h],
+                                             call.y + (token * call.heads + h) * call.head_dim);
           });
         };
         if (stays)
           with_state(call, span.state_slot, h, put_out);
         else
           put_out((const float*)states[h - h0]);
-        if (now.rows < kGrid) continue;
-        now.advance(i, states[h - h0]);
-        round_to_kept(call.state_dtype, states[h - h0], now.wide_p() * n);
+        if (interval.num_rows < kGrid) continue;
+        interval.advance(i, states[h - h0]);
+        round_to_kept(call.state_dtype, states[h - h0], interval.wide_p() * n);
         if (slot >= 0)
           with_state(call, slot, h, [&](auto* to) {
             gather(states[h - h0], call.head_dim, call.state_size, n, to);
@@ -322,7 +324,7 @@ struct Mamba2Of {
   }
 
   // The slot for the checkpoint at this distance from the step's first token, or -1.
-  static int64_t wanted(const Mamba2& call, const Span& span, int64_t distance) {
+  static int64_t checkpoint_slot(const Mamba2& call, const Span& span, int64_t distance) {
     const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
     for (int64_t i = 0; i < span.num_checkpoints; i++)
       if (some[i].distance == distance) return some[i].slot;
