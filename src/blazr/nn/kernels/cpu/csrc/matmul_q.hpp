@@ -22,7 +22,7 @@ namespace {
   return int32_t(fields * 0x0001000100010001 >> 48) - 16 * 128;
 }
 
-// Numbers from -128 to 127 as bytes.
+// Sixteen numbers from -128 to 127 as bytes.
 template <int N>
 [[gnu::always_inline]] inline void narrow16(const Registers<int32_t, N>& x, int8_t* out) {
 #if defined(__AVX512F__)
@@ -80,34 +80,35 @@ void quantize(const PackedLinear& call, const PackedKernel& kernel, int64_t row)
   }
 }
 
-// I is Int8 of an instruction set.
+// I is Int8<Isa> of registers.hpp, P a PackingOf of packings.hpp.
 template <class I, class P>
 struct MatmulQ {
   using Scales = typename P::Scales;
   using Codes = typename P::Codes;
   using Ints = typename I::Ints;
   using Floats = typename I::Floats;
-  static constexpr int kParts = Scales::kParts, kVectors = 8 / kParts;
+  static constexpr int kParts = Scales::kParts, kVectors = 8 / kParts;  // of a block; of a part
   static constexpr bool kSmall = Codes::kLargest <= 127;
-  // Vectors whose products are added in 16 bits, a power of two; 0 where there is no need.
-  static constexpr int kTogether = [] {
-    const int room = I::template kTogether<Codes::kLargest>;
+  // Vectors whose products are added in 16 bits before they are widened: a power of two, or 0 where products
+  // are added in 32 bits at once.
+  static constexpr int kIn16Bits = [] {
+    const int room = I::template kIn16Bits<Codes::kLargest>;
     return room >= kVectors ? kVectors : room >= 4 ? 4 : room >= 2 ? 2 : room;
   }();
   // What is left of the codes' offset once I::dot has taken its part off.
   static constexpr int kOffset = Codes::kOffset - (kSmall ? 0 : I::kDotOffset);
   // 64-byte lines of a block, rounded up.
   static constexpr int kLines = (P::kBytes / P::kBlocks + 63) / 64;
-  // How far ahead of the product memory fetches, in bytes, while w is read in one run.
+  // How many bytes ahead of the products w is prefetched while it is read in one run.
   static constexpr int64_t kRunAhead = 4096;
 
-  // What is fetched during a tile: by memory, so many lines of 64 bytes a block, from there on, into the
-  // second cache. Where several tiles share that, also the block after the next into the first cache: the
-  // processor finds a single run by itself.
+  // What a tile prefetches: with every block `lines` lines of 64 bytes, from `from` on, into the second
+  // cache. Where several tiles share these lines, also the block after the next, into the first cache: the
+  // processor itself does so only where w is read in a single run.
   struct Ahead {
     const uint8_t* from;
     int lines;
-    [[gnu::always_inline]] void fetch(int64_t b, const uint8_t* block) const {
+    [[gnu::always_inline]] void prefetch(int64_t b, const uint8_t* block) const {
       if (0 < lines && lines < kLines)
 #pragma GCC unroll 16
         for (int line = 0; line < kLines; line++)
@@ -126,19 +127,19 @@ struct MatmulQ {
     }
   };
 
-  // Codes as bytes, whose products are as small as those of the packed ones.
+  // Codes that were unpacked to a byte each: eight vectors of 64 bytes a block. They are as small as before.
   struct Unpacked : Codes {
     static constexpr int kBytes = 512;
     static typename I::Line vector(const uint8_t* block, int v) { return I::load(block + 64 * v); }
   };
-  // Of a superblock whose codes are unpacked.
+  // Bytes of a superblock whose codes are unpacked: its scales, then these.
   static constexpr int kUnpackedBytes = Scales::kBytes + P::kBlocks * Unpacked::kBytes;
   // Columns that are unpacked together: with a few rows of x they fit the first cache.
   static constexpr int kPanelColumns = 512, kPanel = kPanelColumns / (P::kBlocks * kBlock);
-  // Whether many rows of x are worth it: not where a tile has many of them.
+  // Whether codes are unpacked for many rows of x. Where a tile has many rows, unpacking takes little of it.
   static constexpr bool kUnpacks = Codes::kBytes < Unpacked::kBytes && I::cols <= 4;
   // Whether 16-bit sums are multiplied by whole scales as they are widened.
-  static constexpr bool kScalesHalves = kTogether > 0 && Scales::kAreWhole && Scales::kHasMinima;
+  static constexpr bool kScalesHalves = kIn16Bits > 0 && Scales::kAreWhole && Scales::kHasMinima;
 
   // Adds to acc a part of block i of a superblock times C rows of x, which have it at block b; 16-bit
   // sums are multiplied by `scale`.
@@ -147,13 +148,13 @@ struct MatmulQ {
                                                          int64_t b, const typename I::Halves& scale,
                                                          Ints* acc) {
     const uint8_t* codes = super + Scales::kBytes + i * As::kBytes;
-    if constexpr (kTogether > 0) {
+    if constexpr (kIn16Bits > 0) {
 #pragma GCC unroll 8
-      for (int first = part * kVectors; first < (part + 1) * kVectors; first += kTogether) {
+      for (int first = part * kVectors; first < (part + 1) * kVectors; first += kIn16Bits) {
         typename I::Halves sums[C];
         for (int c = 0; c < C; c++) sums[c] = typename I::Halves{};
 #pragma GCC unroll 8
-        for (int v = first; v < first + kTogether; v++) {
+        for (int v = first; v < first + kIn16Bits; v++) {
           const typename I::Line vector = As::vector(codes, v);
           for (int c = 0; c < C; c++)
             sums[c] = I::template add_products<(C > 1)>(sums[c], vector, x.block(c, b).q + 4 * v);
@@ -187,7 +188,7 @@ struct MatmulQ {
     if constexpr (Scales::kHasMinima) minimum = Scales::minimum(super, scale);
     for (int i = 0; i < P::kBlocks; i++) {
       Ints acc[C];
-      ahead.fetch(b + i, super + i * (P::kBytes / P::kBlocks));
+      ahead.prefetch(b + i, super + i * (P::kBytes / P::kBlocks));
       dots<As, C>(super, i, 0, x, b + i, acc);
       for (int c = 0; c < C; c++)
         total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
@@ -204,7 +205,7 @@ struct MatmulQ {
     Ints sums[C];
     for (int c = 0; c < C; c++) sums[c] = Ints{};
     for (int i = 0; i < P::kBlocks; i++) {
-      ahead.fetch(b + i, super + i * (P::kBytes / P::kBlocks));
+      ahead.prefetch(b + i, super + i * (P::kBytes / P::kBlocks));
 #pragma GCC unroll 2
       for (int part = 0; part < kParts; part++) {
         if constexpr (kScalesHalves) {

@@ -25,6 +25,8 @@ namespace {
 
 constexpr int kHalves = 2 * kGroup;  // bytes: a float16 for each row of a group
 
+// Below I is Int8<Isa> of registers.hpp, which computes with the vectors that scales and codes are read as.
+
 // ---- scales: what comes before the codes.
 
 template <int kPartsOfBlock, bool kMinima, bool kWhole>
@@ -122,7 +124,7 @@ struct TallNibbles {
     const typename I::Line above = I::load(block + 256 + 64 * (v / kFields));
     // the field is moved to bit 4
     const int left = 4 - v % kFields * kBits;
-    return I::join(Nibbles<I, 0>::vector(block, v), I::moved(above, left, ((1 << kBits) - 1) << 4));
+    return I::join(Nibbles<I, 0>::vector(block, v), I::shifted(above, left, ((1 << kBits) - 1) << 4));
   }
 };
 

@@ -61,7 +61,7 @@ struct Peak {
   static int64_t codes(const void* operands, int64_t operations, int64_t* result) {
     using I = Int8<Isa>;
     using Bytes = typename I::template Register<uint8_t>;
-    constexpr bool kIn16 = kSmall && I::template kTogether<15> > 0;
+    constexpr bool kIn16 = kSmall && I::template kIn16Bits<15> > 0;
     using Sum = typename I::template Register<std::conditional_t<kIn16, int16_t, int32_t>>;
     auto w = load_as<Bytes>(operands);
     const auto x = load_as<Sum>(operands);

@@ -53,8 +53,8 @@ struct Dot {
   static Reg dot(Reg acc, Reg a, Reg b) { return Isa::fma(a, b, acc); }
 };
 
-// Products of int8 activations with 16 rows of packed weights, a lane each: what they go through
-// fills several registers where these are narrower.
+// Products of int8 activations with 16 rows of packed weights, a lane of 32 bits each: kCount registers of
+// kLanes lanes.
 template <class Isa>
 struct Int8 {
   static constexpr int cols = Isa::kPackedTileCols, kDotOffset = Isa::kDotOffset;
@@ -68,7 +68,7 @@ struct Int8 {
   using Ints = Several<int32_t>;  // a number for each row
   using Floats = Several<float>;
 
-  // read(p) for one register, which takes `step` bytes, after the other.
+  // Several registers, filled one after the other by read(p), where p goes on by `step` bytes.
   template <class T, int N = kCount, class Read>
   static Several<T, N> row(const Read& read, const void* p, int step) {
     if constexpr (N == 1)
@@ -107,8 +107,8 @@ struct Int8 {
   static Line join(const Line& a, const Line& b) {
     return each<uint8_t>([](auto a, auto b) { return a | b; }, a, b);
   }
-  // Bits moved up so far, or down, of which `mask` is kept in each byte.
-  static Line moved(const Line& x, int up, int mask) {
+  // x shifted left by `up` bits, or right where it is negative, and what `mask` keeps of each byte.
+  static Line shifted(const Line& x, int up, int mask) {
     return each<uint8_t>(
         [=](auto x) {
           const auto words = (Register<uint16_t>)x;
@@ -116,8 +116,8 @@ struct Int8 {
         },
         x);
   }
-  static Line low_nibbles(const Line& x) { return moved(x, 0, 15); }
-  static Line high_nibbles(const Line& x) { return moved(x, -4, 15); }
+  static Line low_nibbles(const Line& x) { return shifted(x, 0, 15); }
+  static Line high_nibbles(const Line& x) { return shifted(x, -4, 15); }
   // A sum of a tile of several rows, added before the next products are computed.
   template <bool kOfMany, class V>
   static V in_order(V sum) {
@@ -133,10 +133,10 @@ struct Int8 {
     };
     return each<int32_t>(op, acc, w);
   }
-  // How many vectors of codes up to `kLargest` have products that can be added in 16 bits, two by two; 0
-  // where the processor adds four products in 32 bits in one step.
+  // How many vectors of codes up to `kLargest` have products whose sums fit 16 bits, where every product is
+  // one of two and x is 127 at most. 0 where the processor adds four products in 32 bits in one step.
   template <int kLargest>
-  static constexpr int kTogether = [] {
+  static constexpr int kIn16Bits = [] {
     if constexpr (requires(Register<uint8_t> w) { Isa::products(w, w); })
       return 32767 / (2 * 127 * kLargest);
     else
@@ -156,7 +156,7 @@ struct Int8 {
     const auto op = [](auto t, auto s, auto by) { return Isa::dot_pairs(t, s, by); };
     return each<int32_t>(op, total, sums, scales);
   }
-  // Numbers of 15 bits as both of each row.
+  // Each row's number, of 15 bits, in both its halves.
   static Halves twice(const Ints& x) {
     return each<int16_t>([](auto x) { return x | x << 16; }, x);
   }
