@@ -44,14 +44,18 @@ struct Repeats {
       return count == other.count && !memcmp(first, other.first, size_t(count) * sizeof(int32_t));
     }
   };
+  // Tokens before a place, and those at the end of the text that stand for them.
   struct Replaced {
-    Tokens those, by;
+    Tokens old, substitute;
   };
 
   // How like a place the end of the text is.
   struct Alignment {
-    int64_t place = -1, match = 0, same = 0, count = 0;
-    const int32_t* start = nullptr;  // of what was compared at the end
+    int64_t place = -1;        // how many tokens come before it
+    int64_t match = 0;         // how many of these are the last ones of the text
+    int64_t num_same = 0;      // how many are the same, those before replaced ones included
+    int64_t num_replaced = 0;  // pairs in `replaced`, of which the last in the text comes first
+    const int32_t* start = nullptr;  // of the end of the text, as far as it was compared
     Replaced replaced[kMostReplaced];
   };
 
@@ -60,55 +64,57 @@ struct Repeats {
     found.place = place;
     const int32_t *begin = call.tokens, *there = begin + place, *here = begin + call.length;
     for (;;) {
-      while (there > begin && found.same < call.longest && there[-1] == here[-1])
-        there--, here--, found.same++;
-      if (!found.count) found.match = found.same;
+      while (there > begin && found.num_same < call.longest && there[-1] == here[-1])
+        there--, here--, found.num_same++;
+      if (!found.num_replaced) found.match = found.num_same;
       found.start = here;
-      if (found.same == call.longest || !step_over(call, found, there, here)) return found;
+      if (found.num_same == call.longest || !step_over(call, found, there, here)) return found;
     }
   }
 
-  // Go before tokens of which some stand for others; false where there are none.
+  // Go back from a difference, before `there` and `here`, to where both texts agree again: over tokens that
+  // are known to be replaced, or else over the fewest that two equal tokens come before. False where there
+  // are none.
   static bool step_over(const Repeat& call, Alignment& found, const int32_t*& there, const int32_t*& here) {
     const int32_t *begin = call.tokens, *place = begin + found.place;
-    for (int64_t i = 0; i < found.count; i++) {
-      const auto& [those, by] = found.replaced[i];
-      const int32_t *before = there - those.count, *behind = here - by.count;
+    for (int64_t i = 0; i < found.num_replaced; i++) {
+      const auto& [old, substitute] = found.replaced[i];
+      const int32_t *before = there - old.count, *behind = here - substitute.count;
       if (before - begin < 1 || behind <= place || before[-1] != behind[-1]) continue;
-      if (Tokens{before, those.count} == those && Tokens{behind, by.count} == by) {
+      if (Tokens{before, old.count} == old && Tokens{behind, substitute.count} == substitute) {
         there = before, here = behind;
         return true;
       }
     }
-    if (found.count == smaller(call.most_replaced, kMostReplaced)) return false;
-    for (int64_t both = 2; both <= 2 * call.widest; both++)
-      for (int64_t one = larger(1, both - call.widest); one <= smaller(call.widest, both - 1); one++) {
-        const int32_t *before = there - one, *behind = here - (both - one);
+    if (found.num_replaced == smaller(call.most_replaced, kMostReplaced)) return false;
+    for (int64_t total = 2; total <= 2 * call.widest; total++)
+      for (int64_t old = larger(1, total - call.widest); old <= smaller(call.widest, total - 1); old++) {
+        const int32_t *before = there - old, *behind = here - (total - old);
         if (before - begin < 2 || behind <= place) continue;
         if (before[-1] != behind[-1] || before[-2] != behind[-2]) continue;
-        found.replaced[found.count++] = {{before, one}, {behind, both - one}};
+        found.replaced[found.num_replaced++] = {{before, old}, {behind, total - old}};
         there = before, here = behind;
         return true;
       }
     return false;
   }
 
-  // Leave out what stands among the last tokens as it is.
+  // Forget replacements of tokens that are among the last ones, unreplaced.
   static void keep_sure(const Repeat& call, Alignment& found) {
     const int32_t* end = call.tokens + call.length;
     const int32_t* recent = end - call.recent > found.start ? end - call.recent : found.start;
     int64_t kept = 0;
-    for (int64_t i = 0; i < found.count; i++) {
-      const Tokens those = found.replaced[i].those;
+    for (int64_t i = 0; i < found.num_replaced; i++) {
+      const Tokens old = found.replaced[i].old;
       bool is_there = false;
-      for (const int32_t* at = recent; at + those.count <= end; at++)
-        is_there |= Tokens{at, those.count} == those;
+      for (const int32_t* at = recent; at + old.count <= end; at++)
+        is_there |= Tokens{at, old.count} == old;
       if (!is_there) found.replaced[kept++] = found.replaced[i];
     }
-    found.count = kept;
+    found.num_replaced = kept;
   }
 
-  // Write what follows the place, with what stands for it; behind the end it comes again.
+  // Write what follows the place, replaced; behind the end of the text it comes again.
   static void write(const Repeat& call, const Alignment& found) {
     const int32_t* source = call.tokens + found.place;
     const int64_t round = call.length - found.place;
@@ -120,11 +126,11 @@ struct Repeats {
     for (int64_t written = 0, at = 0; written < call.most;) {
       const Tokens one{source + at % round, 1};
       Replaced now{one, one};
-      for (int64_t i = found.count - 1; i >= 0; i--)
-        if (is_at(at, found.replaced[i].those)) now = found.replaced[i];
-      for (int64_t i = 0; i < now.by.count && written < call.most; i++)
-        call.following[written++] = now.by.first[i];
-      at += now.those.count;
+      for (int64_t i = found.num_replaced - 1; i >= 0; i--)
+        if (is_at(at, found.replaced[i].old)) now = found.replaced[i];
+      for (int64_t i = 0; i < now.substitute.count && written < call.most; i++)
+        call.following[written++] = now.substitute.first[i];
+      at += now.old.count;
     }
   }
 
@@ -136,7 +142,9 @@ struct Repeats {
     if (place < 0) return;
     const int64_t first = place;
     int64_t second = -1, highest = 0;
-    const auto score = [&](const Alignment& some) { return some.same - call.replaced_cost * some.count; };
+    const auto score = [&](const Alignment& some) {
+      return some.num_same - call.replaced_cost * some.num_replaced;
+    };
     Alignment best;
     for (int64_t i = 0; i < call.candidates && place >= 0; i++) {
       if (i == 1) second = place;
@@ -147,7 +155,7 @@ struct Repeats {
     }
     keep_sure(call, best);
     write(call, best);
-    call.match = best.match, call.num_replaced = best.count;
+    call.match = best.match, call.num_replaced = best.num_replaced;
     const int64_t other = best.place == first ? second : first;
     if (other < 0) return;
     const int64_t most = smaller(call.most, call.length - other);
