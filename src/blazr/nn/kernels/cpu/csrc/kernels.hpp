@@ -30,7 +30,8 @@ struct LoraEntry {
   int64_t rank;       // 0 where the adapter leaves the matrix as it is
 };
 
-// What adapters add to a product before it is rounded. Rows without an adapter are not touched.
+// What adapters add to a product before it is rounded; slots of rows without an adapter have rank 0. A slot
+// stands for `repeat` rows, which are the same token's.
 struct Lora {
   const LoraEntry* entries;  // by slot
   const int64_t* slots;      // (m / repeat): whose adapter each row takes; null adds nothing
@@ -77,10 +78,10 @@ struct LoraExpand {
   int64_t dtype, m, n;
 };
 
-// The same head by head, y[:, h] = x[:, h] @ w[h].T: all but the first lie so many numbers further.
+// The same head by head, y[:, h] = x[:, h] @ w[h].T.
 struct LinearHeads {
-  Linear first;  // without w2, bias and residual
-  int64_t heads, w_head, x_head, y_head;
+  Linear first;  // the first head's; without w2, bias and residual
+  int64_t heads, w_head, x_head, y_head;  // numbers from one head to the next, of w, x and y
 };
 
 // What one thread computes of y at a time, a part, has up to kFewRows rows and kFewColumns columns where x
@@ -152,10 +153,10 @@ struct PackedRows {
   int64_t packing, dtype, m, k;
 };
 
-// Pieces of rows: piece i of a row of `out` is piece order[i] of one of x's, all of one size.
+// Rows cut into pieces of one size, in another order: piece i of a row of `out` is piece order[i] of x's.
 struct Pieces {
   const void* x;
-  const int64_t* order;
+  const int64_t* order;  // (count)
   void* out;  // dense
   int64_t m, count, bytes;   // rows; pieces of a row; of a piece
   int64_t x_stride, stride;  // bytes from row to row of x, and from piece to piece
@@ -197,12 +198,15 @@ struct PackedKernel {
 
 inline constexpr int64_t kGrid = 64;  // tokens from one grid edge to the next
 
-// What a step computes of one sequence: `length` tokens from row `first` of the packed batch, with
-// `start` in memory before them, `log_length` of these since the checkpoint in `state_slot`. Row
-// `run_slot` of the logs is the sequence's. Its working states are read from the row `working_from`
-// behind that, and written to the one `working_to` behind it. States are written where `checkpoints` says.
+// What a step computes of one sequence: `length` tokens, whose rows of the packed batch begin at `first`.
 struct Span {
-  int64_t first, length, start, log_length, state_slot, run_slot, checkpoints, num_checkpoints;
+  int64_t first, length;
+  int64_t start;       // tokens of the sequence that are in memory before them
+  int64_t log_length;  // of these, those since the last grid edge, which are in the log
+  int64_t state_slot;  // where what was kept at that edge lies
+  int64_t run_slot;    // the sequence's log is this row of the logs
+  int64_t checkpoints, num_checkpoints;  // its checkpoints are so many from this one of the step's on
+  // Its working states are read from row run_slot + working_from, and written to run_slot + working_to.
   int64_t working_from, working_to;
 
   // Call log(t, row) for each of its tokens behind the last grid edge: token t goes to that row of
@@ -220,8 +224,9 @@ struct Checkpoint {
   int64_t distance, slot;
 };
 
-// A tensor that sequences carry along: as it was at grid edges, and as it stands. Where it is kept as
-// bfloat16, it is rounded to that at every grid edge, whether or not it is kept there.
+// A state that sequences carry from step to step: as it was at grid edges (kept), and after the last token
+// (working). Where it is kept as bfloat16, it is rounded to that at every grid edge, also where no
+// checkpoint is kept, so that results do not depend on which are.
 struct Carried {
   void* kept;      // (slots, ...), float32 or bfloat16
   float* working;  // (runs, ...)
