@@ -32,20 +32,22 @@ struct WholeNumbers {
   static constexpr int64_t kMaxBlocks = kMaxKey / kStoredBlock + 1;  // of a key in two parts
   static constexpr int64_t kBytes = Q8_0::width(kStoredBlock);
   static constexpr float kMost = 32767;
-  // Queries together, and what each meets: so many lots of sixteen keys, or channels.
+  // Sums in registers together: kTile queries, each with kLots lots of sixteen keys, or channels.
   static constexpr int kTile = kRegister > 32 ? 8 : 6, kLots = kRegister > 32 ? 2 : 1;
   static constexpr int64_t kKeys = 16 * kLots;
   static constexpr int64_t kStride = kMaxBlocks * kPairs;  // from query to query
 
-  alignas(64) int32_t pairs[kGrid / 2 * kStoredBlock];  // of codes
-  alignas(64) float scales[kGrid];
-  alignas(64) int32_t weights[kQueriesTogether * kGrid / 2];
-  float units[kQueriesTogether];  // what a weight of 1 is
-  int32_t q[kQueriesTogether * kStride];
-  float q_units[kQueriesTogether * kMaxBlocks];
+  // Pairs of int16, the first in the lower half. Of codes: of keys, (kLots, kPairs of channels, 16 keys); of
+  // values, (kGrid / 2 pairs of rows, kStoredBlock channels).
+  alignas(64) int32_t pairs[kGrid / 2 * kStoredBlock];
+  alignas(64) float scales[kGrid];  // of these keys, or rows of values, in one block
+  alignas(64) int32_t weights[kQueriesTogether * kGrid / 2];  // (queries, kGrid / 2 pairs of rows)
+  float units[kQueriesTogether];                              // what a weight of 1 stands for
+  int32_t q[kQueriesTogether * kStride];         // (queries, kMaxBlocks, kPairs of channels)
+  float q_units[kQueriesTogether * kMaxBlocks];  // what a number of 1 of a query's block stands for
 
-  // The unit in which numbers of these magnitudes, as bits, have 16 bits; `by` makes them so. It is NaN
-  // where one of them is no finite number.
+  // The unit in which numbers up to the largest of these magnitudes (floats as bits) fit 16 bits: a number
+  // times `by`, rounded, is how many units it is. NaN where one of the magnitudes is not finite.
   static float unit_of(const IntLanes& magnitudes, float& by) {
     const float most = bits_as<float>(largest16(magnitudes));
     by = most >= 0x1p-100f ? kMost / most : 0.0f;
@@ -154,7 +156,7 @@ struct WholeNumbers {
   }
   using Vector = decltype(Isa::unsigned_bytes(nullptr));
 
-  // Pairs of rows of 32 rows that have row `high` behind them.
+  // Of 32 rows from `base` on, r and r + 16 are a pair: how many pairs have a row below `high`.
   static int64_t num_pairs(int64_t base, int64_t high) { return larger(smaller(high - base, 16), 0); }
 
   // Rows [low, high) of a page, in one block of channels.
@@ -169,7 +171,7 @@ struct WholeNumbers {
         Isa::pairs_of_rows(values[r], values[r + 16], pairs + (base / 2 + r - base) * kStoredBlock);
   }
 
-  // What query i gives to the rows of a page is w.
+  // The weights w, (kGrid), that query i gives to the rows of a page, each times its row's scale.
   void read_weights(int64_t i, const float* w) {
     Lanes scaled[kGrid / 16];
     IntLanes most{};
@@ -185,7 +187,8 @@ struct WholeNumbers {
       store(weights + i * kGrid / 2 + 8 * k, rounded(scaled[k], by) | rounded(scaled[k + 1], by) << 16);
   }
 
-  // Take what is left of 32 channels of all queries, and add the values that were read, weighed.
+  // Multiply sums of 32 channels of each query with its number of `left`, and add the values that were read,
+  // weighed.
   void mix(int64_t count, const float* left, float* sums, int64_t ld, int64_t high) {
     in_tiles<kTile>(count, [&](auto together, int64_t i) {
       for (int64_t c = 0; c < kStoredBlock; c += 16 * kLots)

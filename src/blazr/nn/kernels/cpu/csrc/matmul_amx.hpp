@@ -149,7 +149,7 @@ struct AmxProduct {
 
   // As Peak::numbers.
   static int64_t peak(const void* operands, int64_t operations, int64_t* result) {
-    constexpr int kSums = 4;  // as many as it takes that none waits for itself
+    constexpr int kSums = 4;  // enough that no product waits for the one before
     const Tiles tiles;
     each_of<8>([&](auto i) { load<i>(operands, 0); });
     const int64_t of_round = kSums * 2 * kSide * kTile, rounds = operations / of_round + 1;

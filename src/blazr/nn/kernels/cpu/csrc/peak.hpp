@@ -6,7 +6,7 @@
 
 namespace {
 
-// Leaves the compiler to believe that x has changed, so that no product is computed once for all.
+// Makes the compiler believe that x has changed, so that it does not compute a product once for all rounds.
 template <class V>
 [[gnu::always_inline]] inline void change(V& x) {
   if constexpr (sizeof(V) > kRegister) {
@@ -22,9 +22,10 @@ template <class V>
   }
 }
 
-// Each adds products of `operands` to sums that wait for each other nowhere, until these are
-// `operations` or more, and returns how many they are: a product and its sum are two. What the sums
-// are goes into `result`. The operands are kPeakOperands bytes, the first values of the sums as well.
+// Each function adds products of `operands` to sums that do not depend on each other, until it has done
+// `operations` or more, and returns how many: a multiplication and an addition are two. The sums go into
+// `result`, so that the compiler keeps them. The operands, which the sums also begin with, are kPeakOperands
+// bytes.
 template <class Isa>
 struct Peak {
   template <class Sum, bool kMany, class Step>
@@ -37,7 +38,7 @@ struct Peak {
     const int64_t of_round = of_sum * (kMany ? 10 : 4), rounds = operations / of_round + 1;
     for (int64_t round = 0; round < rounds; round++) {
       a = step(a), b = step(b), c = step(c), d = step(d);
-      // as many as additions take cycles, in each of two units
+      // two units, and an addition takes up to five cycles: ten sums keep both busy
       if constexpr (kMany) e = step(e), f = step(f), g = step(g), h = step(h), i = step(i), j = step(j);
     }
     for (const Sum& sum : {a, b, c, d, e, f, g, h, i, j}) *result ^= load_as<int32_t>(&sum);
