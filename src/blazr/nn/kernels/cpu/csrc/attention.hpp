@@ -65,7 +65,7 @@ struct AttentionOf {
     alignas(64) float k[kInPairs ? 1 : kKeys * (kMaxKey + kStoredBlock)];  // (key_size(), kKeys)
     Compute rounded_weights[kQueriesTogether * kGrid];  // weights, where rows are taken in pairs
     float sums[kQueriesTogether * kMaxValue];           // (count, wide_value()): of values, weighed
-    float weights[kQueriesTogether * kGrid];  // (count, kGrid), of a page: products, then scores, then weights
+    float weights[kQueriesTogether * kGrid];  // (count, kGrid): products, then scores, then weights
     // Of each query: the sum of its weights, and what its products are multiplied with.
     float total[kQueriesTogether], scales[kQueriesTogether];
     // Its highest score so far; the highest of a page; exp of what the former rises by, negated: the factor

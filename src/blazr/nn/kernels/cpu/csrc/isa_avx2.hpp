@@ -49,8 +49,8 @@ struct Avx2 {
   static __m256i dot_pairs(V acc, W w, W x) {
     return _mm256_add_epi32((__m256i)acc, _mm256_madd_epi16((__m256i)w, (__m256i)x));
   }
-  // The same sum, which the compiler takes for a new one: GCC would move all products of a tile before
-  // its sums, more than there are registers for.
+  // Returns sum, through an empty instruction that the compiler cannot move: GCC would compute all products
+  // of a tile before the first sum, more than there are registers for.
   template <class V>
   static V in_order(V sum) {
     __asm__("" : "+x"(sum));

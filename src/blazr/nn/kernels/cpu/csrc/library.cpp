@@ -42,7 +42,7 @@ constexpr int64_t kSmallWork = 1 << 16;
 // Of a number.
 int64_t bytes_of(int64_t dtype) { return dtype == kF32 ? 4 : 2; }
 
-// What is typed of the instruction set in use.
+// The kernels for a dtype, of the instruction set in use.
 const TypedKernels& typed(int64_t dtype) { return kernels->typed[dtype]; }
 
 // How many threads a call of so many products, or numbers, is worth.

@@ -74,8 +74,8 @@ struct Mamba2Of {
     int64_t low = 0;                       // distance of the first row from the checkpoint
     int64_t num_logged = 0, num_rows = 0;  // rows that are in the log, and rows in all: those behind are new
     float b[kGrid * kMaxN];                // (num_rows, N), padded with zeros to whole vectors
-    // Step sizes of some heads and the running sums of dt A, row r's at r + 1. At 0 is the state, which counts
-    // as a row before the first, with a step of 1.
+    // Step sizes of some heads and the running sums of dt A, row r's at r + 1. At 0 is the state, which
+    // counts as a row before the first, with a step of 1.
     float dt[kHeadsTogether][kPlaces];
     double total[kHeadsTogether][kPlaces];  // differences of sums need digits that float has not
     // The rows of x of one head, in the log and new: where they lie, or in `x`.
@@ -331,7 +331,7 @@ struct Mamba2Of {
     return -1;
   }
 
-  // Calls with(numbers) for the state of a head in a slot: floats, or bf16.
+  // Calls with(pointer) for the state of a head in a slot: a float* or a bf16*.
   template <class With>
   static void with_state(const Mamba2& call, int64_t slot, int64_t h, const With& with) {
     const int64_t at = slot * call.state_stride + h * call.head_dim * call.state_size;

@@ -206,8 +206,8 @@ struct Matmul {
     }
   }
 
-  // A step of a tile. Rows that are read in runs are fetched so many bytes ahead, and so are those of
-  // narrow tiles.
+  // A step of a tile. w is prefetched `ahead` bytes ahead where it is read in runs, and by tiles of one or
+  // two rows of x.
   template <int R, int C, bool kIsRun>
   [[gnu::always_inline]] static void plain_step(Acc (&acc)[C][R], Rows w, Rows x, int64_t i, int64_t ahead) {
     const auto of_w = [&](int r) {
@@ -252,7 +252,7 @@ struct Matmul {
     if constexpr (kPiece + 1 < D::pieces) widen_step<kPiece + 1>(from, out);
   }
 
-  // The same for num_cols rows of x, as equal tiles.
+  // tile() for num_cols rows of x, cut into tiles of equal size but for the last.
   template <int R, class X>
   static void tiles(int64_t num_cols, Rows w, X x, int64_t k, Sums sums, const T* next,
                     Turns turns = {1, 0, 0, 0}) {

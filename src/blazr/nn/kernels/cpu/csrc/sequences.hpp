@@ -5,7 +5,7 @@
 
 namespace {
 
-// Calls with(numbers) for those from number `at` on: bf16, or floats.
+// Calls with(pointer) for numbers of a dtype from number `at` on: a bf16* or a float*.
 template <class With>
 inline void with_numbers(void* first, int64_t dtype, int64_t at, const With& with) {
   if (dtype == kBf16)
@@ -14,7 +14,7 @@ inline void with_numbers(void* first, int64_t dtype, int64_t at, const With& wit
     with((float*)first + at);
 }
 
-// The same for what was kept in a slot.
+// Calls with(pointer) for what is kept in a slot.
 template <class With>
 inline void with_kept(const Carried& all, int64_t slot, const With& with) {
   with_numbers(all.kept, all.dtype, slot * all.kept_stride, with);
@@ -28,8 +28,8 @@ inline float* working_after(const Carried& all, const Span& span) {
   return all.working + (span.run_slot + span.working_to) * all.working_stride;
 }
 
-// The working numbers of one head, `size` each, where those behind the step belong. What was before is
-// brought there; right after a grid edge that is what was kept.
+// The place for the working numbers of one head, `size` each, after the step. Those before the step are
+// copied there first; right after a grid edge they are what was kept.
 inline float* brought(const Carried& all, const Span& span, int64_t head, int64_t size) {
   float* to = working_after(all, span) + head * size;
   if (!span.log_length)

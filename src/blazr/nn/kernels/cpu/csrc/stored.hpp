@@ -19,7 +19,7 @@ struct Plain {
   using Number = T;
   static constexpr int64_t width(int64_t size) { return size; }  // in Numbers
 
-  // As that of Blocks.
+  // As Blocks::widen, below.
   template <class To>
   [[gnu::always_inline]] static void widen(const T* from, int64_t size, const To& to) {
     int64_t c = 0;
