@@ -113,7 +113,7 @@ def _collected_tests_stay_frozen() -> Iterator[None]:
     from blazr.core import garbage
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(garbage, "unload", gc.collect)
+        patch.setattr(garbage, "collect_all", gc.collect)
         yield
 
 

@@ -23,7 +23,7 @@ import typer
 from blazr.core import log
 from blazr.core.docstrings import argument_docs
 from blazr.core.errors import ConfigError
-from blazr.core.garbage import loading
+from blazr.core.garbage import frozen_after
 from blazr.engine.config import parse_memory
 from blazr.llm.options import LoadOptions
 
@@ -251,7 +251,7 @@ class LoadFlags(LoadOptions):
         set_threads(threads)
         return LLM.of(replace(self, max_running=1).load(model))
 
-    @loading()
+    @frozen_after()
     def load(self, model: str) -> TextEngine:
         """Load a model, with a progress bar where stderr is a terminal."""
         # torch comes with it, which takes a second

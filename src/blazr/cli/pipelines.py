@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from blazr.cli import options
-from blazr.core.garbage import loading
+from blazr.core.garbage import frozen_after
 from blazr.llm.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def open_pipeline(
     from blazr.llm.load import load_pipeline
 
     options.set_threads(threads)
-    with loading():
+    with frozen_after():
         given = LoadOptions(model, revision=revision, device=device, dtype=dtype)
         pipeline = load_pipeline(given)
     try:

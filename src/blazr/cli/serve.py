@@ -85,7 +85,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.serve import serve as run_server
 
     log.setup("debug" if verbose else "info", levels=log_level)
-    garbage.share_heaps()
+    garbage.limit_malloc_arenas()
     if server.replicas > 1:
         if load.num_ranks > 1:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""When Python searches for garbage, and when memory goes back to the system."""
+"""When Python's garbage collector runs, and when freed memory goes back to the system."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """While a process of ours makes what it keeps, look for no cycles in it, nor later.
+def frozen_after() -> Iterator[None]:
+    """Pause the collector, then exempt every object that exists at the end from later collections.
 
-    A search goes through all that torch has made, a tenth of a second. Only `unload` ends this.
+    For loading what a process keeps, such as a model: a collection that visits all of torch's
+    objects takes a tenth of a second. Only `collect_all` visits frozen objects again.
     """
     gc.disable()
     try:
@@ -25,10 +26,10 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def not_collected() -> Iterator[None]:
-    """Look for no cycles meanwhile, for work that makes many objects and no cycles.
+def collector_paused() -> Iterator[None]:
+    """Pause the collector during work that makes many objects and no reference cycles.
 
-    A million lists are decoded from JSON in a tenth of a second, and in one second with searches.
+    Decoding a million lists from JSON takes a tenth of a second, and one second with collections.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -39,27 +40,27 @@ def not_collected() -> Iterator[None]:
             gc.enable()
 
 
-def unload() -> None:
-    """Free what nobody refers to any more, loaded things among it."""
+def collect_all() -> None:
+    """Free unreachable objects, also those that `frozen_after` has frozen."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
-def share_heaps() -> None:
-    """Have all threads that are yet to start take memory from two heaps of the C library.
+def limit_malloc_arenas() -> None:
+    """Limit glibc's malloc to two arenas, for all threads that start from now on.
 
-    Otherwise each gets one of its own, up to eight for a processor, which keeps what it ever needed
-    at once: a server of many threads held 100 to 150 MB more after storms of requests.
+    By default there are up to eight per processor, and each keeps the most that it ever needed: a
+    server with many threads held 100 to 150 MB more after bursts of requests.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
 
 
-def give_back() -> None:
-    """Free cycles made lately, and give the system the memory that the C library keeps."""
+def trim_memory() -> None:
+    """Collect garbage, and return the memory that malloc keeps to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

@@ -375,7 +375,7 @@ async def run_in_worker_if(is_large: bool, work: Callable[[], R]) -> R:  # noqa:
         return work()
 
     def run() -> R:
-        with garbage.not_collected():
+        with garbage.collector_paused():
             return work()
 
     return await asyncio.get_running_loop().run_in_executor(_worker, run)

@@ -632,7 +632,7 @@ class Models:
         await asyncio.to_thread(service.close)
         _log.info("%s is unloaded", service.name)
         del service
-        await asyncio.to_thread(garbage.unload)  # engines are full of cycles
+        await asyncio.to_thread(garbage.collect_all)  # engines are full of cycles
         self.events.publish(slot.event)
 
     def fail(self) -> None:

@@ -117,7 +117,7 @@ class BodyBudget:
     def _give_back(self) -> None:
         if not self.held:
             with suppress(RuntimeError):  # the server ends, and takes no more work
-                asyncio.get_running_loop().run_in_executor(None, garbage.give_back)
+                asyncio.get_running_loop().run_in_executor(None, garbage.trim_memory)
 
 
 class ServerState:

@@ -9,14 +9,14 @@ import weakref
 
 import pytest
 
-from blazr.core.garbage import loading, unload
+from blazr.core.garbage import collect_all, frozen_after
 
 _COUNT_HEAPS = """
 import ctypes, sys, threading
 from blazr.core import garbage
 
 if sys.argv[1] == "shared":
-    garbage.share_heaps()
+    garbage.limit_malloc_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.fdopen.restype = ctypes.c_void_p
@@ -54,9 +54,9 @@ def test_what_is_unloaded_is_freed() -> None:
 
     loaded, later = Node(), Node()
     watched = [weakref.ref(loaded), weakref.ref(later)]
-    with loading():
+    with frozen_after():
         del loaded
     assert watched[0]() is not None
     del later
-    unload()
+    collect_all()
     assert [each() for each in watched] == [None, None]
