@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from blazr.nn.kernels.recording import ForeignError
+from blazr.nn.kernels.recording import UnrecordableError
 from blazr.nn.ops.graphs import (
     CaptureGuard,
     GraphDevice,
@@ -94,9 +94,9 @@ class RecordedGraphs(GraphDevice):
 
     def _check(self, values: Tensor) -> None:
         if not values.is_contiguous():
-            raise ForeignError("a copy of what does not lie side by side")
+            raise UnrecordableError("a copy of what does not lie side by side")
         if address_of(values) not in map(address_of, self._pinned):
-            raise ForeignError("a copy from or to memory of the host that is not pinned")
+            raise UnrecordableError("a copy from or to memory of the host that is not pinned")
 
 
 class _Work:
@@ -161,7 +161,7 @@ class _External:
     def tensor(self) -> Tensor:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
-            raise ForeignError("memory that a graph uses is there no more")
+            raise UnrecordableError("memory that a graph uses is there no more")
         dtype, *where = self._like
         return torch.empty(0, dtype=dtype).set_(storage, *where)
 

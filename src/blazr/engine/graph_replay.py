@@ -23,7 +23,7 @@ from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.operands.step import GRID, StepNumbers, StepTable
 from blazr.nn.ops.graphs import GraphDevice
-from blazr.nn.ops.replay import ForeignError
+from blazr.nn.ops.replay import UnrecordableError
 from blazr.nn.ops.sampling import draw, likeliest, uniforms
 
 logger = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ class GraphReplays:
                 bucket.sequences,
                 bucket.blocks,
             )
-        except ForeignError as error:
+        except UnrecordableError as error:
             self._made[bucket] = None
             why = f"some decode steps are not captured as graphs, but computed: {error}"
             log.once(logger, logging.INFO, why)

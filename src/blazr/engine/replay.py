@@ -21,7 +21,7 @@ from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.step import Span, SpanColumn, StepNumbers, StepTable
-from blazr.nn.ops.replay import Arena, ForeignError, Replay, can_replay, record
+from blazr.nn.ops.replay import Arena, Replay, UnrecordableError, can_replay, record
 
 logger = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class _RecordedPositions(Positions):
     def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
         if rope not in self._tables:
             self.unknown.add(rope)
-            raise ForeignError("a rotation that was not prepared")
+            raise UnrecordableError("a rotation that was not prepared")
         return self._tables[rope]
 
     def take(self, lengths: list[int]) -> None:
@@ -332,6 +332,6 @@ class Unseen(tuple[Span, ...]):
         return self._refuse() if self._count is None else self._count
 
     def _refuse(self, *_: object) -> Never:
-        raise ForeignError("a part of the network looks at the sequences of a step")
+        raise UnrecordableError("a part of the network looks at the sequences of a step")
 
     __iter__ = __getitem__ = __bool__ = _refuse

@@ -25,7 +25,7 @@ from blazr.engine import graph_replay
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.outputs import FinishReason
 from blazr.engine.sequence import Phase as SequencePhase
-from blazr.nn.kernels.recording import ForeignError
+from blazr.nn.kernels.recording import UnrecordableError
 from blazr.nn.operands.step import GRID
 from tests.support.examples import LENGTH_MIXES, MIXES
 from tests.support.graphs import RecordedGraphs
@@ -294,7 +294,7 @@ SLOWLY_NOTICED = (
 def test_a_planted_mistake_is_noticed(bug):
     broken = type("Broken", (GraphMachine,), {"plant": staticmethod(bug)})
     plan = settings(profile(200, steps=15), phases=[Phase.generate])
-    with pytest.raises((AssertionError, KeyError, IndexError, ValueError, ForeignError)):
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError, UnrecordableError)):
         run_state_machine_as_test(broken, settings=plan)
 
 
@@ -356,7 +356,7 @@ def test_layers_that_can_be_captured_answer_alike(mix):
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(run):
-    with pytest.raises(ForeignError):
+    with pytest.raises(UnrecordableError):
         RecordedGraphs().capture(lambda: run(torch.ones(3)))
 
 
@@ -412,5 +412,5 @@ def test_a_graph_does_again_what_was_captured_and_decides_nothing_anew():
     assert steps == [0, 1, 2]
     assert y.tolist() == [12.0] * 3
     memory.clear()
-    with pytest.raises(ForeignError, match="there no more"):
+    with pytest.raises(UnrecordableError, match="there no more"):
         again()

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from blazr.nn.kernels.recording import ForeignError
+from blazr.nn.kernels.recording import UnrecordableError
 from blazr.nn.ops.graphs import CudaGraphs
 
 
@@ -36,7 +36,7 @@ def test_what_is_done_behind_a_refused_capture_waits_for_what_was_tried(monkeypa
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: usual)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    with pytest.raises(ForeignError):
+    with pytest.raises(UnrecordableError):
         CudaGraphs(torch.device("cuda")).capture(_read)
     (aside,) = entered
     assert aside.waits_for == [usual]

@@ -1,8 +1,9 @@
-"""Steps that are made again: the calls of kernels, kept with their addresses, and nothing between.
+"""Records the kernel calls of a step, with their addresses, so that they can be replayed alone.
 
-While a step is recorded nothing is computed. Modules run on memory that is theirs from then on, and
-where they would call a kernel the call is kept. What is more than kernels (see `ForeignError`) is
-kept as it is and runs in Python, part by part of a layer (see `recordable`).
+Nothing is computed while a step is recorded. Modules run on tensors that belong to the recording,
+and a call that would reach a kernel is stored instead. A part of a layer that does more than call
+kernels (see `UnrecordableError`) is stored as a Python call and runs as such at every replay (see
+`recordable`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ NativeCall = tuple[int, ctypes.Structure]  # the kernel's address, its arguments
 PythonCall = Callable[[object], None]  # given the step that is computed
 
 
-class ForeignError(Exception):
-    """An operation that computes and is no kernel, or looks at numbers a recording has not."""
+class UnrecordableError(Exception):
+    """An operation that a recording cannot hold: torch would compute, or values would be read."""
 
 
 class _PerThread(threading.local):
@@ -40,23 +41,23 @@ _per_thread = _PerThread()
 
 
 def recording() -> Recording | None:
-    """The one this thread is making."""
+    """The recording that this thread is making, or None."""
     return _per_thread.recording
 
 
 class Region:
-    """Memory that is given out from its beginning, again and again."""
+    """A bump allocator: memory is handed out front to back, and all of it is freed at once."""
 
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: what was given out is given out again."""
+        """Free everything; the same memory is handed out again."""
         self._chunk = self._offset = 0
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """A tensor of that shape, with anything in it."""
+        """An uninitialized tensor."""
         count = shape.numel() * dtype.itemsize
         while self._chunk < len(self._chunks):
             chunk = self._chunks[self._chunk]
@@ -66,17 +67,17 @@ class Region:
                 return chunk[first : first + count].view(dtype).view(shape)
             self._chunk += 1
             self._offset = 0
-        # numpy's, as new tensors are the recording's; it aligns to 16 bytes, and vectors that lie
-        # in two lines of a cache take twice as long to load
+        # from numpy, because the mode that records would catch torch.empty; numpy aligns to 16
+        # bytes only, and a vector across two cache lines takes twice as long to load
         room = np.empty(max(count, _CHUNK) + _ALIGNMENT, np.uint8)
         self._chunks.append(torch.from_numpy(room[-room.ctypes.data % _ALIGNMENT :]))
         return self.take(shape, dtype)
 
 
 class Arena:
-    """What passes between the calls of a recording; recordings that never overlap share one.
+    """Memory for intermediate tensors; recordings that are never replayed at once share one.
 
-    Parts of layers take turns in two regions: what one leaves is there until the next is done.
+    Parts of layers use two regions alternately, so the output of one lasts until the next is done.
     """
 
     def __init__(self) -> None:
@@ -85,32 +86,36 @@ class Arena:
         self.begin()
 
     def begin(self) -> None:
-        """For a recording: all memory is free."""
+        """Free all memory, for a new recording."""
         self._between.reset()
         self._turn = 0
         self._region = self._between
 
     def enter_part(self) -> None:
-        """What follows belongs to a part of a layer."""
+        """Allocate from the other of the two regions of parts, which is freed."""
         self._turn += 1
         self._region = self._parts[self._turn % 2]
         self._region.reset()
 
     def leave_part(self) -> None:
-        """What follows lasts as long as the recording."""
+        """Allocate memory that lasts as long as the recording."""
         self._region = self._between
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """A tensor of that shape, with anything in it."""
+        """An uninitialized tensor."""
         return self._region.take(shape, dtype)
 
 
 class Recording:
-    """Calls in order, made while this is entered; see the module.
+    """The calls of a step, in order; a context manager within which they are recorded.
 
     Args:
-        arena: Memory for what passes between them.
-        step: Stands for the step's inputs in arguments of parts; at replay the real ones do.
+        arena: Memory for intermediate tensors.
+        step: A placeholder for the step's inputs among the arguments of parts; each replay puts
+            its own in its place.
+
+    Attributes:
+        calls: What was recorded so far.
     """
 
     def __init__(self, arena: Arena, step: object) -> None:
@@ -122,33 +127,33 @@ class Recording:
         arena.begin()
 
     def __enter__(self) -> Self:
-        """From here on calls are kept."""
+        """Begin to record, on this thread."""
         _per_thread.recording = self
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """From here on calls are made again."""
+        """End the recording; kernels are called again."""
         _per_thread.recording = None
         self._mode.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def keep(self, address: int, call: ctypes.Structure) -> None:
-        """A kernel's call."""
+        """Record a call of the kernel at an address."""
         self.calls.append((address, call))
 
     def run_part(
         self, function: Callable[..., Tensor], args: tuple[object, ...], like: Tensor
     ) -> Tensor:
         """See `recordable`."""
-        mark = len(self.calls)
-        outermost = self._depth == 0
-        if outermost:
+        num_before = len(self.calls)
+        is_outermost = self._depth == 0
+        if is_outermost:
             self._arena.enter_part()
         self._depth += 1
         try:
             return function(*args)
-        except ForeignError:
-            del self.calls[mark:]
+        except UnrecordableError:
+            del self.calls[num_before:]
             out = self._arena.take(like.shape, like.dtype)
             places = [index for index, each in enumerate(args) if each is self._step]
 
@@ -162,15 +167,15 @@ class Recording:
             return out
         finally:
             self._depth -= 1
-            if outermost:
+            if is_outermost:
                 self._arena.leave_part()
 
 
 class _Dispatch:
-    """What `_RecordingMode` does with an operation.
+    """The ``__torch_dispatch__`` of `_RecordingMode`.
 
-    Apart from it, because torch wraps a ``__torch_dispatch__`` that a mode itself defines, and the
-    wrapper imports torch.compile's modules at its first call: hundreds, and seconds.
+    In a base class, because torch wraps one that a mode itself defines, and the wrapper's first
+    call imports hundreds of torch.compile's modules, which takes seconds.
     """
 
     _arena: Arena
@@ -182,25 +187,25 @@ class _Dispatch:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Views are harmless, new memory comes from the arena, all else is foreign."""
+        """Let views pass, allocate from the arena, and refuse everything else."""
         kwargs = kwargs or {}
         if func in _EMPTY:
             like = args[0] if isinstance(args[0], Tensor) else None
             size = args[0] if like is None else args[1] if len(args) > 1 else like.shape
             dtype = kwargs.get("dtype") or (torch.float32 if like is None else like.dtype)
             return self._arena.take(torch.Size(size), dtype)
-        # operations made of others are judged by these: a reshape may be a copy
+        # a composite operation is as recordable as its parts: a reshape may be a view or a copy
         with self:  # type: ignore[attr-defined]  # a mode
             found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found
         if func.is_view:
             return func(*args, **kwargs)
-        raise ForeignError(str(func))
+        raise UnrecordableError(str(func))
 
 
 class _RecordingMode(_Dispatch, TorchDispatchMode):
-    """Sees every operation of torch; nothing that computes goes through."""
+    """Intercepts every torch operation, and refuses those that compute."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -208,12 +213,14 @@ class _RecordingMode(_Dispatch, TorchDispatchMode):
 
 
 def recordable(function: Callable[..., Tensor], *args: Any, like: Tensor) -> Tensor:
-    """Run a part of a layer; while a step is recorded, keep it as kernels or else as it is.
+    """Run a part of a layer, or record it.
+
+    Its kernel calls are recorded, or the call of ``function`` itself where it does more.
 
     Args:
         function: The part.
-        args: What it takes.
-        like: What it puts out has this one's shape and dtype.
+        args: Its arguments.
+        like: A tensor with the shape and dtype of its result.
     """
     here = _per_thread.recording
     return function(*args) if here is None else here.run_part(function, args, like)

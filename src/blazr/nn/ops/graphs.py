@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from blazr.nn.kernels.recording import ForeignError
+from blazr.nn.kernels.recording import UnrecordableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ class GraphDevice(ABC):
             Does it again, within `launch`.
 
         Raises:
-            ForeignError: A graph cannot hold it.
+            UnrecordableError: A graph cannot hold it.
         """
 
     @abstractmethod
@@ -168,7 +168,7 @@ def warm_up(run: Callable[[], None]) -> None:
     """Run a step as often as it takes to know that a graph can hold it.
 
     Raises:
-        ForeignError: ``run`` reads numbers on the host, or brings some from there.
+        UnrecordableError: ``run`` reads numbers on the host, or brings some from there.
     """
     run()  # layers prepare some tensors in their first step
     with UsedMemory() as used:
@@ -232,7 +232,7 @@ class _CaptureGuard:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run it, or raise a ForeignError if a graph could not hold it."""
+        """Run it, or raise an UnrecordableError if a graph could not hold it."""
         kwargs = kwargs or {}
         # operations made of others are judged by these
         with self:  # type: ignore[attr-defined]  # a mode
@@ -242,13 +242,15 @@ class _CaptureGuard:
         name = func.overloadpacket.__name__
         given = tensors_in((args, kwargs))
         if name in _READING_OPS:
-            raise ForeignError(f"{name}: the host would have to know numbers of the device")
+            raise UnrecordableError(f"{name}: the host would have to know numbers of the device")
         if name in _INDEXING and any(each.dtype == torch.bool for each in tensors_in(args[1])):
-            raise ForeignError(f"{name}: how many a mask selects is known on the device alone")
+            raise UnrecordableError(f"{name}: how many a mask selects is known on the device alone")
         if any(address_of(each) not in self._made and not self.used.has(each) for each in given):
-            raise ForeignError(f"{name}: memory of the host, or other than the run before used")
+            raise UnrecordableError(
+                f"{name}: memory of the host, or other than the run before used"
+            )
         if len({each.device.type for each in given if each.dim()}) > 1:
-            raise ForeignError(f"{name}: a copy between host and device")
+            raise UnrecordableError(f"{name}: a copy between host and device")
         found = func(*args, **kwargs)
         self._made |= {address_of(each) for each in tensors_in(found)}
         self.keep(func, args, kwargs, found)
@@ -265,11 +267,11 @@ class _CaptureGuard:
 
 
 class CaptureGuard(_CaptureGuard, TorchDispatchMode):
-    """Raises a ForeignError at an operation that a graph could not hold; runs all others."""
+    """Raises an UnrecordableError at an operation that a graph could not hold; runs all others."""
 
 
 class _NoReads(TorchFunctionMode):
-    """Raises a ForeignError where Python reads numbers of a tensor."""
+    """Raises an UnrecordableError where Python reads numbers of a tensor."""
 
     def __torch_function__(
         self,
@@ -280,13 +282,13 @@ class _NoReads(TorchFunctionMode):
     ) -> Any:
         """Run it unless the host would read by it."""
         if func in _READS:
-            raise ForeignError(f"{func.__name__}: the host would wait for the device")
+            raise UnrecordableError(f"{func.__name__}: the host would wait for the device")
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def guarding_capture(guard: CaptureGuard) -> Iterator[None]:
-    """Within, what a graph could not hold raises a ForeignError.
+    """Within, what a graph could not hold raises an UnrecordableError.
 
     Args:
         guard: Judges torch's operations; what Python reads of tensors is judged beside it.

@@ -10,14 +10,14 @@ from torch import Tensor
 from blazr.nn.kernels.cpu.compiled import missing, replayer
 from blazr.nn.kernels.recording import (
     Arena,
-    ForeignError,
     NativeCall,
     PythonCall,
     Recording,
+    UnrecordableError,
     recordable,
 )
 
-__all__ = ["Arena", "ForeignError", "Replay", "can_replay", "record", "recordable"]
+__all__ = ["Arena", "Replay", "UnrecordableError", "can_replay", "record", "recordable"]
 
 
 def can_replay(device: str) -> bool:
@@ -68,7 +68,7 @@ def record(run: Callable[[], Tensor], step: object, arena: Arena) -> Replay | No
     try:
         with recording:
             output = run()
-    except ForeignError:
+    except UnrecordableError:
         return None
     return Replay(recording.calls, output, arena)
 
