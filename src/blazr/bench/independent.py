@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from blazr.bench.own_float64 import in_float64, own_embedding, own_layers, own_logits
+from blazr.bench.float64 import float64_embedding, float64_layers, float64_logits, in_float64
 from blazr.bench.reference.model import ReferenceModel
 from blazr.bench.reference.open import open_reference
 from blazr.bench.reference.refusal import NoReferenceError
@@ -100,8 +100,8 @@ def ask_witness(module: CausalLM, checkpoint: Checkpoint, token_ids: Sequence[in
     theirs = transformers_logits(module, checkpoint, token_ids)
     if isinstance(theirs, str):
         return Witness(name=f"no independent reference for {missing}", is_there=False)
-    *_, hidden = own_layers(module, torch.tensor(token_ids))
-    error_of = relative(own_logits(module, hidden, plain=True), theirs)
+    *_, hidden = float64_layers(module, torch.tensor(token_ids))
+    error_of = relative(float64_logits(module, hidden, plain=True), theirs)
     found = NetworkError(len(module.layers), "logits", float(error_of.max()), THEIRS)
     return Witness(
         name=f"transformers in float64, its scores alone: no reference for {missing}",
@@ -121,7 +121,7 @@ def _compare_layers(
         _judge(
             -1,
             "Embedding",
-            found=own_embedding(module, ids),
+            found=float64_embedding(module, ids),
             truth=truth,
             single=rough.embed(ids),
         )
@@ -139,7 +139,7 @@ def _compare_layers(
             _judge(index, types[index], found=ours - x, truth=truth - x, single=single - x)
         )
         x = truth
-    ours = own_logits(module, x, plain=True)
+    ours = float64_logits(module, x, plain=True)
     truth = exact.logits(x)
     single = rough.logits(x.float())
     logits = _judge(len(types), "logits", found=ours, truth=truth, single=single)

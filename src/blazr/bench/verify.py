@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from blazr.bench.float64 import float64_layers, float64_logits
 from blazr.bench.independent import THEIRS, Witness, ask_witness, relative, transformers_logits
-from blazr.bench.own_float64 import own_layers, own_logits
 from blazr.core.errors import EngineError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.build import build_engine
@@ -166,8 +166,8 @@ def verify(
     theirs = transformers_logits(module, checkpoint, prompts[0])
     their_error = None
     if not isinstance(theirs, str):
-        *_, hidden = own_layers(module, torch.tensor(prompts[0]))
-        their_error = _largest(own_logits(module, hidden), theirs)
+        *_, hidden = float64_layers(module, torch.tensor(prompts[0]))
+        their_error = _largest(float64_logits(module, hidden), theirs)
         theirs = "agrees" if their_error <= THEIRS else "differs"
     return Verdict(
         model=name,
@@ -209,12 +209,12 @@ def _compare_outputs(
     scale = torch.tensor(module.config.embedding_multiplier, dtype=module.dtype).double()
     errors = []
     hidden = torch.empty(0)
-    for index, expected in enumerate(own_layers(module, ids)):
+    for index, expected in enumerate(float64_layers(module, ids)):
         found = torch.cat(outputs[index]).double()
         found = found * scale.to(found.device) if index == 0 else found
         errors.append(LayerError(index - 1, types[index], _largest(found, expected)))
         hidden = expected
-    return tuple(errors), _largest(scores, own_logits(module, hidden))
+    return tuple(errors), _largest(scores, float64_logits(module, hidden))
 
 
 def _largest(found: Tensor, expected: Tensor) -> float:
@@ -261,8 +261,8 @@ def _compare_greedy(
     faults = []
     for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
         ids = torch.tensor([*prompt, *reply[:-1]], dtype=torch.int64, device=module.device)
-        *_, hidden = own_layers(module, ids)
-        scores = own_logits(module, hidden[len(prompt) - 1 :])
+        *_, hidden = float64_layers(module, ids)
+        scores = float64_logits(module, hidden[len(prompt) - 1 :])
         for position, (row, chosen) in enumerate(zip(scores, reply, strict=True)):
             total += 1
             best = int(row.argmax())

@@ -1,4 +1,4 @@
-"""The same network in float64, with the reference operations, a layer at a time."""
+"""The network itself computed in float64, by the reference operations, one layer at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from blazr.nn.layers.shared_block import SharedBlockMixer
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import Weight
 
-# Rows of the head that are plain numbers at a time.
+# Rows of the head that are converted to float64 at once.
 _TILE = 2**14
 
 
-def own_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
-    """What every layer puts out for one sequence, computed whole.
+def float64_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
+    """Yield the output of every layer for one whole sequence.
 
-    Weights are those of the model, packed ones as the numbers they stand for, unless the rounding
-    of their inputs is part of their products' definition. One layer is in memory twice. Kernels
-    compute no gradients, so where gradients count none of them runs.
+    Packed weights are dequantized, except where products are defined to round their inputs. One
+    layer at a time is in memory twice. Gradients are enabled because kernels do not support them,
+    so that the reference operations run.
 
     Args:
         model: The network.
@@ -34,7 +34,7 @@ def own_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
         (T, C), float64; the first is the embedding.
     """
     with torch.enable_grad():
-        x = embedded = own_embedding(model, token_ids)[None]
+        x = embedded = float64_embedding(model, token_ids)[None]
         yield x[0]
         for layer in model.layers:
             whole = in_float64(layer)
@@ -43,15 +43,21 @@ def own_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
             yield x[0]
 
 
-def own_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
-    """The embedded tokens: (T) to (T, C), float64."""
+def float64_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
+    """Return the embedded tokens: (T) to (T, C), float64."""
     rows = model.embed_tokens(token_ids)
     scale = rows.new_tensor(model.config.embedding_multiplier).double()
     return rows.detach().double() * scale
 
 
-def own_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> Tensor:
-    """Scores from what the last layer put out: (T, C) to (T, V), float64; see `in_float64`."""
+def float64_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> Tensor:
+    """Return the logits for outputs of the last layer: (T, C) to (T, V), float64.
+
+    Args:
+        model: The network.
+        hidden: What its last layer puts out, (T, C), float64.
+        plain: See `in_float64`.
+    """
     config = model.config
     with torch.enable_grad():
         normed = in_float64(model.norm)(hidden).detach()
@@ -70,11 +76,11 @@ def own_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> Tenso
 
 
 def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
-    """A copy with plain weights of float64.
+    """Return a copy in float64, with packed weights dequantized.
 
     Args:
         module: The network, or a part of it.
-        plain: Whether weights whose products round their inputs become plain as well.
+        plain: Whether to dequantize also weights whose products are defined to round their inputs.
     """
     copy = deepcopy(module)
     for path, part in list(copy.named_modules()):
@@ -84,21 +90,21 @@ def in_float64(module: nn.Module, *, plain: bool = False) -> nn.Module:
         try:
             parent = copy.get_submodule(owner)
         except AttributeError:
-            continue  # it was a part of a weight that is plain now
+            continue  # it was a part of a weight that has been dequantized
         part.dtype = torch.float64
         if plain or not _rounds_inputs(copy, path):
-            delattr(parent, name)  # a module's place takes modules only
+            delattr(parent, name)  # setattr refuses a parameter in the place of a module
             numbers = part.dequantize(torch.float32).double()
             setattr(parent, name, nn.Parameter(numbers, requires_grad=False))
     for part in list(copy.modules()):
         if isinstance(part, SharedBlockMixer):
-            for shared in part.parts():  # no parts of the copy where another layer owns them
+            for shared in part.parts():  # not submodules of the copy, if another layer owns them
                 shared.double()
     return copy.double()
 
 
 def _rounds_inputs(module: nn.Module, path: str) -> bool:
-    """Whether a weight, what it is made of, or what it is a part of rounds the inputs."""
+    """Whether products with a weight, or with the weight that contains it, round their inputs."""
     owner = module
     outermost = module.get_submodule(path)
     for name in path.split("."):
