@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from blazr.engine.outputs import FinishReason, TokenOutput
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.oxidizr import layer_type_of
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
@@ -36,7 +38,6 @@ from blazr.nn.quant.weight import Weight
 # reference does, and a hair's difference before may be a step's after.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 PACKED_TOLERANCE = 2e-2
-_PROMPTS = 2
 _PROMPT_LEN = 48
 _MOST_FAULTS = 8
 
@@ -137,38 +138,20 @@ def verify(
     is_packed = any(isinstance(part, Weight) for part in module.modules())
     usual = max(TOLERANCES[module.dtype], PACKED_TOLERANCE if is_packed else 0.0)
     allowed = tolerance or usual
-    # the tokens are random, but the same for the same vocabulary
-    vocab_size = module.config.vocab_size
-    chance = torch.Generator().manual_seed(vocab_size)
-    length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
-    sizes = [length, max(1, length // 3)][:_PROMPTS]
-    prompts = [torch.randint(vocab_size, (size,), generator=chance).tolist() for size in sizes]
-    config = EngineConfig(max_running=_PROMPTS, max_seq_len=_PROMPT_LEN + max_tokens + 1)
-    engine = build_engine(module, device, config=config)
-    try:
-        with _recorded_outputs(module) as outputs:
-            scores = engine.logits(prompts[0], (len(prompts[0]) // 2,))
-        replies = _generate(engine, prompts, max_tokens)
-    finally:
-        engine.close()
-    layers, logits_error = _compare_outputs(module, prompts[0], outputs, scores)
+    prompts = _random_prompts(module)
+    found = _run_engine(module, device, prompts, max_tokens)
+    layers, logits_error = _compare_outputs(module, prompts[0], found.outputs, found.logits)
     first = next((each.index for each in layers if not each.error <= allowed), None)
-    greedy = _compare_greedy(module, prompts, replies, allowed)
+    greedy = _compare_greedy(module, prompts, found.replies, allowed)
     name = loaded.name
     family = loaded.family
     is_exact = quantize is None
     dtype = str(module.dtype).removeprefix("torch.")
     if not is_exact or dtype != "float32" or device.torch_device.type != "cpu":
-        del loaded, module, engine  # the next one needs the memory
+        del loaded, module  # the next one needs the memory
         module = load(model, device=resolve_device("cpu"), dtype="float32").module
     checkpoint = plan_model(model).checkpoint
-    witness = ask_witness(module, checkpoint, prompts[0])
-    theirs = transformers_logits(module, checkpoint, prompts[0])
-    their_error = None
-    if not isinstance(theirs, str):
-        *_, hidden = float64_layers(module, torch.tensor(prompts[0]))
-        their_error = _largest(float64_logits(module, hidden), theirs)
-        theirs = "agrees" if their_error <= THEIRS else "differs"
+    transformers, transformers_error = _compare_transformers(module, checkpoint, prompts[0])
     return Verdict(
         model=name,
         family=family,
@@ -179,10 +162,61 @@ def verify(
         logits_error=logits_error,
         first_diverging_layer=first,
         greedy=greedy,
-        witness=witness,
-        transformers=theirs,
-        transformers_error=their_error,
+        witness=ask_witness(module, checkpoint, prompts[0]),
+        transformers=transformers,
+        transformers_error=transformers_error,
     )
+
+
+def _random_prompts(module: CausalLM) -> list[list[int]]:
+    """Prompts of different lengths, the same for every network with this vocabulary."""
+    vocab_size = module.config.vocab_size
+    generator = torch.Generator().manual_seed(vocab_size)
+    length = min(_PROMPT_LEN, module.config.max_seq_len // 2)
+    return [
+        torch.randint(vocab_size, (size,), generator=generator).tolist()
+        for size in (length, max(1, length // 3))
+    ]
+
+
+class _EngineRun(NamedTuple):
+    """What the engine computed.
+
+    Args:
+        outputs: Of the embedding and of every layer, for the first prompt, in pieces.
+        logits: At every position of the first prompt, (T, V).
+        replies: Greedy tokens for each prompt.
+    """
+
+    outputs: list[list[Tensor]]
+    logits: Tensor
+    replies: list[list[int]]
+
+
+def _run_engine(
+    module: CausalLM, device: Device, prompts: list[list[int]], max_tokens: int
+) -> _EngineRun:
+    max_seq_len = _PROMPT_LEN + max_tokens + 1
+    config = EngineConfig(max_running=len(prompts), max_seq_len=max_seq_len)
+    engine = build_engine(module, device, config=config)
+    try:
+        with _recorded_outputs(module) as outputs:
+            logits = engine.logits(prompts[0], (len(prompts[0]) // 2,))
+        return _EngineRun(outputs, logits, _generate(engine, prompts, max_tokens))
+    finally:
+        engine.close()
+
+
+def _compare_transformers(
+    module: CausalLM, checkpoint: Checkpoint, prompt: list[int]
+) -> tuple[str, float | None]:
+    """``"agrees"``, ``"differs"`` or why transformers was not asked, and the relative error."""
+    theirs = transformers_logits(module, checkpoint, prompt)
+    if isinstance(theirs, str):
+        return theirs, None
+    *_, hidden = float64_layers(module, torch.tensor(prompt))
+    error = _largest(float64_logits(module, hidden), theirs)
+    return "agrees" if error <= THEIRS else "differs", error
 
 
 @contextmanager
