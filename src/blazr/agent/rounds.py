@@ -1,7 +1,7 @@
-"""The rounds of one reply: a model calls tools, these are run, and it goes on with what they say.
+"""The tool loop of one reply, without I/O: a model calls tools and continues with their results.
 
-It decides, and does nothing itself: whoever generates hands it the events of each round, runs the
-calls that it names, and tells it what came of them.
+`Rounds` only decides. Its caller generates each round and passes in the events, runs the calls
+that it plans, and passes in their outcomes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Rounds:
         max_rounds: Most times that the model gets to see what its calls brought. Calls that it
             makes after the last go to the client.
         approved: Ids of calls, in the chat's last message, that the client has agreed to.
-        joint: What stands between the texts of two rounds, where these are shown as one.
+        separator: Text between those of two rounds, where these are shown as one.
 
     Attributes:
         messages: The chat as far as it has come: what to generate from in the next round.
@@ -88,7 +88,7 @@ class Rounds:
         asks_always: bool = False,
         max_rounds: int = MAX_ROUNDS,
         approved: Iterable[str] = (),
-        joint: str = "",
+        separator: str = "",
     ) -> None:
         self.messages = list(messages)
         self.calls: list[PlannedCall] = []
@@ -98,29 +98,32 @@ class Rounds:
         self._can_ask = can_ask
         self._asks_always = asks_always
         self._rounds_left = max_rounds
-        self._joint = joint
-        self._has_spoken = False  # in an earlier round
-        self._speaks = False  # in this one
+        self._separator = separator
+        self._had_text = False  # in an earlier round
+        self._has_text = False  # in this one
         self._num_steps = 0
-        self._num_passed = 0  # calls that went to the client
+        self._num_client_calls = 0  # that the client has to run
         self._has_begun = False
-        self._more = (0, 0)  # tokens of later prompts, and of these the cached ones
-        self._earlier = Finished(0, "", 0)  # the sums of earlier rounds
+        self._later_prompts = (0, 0)  # tokens of all but the first prompt, and the cached of them
+        self._usage = Finished(0, "", 0)  # the counts of earlier rounds, summed
         self._begin_round()
         self._plan_approved(frozenset(approved))
 
     def begin(self) -> Iterator[Event]:
-        """The first event, where a call that the client has agreed to goes before the prompt."""
+        """Yield the first event, if a call that the client has approved comes before any prompt."""
         if not self._has_begun:
             self._has_begun = True
             yield PromptDone(0, 0, 0)
 
     def push(self, event: Event) -> Iterator[Event]:
-        """Take an event of this round; yields what is to be shown of it."""
+        """Take an event of this round; yield what the client gets of it."""
         if isinstance(event, PromptDone):
             if self._has_begun:
-                prompt, cached = self._more
-                self._more = prompt + event.num_prompt_tokens, cached + event.num_cached_tokens
+                prompt, cached = self._later_prompts
+                self._later_prompts = (
+                    prompt + event.num_prompt_tokens,
+                    cached + event.num_cached_tokens,
+                )
             else:
                 self._has_begun = True
                 yield event
@@ -130,66 +133,66 @@ class Rounds:
             yield from self._end_round(event)
         else:
             if isinstance(event, TextDelta):
-                self._said.push(TextDelta(0, event.text))  # without what is known of its tokens
-                if event.text and self._has_spoken and not self._speaks and self._joint:
-                    yield TextDelta(0, self._joint)
-                self._speaks |= bool(event.text)
+                self._completion.push(TextDelta(0, event.text))  # without ids and log-probabilities
+                if event.text and self._had_text and not self._has_text and self._separator:
+                    yield TextDelta(0, self._separator)
+                self._has_text |= bool(event.text)
             else:
-                self._said.push(event)
+                self._completion.push(event)
             yield event
 
     def answer(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        """Take what came of `calls`, in their order; yields the end, if there is no more."""
+        """Take the outcomes of `calls`, in their order; yield the end if no round follows."""
         for call, outcome in zip(self.calls, outcomes, strict=True):
             text = f"Error: {outcome.text}" if outcome.is_error else outcome.text
             extra = {"tool_call_id": call.id, "name": call.offered.shown_name}
             self.messages.append(Message(role="tool", content=text, extra=extra))
         self.calls = []
         self.has_run = True
-        if self._held is not None:
-            yield self._end(self._held)
+        if self._held_end is not None:
+            yield self._end(self._held_end)
         self._begin_round()
 
     def stop(self, reason: str, error: str | None = None) -> Finished:
-        """The end, between two rounds or in one."""
+        """Return the event that ends the reply now, within a round or between two."""
         return self._end(Finished(0, reason, 0, error=error))
 
     def _begin_round(self) -> None:
-        self._has_spoken |= self._speaks
-        self._speaks = False
-        self._said = Fold()  # text, thoughts, and calls that are run here
-        self._own: set[int] = set()  # the places of these calls
-        self._passed: dict[int, int] = {}  # the others: their place for the client
-        self._held: Finished | None = None
+        self._had_text |= self._has_text
+        self._has_text = False
+        self._completion = Fold()  # text, thoughts, and calls that are run here
+        self._local_calls: set[int] = set()  # indices of the calls that are run here
+        self._client_calls: dict[int, int] = {}  # of the others, by index: that for the client
+        self._held_end: Finished | None = None  # sent once the calls that are run here have ended
 
     def _take_call(self, event: ToolCallDelta) -> Iterator[Event]:
         place = event.call_index
-        if place not in self._own and place not in self._passed:
+        if place not in self._local_calls and place not in self._client_calls:
             offered = self._offer.tools.get(event.name or "")
-            if offered is not None and not event.is_custom and self._runs(offered):
-                self._own.add(place)
+            if offered is not None and not event.is_custom and self._can_run(offered):
+                self._local_calls.add(place)
             else:
-                self._passed[place] = self._num_passed
-                self._num_passed += 1
-        if place in self._own:
-            self._said.push(event)
+                self._client_calls[place] = self._num_client_calls
+                self._num_client_calls += 1
+        if place in self._local_calls:
+            self._completion.push(event)
         else:
-            yield replace(event, call_index=self._passed[place])
+            yield replace(event, call_index=self._client_calls[place])
 
-    def _runs(self, offered: OfferedTool) -> bool:
+    def _can_run(self, offered: OfferedTool) -> bool:
         return self._rounds_left > 0 and (self._can_ask or not self._needs_asking(offered))
 
     def _needs_asking(self, offered: OfferedTool) -> bool:
         return self._asks_always or offered.policy != "auto"
 
     def _end_round(self, event: Finished) -> Iterator[Event]:
-        if not self._own or event.reason != "stop":
+        if not self._local_calls or event.reason != "stop":
             yield self._end(event)
             return
         self._rounds_left -= 1
-        (said,) = self._said.completions()
+        (said,) = self._completion.completions()
         calls = [
-            # what is no object is answered with an error, and templates could not write it
+            # other arguments than an object get an error as result; templates cannot render them
             function_call(
                 each.id, each.name, each.arguments if read_arguments(each.arguments) else "{}"
             )
@@ -200,10 +203,10 @@ class Rounds:
             extra["reasoning_content"] = said.reasoning
         self.messages.append(Message(role="assistant", content=said.text or None, extra=extra))
         self._plan(said.tool_calls)
-        if self._passed:
-            self._held = event  # the client has to answer, too
+        if self._client_calls:
+            self._held_end = event  # the client has to answer, too
         else:
-            self._earlier = self._sum(event)
+            self._usage = self._sum(event)
 
     def _plan(self, calls: Iterable[ToolCall], *, are_approved: bool = False) -> None:
         for call in calls:
@@ -229,17 +232,17 @@ class Rounds:
 
     def _end(self, event: Finished) -> Finished:
         self.is_over = True
-        prompt, cached = self._more
+        prompt, cached = self._later_prompts
         return replace(
             self._sum(event),
-            num_tool_calls=self._num_passed,
+            num_tool_calls=self._num_client_calls,
             num_more_prompt_tokens=prompt,
             num_more_cached_tokens=cached,
         )
 
     def _sum(self, event: Finished) -> Finished:
-        """An end with the sums of all rounds so far."""
-        before = self._earlier
+        """Return ``event`` with the counts of all rounds so far."""
+        before = self._usage
         return replace(
             event,
             num_tokens=before.num_tokens + event.num_tokens,

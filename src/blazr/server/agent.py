@@ -29,13 +29,13 @@ class AgentFields:
         wanted: Whether they are; None leaves it to the server's settings.
         max_rounds: Most times that they run before the reply ends; the operator may allow fewer.
         approved: Ids of calls in its last message that it agrees to.
-        joint: What stands between the texts of two rounds.
+        separator: What stands between the texts of two rounds.
     """
 
     wanted: bool | None = None
     max_rounds: int | None = None
     approved: Iterable[str] = ()
-    joint: str = ""
+    separator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ServerTools:
             request.messages or (),
             max_rounds=min(asked.max_rounds or most, most),
             approved=asked.approved,
-            joint=asked.joint,
+            separator=asked.separator,
         )
         return Agent(rounds, self.toolbox, self.visit)
 

@@ -231,7 +231,7 @@ async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
         request = await call.translate(lambda: to_request(body, call, body.tools))
         return await reply_and_move(call, [request], ChatRenderer(call, n=request.params.n))
     approved = body.approved_tool_calls or ()
-    asked = AgentFields(body.agent, body.max_tool_rounds, approved, joint="\n\n")
+    asked = AgentFields(body.agent, body.max_tool_rounds, approved, separator="\n\n")
     taken = taken_names(body.tools or ())
     tools = await own_tools(call, asked, taken, n=body.n or 1, choice=body.tool_choice)
     offered = tools.offer.beside(body.tools)
