@@ -89,7 +89,7 @@ def test_their_servers(row: Served, tmp_path: Path) -> None:
     with started(row, tmp_path) as entry:
         config = read_mcp_config(mcp_servers.write_config(tmp_path, tried=entry))
         with Toolbox(config) as toolbox:
-            toolbox.settled().result()
+            toolbox.first_attempts().result()
             (status,) = toolbox.connections
             assert (status.state, status.failure) == ("ready", "")
             tools = toolbox.offer().tools

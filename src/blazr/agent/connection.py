@@ -90,7 +90,7 @@ class Connection:
         state: Whether it can be used.
         failure: Why not.
         tools: Its tools, while it can be.
-        tried: Set once it was first tried.
+        first_attempt: Set once the first attempt to connect has succeeded or failed.
     """
 
     def __init__(self, server: McpServer, network: Network | None = None) -> None:
@@ -98,7 +98,7 @@ class Connection:
         self.state: State = "starting"
         self.failure = ""
         self.tools: tuple[McpTool, ...] = ()
-        self.tried = anyio.Event()
+        self.first_attempt = anyio.Event()
         self._network = network or httpx2.AsyncHTTPTransport
         self._client: Client | None = None
         self._changed = anyio.Event()
@@ -203,7 +203,7 @@ class Connection:
     def _succeed(self) -> None:
         self.state = "ready"
         self.failure = ""
-        self.tried.set()
+        self.first_attempt.set()
         if self._has_warned and not self._is_guest:
             _log.warning("the MCP server %r works again", self.server.name)
         self._has_warned = False
@@ -211,7 +211,7 @@ class Connection:
     def _fail(self, failure: str) -> None:
         self.state = "failed"
         self.failure = failure
-        self.tried.set()
+        self.first_attempt.set()
         level = logging.DEBUG if self._has_warned or self._is_guest else logging.WARNING
         self._has_warned = True
         _log.log(

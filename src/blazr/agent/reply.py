@@ -10,7 +10,7 @@ from typing import Any
 
 from blazr.agent.connection import Outcome
 from blazr.agent.rounds import PlannedCall, Rounds
-from blazr.agent.toolbox import Toolbox, Visit
+from blazr.agent.toolbox import RequestConnections, Toolbox
 from blazr.llm.async_llm import AsyncLLM, AsyncReply
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.language_model import CHECK_S
@@ -22,20 +22,20 @@ class Agent:
     """What runs the tools that one reply calls.
 
     Args:
-        rounds: Which, and how often.
-        toolbox: All servers.
-        visit: Those of them that the request names; ended with the reply.
+        rounds: Which calls are run, and how often.
+        toolbox: Runs them.
+        request_connections: To servers that the request names; closed with the reply.
     """
 
     rounds: Rounds
     toolbox: Toolbox
-    visit: Visit | None = None
+    request_connections: RequestConnections | None = None
 
 
 class AgentReply:
-    """What `AsyncReply` is, of a chat whose calls of tools are run.
+    """An `AsyncReply` that runs the tools that the model calls, round by round.
 
-    Calls that come together run together. Whoever made it calls `abort` at the end.
+    Calls of one round run concurrently. The caller must call `abort` at the end.
 
     Args:
         llm: The model.
@@ -58,7 +58,7 @@ class AgentReply:
 
     @classmethod
     async def start(cls, llm: AsyncLLM, request: GenerationRequest, agent: Agent) -> AgentReply:
-        """Begin to generate, or to run what is approved. It raises what `Reply` raises."""
+        """Begin to generate, or to run approved calls; raises what `AsyncLLM.start` raises."""
         reply = cls(llm, request, agent)
         try:
             if not agent.rounds.calls:
@@ -74,11 +74,11 @@ class AgentReply:
         return self._rounds.is_over
 
     async def take(self, *, timeout_s: float = CHECK_S) -> list[Event]:
-        """Wait for events; none when nothing happened for ``timeout_s``.
+        """Wait for events; return none if nothing happens within ``timeout_s``.
 
         Raises:
             EngineError: Nothing happened, and the engine does not work any more.
-            RequestError: What the tools said does not fit into the context.
+            RequestError: The prompt with the results of tools does not fit into the context.
             Exception: What `fail` was given.
         """
         if self._round is None:
@@ -91,14 +91,14 @@ class AgentReply:
         return events
 
     def abort(self) -> None:
-        """End what still runs where it stands. Idempotent."""
+        """Cancel what still runs: calls, generation and connections. Idempotent."""
         self._is_aborted = True
         for each in self._running:
             each.cancel()
         if self._round is not None:
             self._round.abort()
-        if self._agent.visit is not None:
-            self._agent.visit.close()
+        if self._agent.request_connections is not None:
+            self._agent.request_connections.close()
         self._woken.set()
 
     def fail(self, error: Exception) -> None:

@@ -80,12 +80,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """Servers of tools that one request names.
+class RequestConnections:
+    """Connections to the servers that one request names, for as long as it runs.
 
     Args:
-        connections: To each.
-        running: What holds them.
+        connections: To each server.
+        running: The task that keeps them open.
     """
 
     connections: Sequence[Connection]
@@ -97,12 +97,12 @@ class Visit:
 
 
 class Toolbox:
-    """Servers of tools. Thread-safe: they live on an event loop of their own.
+    """Connections to servers of tools, on a thread and event loop of their own. Thread-safe.
 
-    So that a server that sends too much, or too slowly, holds up no request that needs none.
+    A server that sends too much, or too slowly, thus delays no request that does not use it.
 
     Args:
-        servers: Which; each is connected to at once.
+        servers: The servers; connecting to them starts at once.
 
     Attributes:
         connections: The servers, in that order.
@@ -125,9 +125,9 @@ class Toolbox:
         self._thread.start()
         self._has_begun.wait()
 
-    def settled(self) -> Future[None]:
-        """Done once every server was tried; each has its own time limit for that."""
-        return self.begin(_tried(self.connections))
+    def first_attempts(self) -> Future[None]:
+        """Return a future that is done once each server has connected, failed or timed out."""
+        return self.begin(_first_attempts(self.connections))
 
     def offer(self, taken: Collection[str] = ()) -> Offer:
         """What the servers that work now offer.
@@ -137,17 +137,17 @@ class Toolbox:
         """
         return offer_of(self.connections, taken)
 
-    async def visit(self, servers: Sequence[McpServer], network: Network) -> Visit:
-        """Connect to servers that one request names. Each is tried once."""
+    async def connect(self, servers: Sequence[McpServer], network: Network) -> RequestConnections:
+        """Connect to servers that one request names; there is one attempt for each."""
         connections = [Connection(each, network) for each in servers]
         running = self.begin(_connect_all(connections))
-        visit = Visit(connections, running)
+        opened = RequestConnections(connections, running)
         try:
-            await asyncio.wrap_future(self.begin(_tried(connections)))
+            await asyncio.wrap_future(self.begin(_first_attempts(connections)))
         except BaseException:
-            visit.close()
+            opened.close()
             raise
-        return visit
+        return opened
 
     def call(self, offered: OfferedTool, arguments: str) -> Future[Outcome]:
         """Call a tool.
@@ -164,7 +164,7 @@ class Toolbox:
         return self.begin(offered.connection.call(offered.tool.name, given))
 
     def begin(self, work: Coroutine[object, object, R]) -> Future[R]:
-        """Do something on the servers' event loop; cancelling the future ends it."""
+        """Run a coroutine on the servers' event loop; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
@@ -245,9 +245,9 @@ def offer_of(
     return Offer(offered)
 
 
-async def _tried(connections: Sequence[Connection]) -> None:
+async def _first_attempts(connections: Sequence[Connection]) -> None:
     for each in connections:
-        await each.tried.wait()
+        await each.first_attempt.wait()
 
 
 async def _connect_all(connections: Sequence[Connection]) -> None:

@@ -112,7 +112,7 @@ class ToolUser:
 
         if self._toolbox is None:
             self._toolbox = Toolbox(self.servers)
-        self._toolbox.settled().result()
+        self._toolbox.first_attempts().result()
         return self._toolbox
 
     def _run(self, toolbox: Toolbox, rounds: Rounds) -> Iterator[Event]:

@@ -11,7 +11,7 @@ import msgspec
 
 from blazr.agent.reply import Agent
 from blazr.agent.rounds import Rounds
-from blazr.agent.toolbox import Offer, Toolbox, Visit
+from blazr.agent.toolbox import Offer, RequestConnections, Toolbox
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
@@ -45,12 +45,12 @@ class ServerTools:
     Args:
         offer: Which, by the names that the model is shown.
         toolbox: What runs them; None where nothing is run.
-        visit: Their servers that the request names by URL.
+        request_connections: To servers that the request names by URL.
     """
 
     offer: Offer = field(default_factory=Offer)
     toolbox: Toolbox | None = None
-    visit: Visit | None = None
+    request_connections: RequestConnections | None = None
 
     def agent(
         self, call: Call[object], request: GenerationRequest, asked: AgentFields
@@ -66,12 +66,12 @@ class ServerTools:
             approved=asked.approved,
             separator=asked.separator,
         )
-        return Agent(rounds, self.toolbox, self.visit)
+        return Agent(rounds, self.toolbox, self.request_connections)
 
     def close(self) -> None:
         """Leave the servers that the request names by URL. Idempotent."""
-        if self.visit is not None:
-            self.visit.close()
+        if self.request_connections is not None:
+            self.request_connections.close()
 
 
 async def own_tools(
@@ -95,7 +95,7 @@ async def own_tools(
         raise RequestError("tools are run for one reply.", param="n", found=str(n))
     if toolbox is None or not is_wanted or n > 1 or choice == "none":
         return ServerTools()
-    await asyncio.wrap_future(toolbox.settled())
+    await asyncio.wrap_future(toolbox.first_attempts())
     return ServerTools(toolbox.offer(taken), toolbox)
 
 

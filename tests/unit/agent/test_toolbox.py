@@ -26,7 +26,7 @@ pytest.importorskip("mcp")
 def opened(folder: Path, **servers: object) -> Iterator[Toolbox]:
     read = read_mcp_config(mcp_servers.write_config(folder, **servers))
     with Toolbox(read) as toolbox:
-        toolbox.settled().result()
+        toolbox.first_attempts().result()
         yield toolbox
 
 
@@ -173,7 +173,7 @@ def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
     with mcp_servers.on_http() as url:
         read = read_mcp_config(mcp_servers.write_config(tmp_path, tried={"url": url}))
         toolbox = Toolbox(read)
-        toolbox.settled().result()
+        toolbox.first_attempts().result()
         offered = toolbox.offer().tools["add"]
     with toolbox:
         assert toolbox.call(offered, '{"a": 1, "b": 2}').result().is_error
@@ -268,7 +268,7 @@ class Notes(MetaPathFinder):
 
 sys.meta_path.insert(0, Notes())
 with Toolbox([McpServer(name="x", command="/nonexistent/program")]) as toolbox:
-    toolbox.settled().result()
+    toolbox.first_attempts().result()
 """
 
 

@@ -74,19 +74,19 @@ async def open_tools(
             )
     if toolbox is None or not (given or wants_all):
         return ResponseTools()
-    await asyncio.wrap_future(toolbox.settled())
-    visit = await toolbox.visit(by_url, PublicTransport) if by_url else None
-    visited = {each.server.name: each for each in visit.connections} if visit else {}
+    await asyncio.wrap_future(toolbox.first_attempts())
+    opened = await toolbox.connect(by_url, PublicTransport) if by_url else None
+    from_urls = {each.server.name: each for each in opened.connections} if opened else {}
     labels = {each.server_label: each for each in given}
-    found = {name: (visited.get(name) or own[name]) for name in labels} if given else own
-    offer = offer_of([*found.values()], taken, lambda *of: _policy(labels, visited, *of))
+    found = {name: (from_urls.get(name) or own[name]) for name in labels} if given else own
+    offer = offer_of([*found.values()], taken, lambda *of: _policy(labels, from_urls, *of))
     lists = [ToolList(name, *_offered(found[name], offer)) for name in labels]
-    return ResponseTools(offer, toolbox, visit, lists)
+    return ResponseTools(offer, toolbox, opened, lists)
 
 
 def _policy(
     labels: Mapping[str, GivenMcp],
-    visited: Mapping[str, Connection],
+    from_urls: Mapping[str, Connection],
     server: McpServer,
     tool: McpTool,
 ) -> Policy:
@@ -94,7 +94,7 @@ def _policy(
     said: set[Policy] = set()
     if server.name in labels:
         said.add(labels[server.name].policy_of(tool.name, only_reads=tool.only_reads))
-    if server.name not in visited:
+    if server.name not in from_urls:
         said.add(own_policy(server, tool))
     strict: tuple[Policy, ...] = ("deny", "ask", "auto")
     return next(each for each in strict if each in said)
