@@ -1,7 +1,7 @@
-"""blazr as a server of tools (MCP): other agents let its models write, answer, embed and listen.
+"""blazr as an MCP server: other agents chat, generate, embed and transcribe with its models.
 
-A call of a tool is a request to the HTTP API, with the caller's key: of the same process, or of a
-server elsewhere. So it is checked, limited, counted and kept apart from other keys' as any request.
+Each tool call becomes a request to the HTTP API, of this process or of another server, with the
+caller's key, so that it is validated, limited and counted like any other request of that key.
 """
 
 from __future__ import annotations
@@ -37,50 +37,53 @@ if TYPE_CHECKING:
     Context: TypeAlias = ServerRequestContext[Any]
 
 _KEYS = ("authorization", "x-api-key", "api-key")  # what a caller's request is passed on with
-_ModelName = Annotated[str | None, Meta(description="Which model; none is the first that can.")]
-_MaxTokens = Annotated[int, Meta(ge=1, description="Most tokens to write.")]
-_Temperature = Annotated[float, Meta(ge=0, le=2, description="0 repeats itself.")] | None
+_ModelName = Annotated[
+    str | None, Meta(description="Name of a model; by default one that can do this.")
+]
+_Language = Annotated[str | None, Meta(description="Such as en or de; detected by default.")]
+_MaxTokens = Annotated[int, Meta(ge=1, description="Maximum number of tokens.")]
+_Temperature = Annotated[float, Meta(ge=0, le=2, description="0 is deterministic.")] | None
 
 
 class ChatArguments(msgspec.Struct, kw_only=True):
     """Ask a language model a question, and get its answer."""
 
     prompt: Annotated[str, Meta(description="The question.")]
-    system: Annotated[str | None, Meta(description="Instructions before it.")] = None
+    system: Annotated[str | None, Meta(description="The system prompt.")] = None
     model: _ModelName = None
     max_tokens: _MaxTokens = 1024
     temperature: _Temperature = None
 
 
 class GenerateArguments(msgspec.Struct, kw_only=True):
-    """Continue a text with a language model, as it stands, without a chat around it."""
+    """Continue a text with a language model, without a chat template."""
 
-    prompt: Annotated[str, Meta(description="The text.")]
+    prompt: Annotated[str, Meta(description="The text to continue.")]
     model: _ModelName = None
     max_tokens: _MaxTokens = 256
     temperature: _Temperature = None
 
 
 class EmbedArguments(msgspec.Struct, kw_only=True):
-    """Turn texts into vectors; texts that mean the same have vectors close to each other."""
+    """Embed texts as vectors; texts of similar meaning have vectors close to each other."""
 
     texts: Annotated[list[str], Meta(min_length=1, max_length=128)]
     model: _ModelName = None
 
 
 class TranscribeArguments(msgspec.Struct, kw_only=True):
-    """Write down what is said in a recording."""
+    """Transcribe the speech in a recording."""
 
     audio: Annotated[str, Meta(description="WAV, FLAC, OGG, MP3 or AIFF, as base64.")]
-    language: Annotated[str | None, Meta(description="en, de, ...; none is detected.")] = None
+    language: _Language = None
     model: _ModelName = None
 
 
 class TranscribeFileArguments(msgspec.Struct, kw_only=True):
-    """Write down what is said in a sound file."""
+    """Transcribe the speech in a sound file."""
 
     path: Annotated[str, Meta(description="WAV, FLAC, OGG, MP3 or AIFF.")]
-    language: Annotated[str | None, Meta(description="en, de, ...; none is detected.")] = None
+    language: _Language = None
     model: _ModelName = None
 
 
@@ -89,14 +92,14 @@ Request: TypeAlias = Mapping[str, Any]  # of httpx: json, or data and files
 
 @dataclass(frozen=True, slots=True)
 class OwnTool:
-    """A tool that blazr is for others.
+    """A tool that blazr offers to MCP clients.
 
     Args:
-        arguments: Its arguments; their docstring describes the tool.
-        path: The endpoint that it asks.
+        arguments: Type of its arguments, whose docstring is the tool's description.
+        path: The HTTP endpoint that it calls.
         capability: What a model must be able to do for it.
-        request: From arguments to that endpoint's request.
-        answer: From its answer to the tool's.
+        request: Makes the endpoint's request of the arguments.
+        answer: Makes the tool's result of the endpoint's JSON.
     """
 
     arguments: type[msgspec.Struct]
@@ -188,26 +191,26 @@ FILE_TOOLS = {
 
 
 def build_server(client: httpx2.AsyncClient, *, reads_files: bool) -> AnyServer:
-    """The server of tools, without a transport.
+    """Return the MCP server, not yet connected to a transport.
 
     Args:
-        client: Asks the HTTP API; its base URL is where that is.
-        reads_files: Whether callers may name files of this machine.
+        client: For requests to the HTTP API at its base URL.
+        reads_files: Whether callers may name files on this machine.
     """
     from mcp.server import Server
 
     tools = FILE_TOOLS if reads_files else TOOLS
-    asks = _Asking(client, tools)
+    handlers = _Handlers(client, tools)
     return Server(
         "blazr",
         version=blazr.__version__,
         instructions="Language models, and models for sound, that blazr serves.",
-        on_list_tools=asks.list_tools,
-        on_call_tool=asks.call_tool,
+        on_list_tools=handlers.list_tools,
+        on_call_tool=handlers.call_tool,
     )
 
 
-class _Asking:
+class _Handlers:
     def __init__(self, client: httpx2.AsyncClient, tools: Mapping[str, OwnTool]) -> None:
         self._client = client
         self._tools = tools
@@ -217,7 +220,7 @@ class _Asking:
         context: Context,
         params: PaginatedRequestParams | None,  # noqa: ARG002
     ) -> ListToolsResult:
-        """The tools for which there is a model."""
+        """List the tools for which there is a model."""
         from mcp_types import ListToolsResult, Tool
 
         models = await self._ask("GET", "/v1/models", _keys(context))
@@ -230,7 +233,7 @@ class _Asking:
         return ListToolsResult(tools=found)
 
     async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
-        """Call one; what goes wrong is told to the caller's model."""
+        """Call a tool; an error becomes a result that the caller's model can read."""
         from mcp_types import CallToolResult, TextContent
 
         is_error = False
@@ -254,11 +257,11 @@ class _Asking:
         return tool.answer(await self._ask("POST", tool.path, keys, **tool.request(given)))
 
     async def _ask(self, method: str, path: str, keys: Mapping[str, str], **more: Any) -> Any:
-        """The answer of the HTTP API.
+        """Return the JSON that the HTTP API answers with.
 
         Raises:
-            RequestError: It refuses.
-            EngineError: It is not there.
+            RequestError: The server refuses the request.
+            EngineError: The server cannot be reached, or answers with something else.
         """
         try:
             answer = await self._client.request(method, path, headers=keys, **more)
@@ -274,7 +277,7 @@ class _Asking:
 
 
 def _keys(context: Context) -> dict[str, str]:
-    """The headers by which the API knows the caller."""
+    """Return the headers that hold the caller's API key."""
     headers = getattr(context.request, "headers", {})  # there is no request over stdio
     return {name: headers[name] for name in _KEYS if name in headers}
 
