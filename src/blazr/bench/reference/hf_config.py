@@ -45,11 +45,11 @@ class Config:
         return self._found((key,))[1] is not None
 
     def number(self, key: str) -> float | None:
-        """A number, or None where nothing is rope."""
+        """A number, or None if the config does not set it."""
         return number(self._found((key,))[1], key)
 
     def text(self, key: str) -> str | None:
-        """A text, or None where nothing is rope."""
+        """A string, or None if the config does not set it."""
         return text(self._found((key,))[1], key)
 
     def section(self, key: str) -> Config:
