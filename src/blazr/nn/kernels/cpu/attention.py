@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, stored_number
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, kv_dtype_number
 from blazr.nn.kernels.cpu.matmul import linear_heads
 from blazr.nn.kernels.cpu.rows import (
     MAX_KEY,
@@ -69,7 +69,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         keys.shape[2],
         pages.window or 0,
         DTYPES[q.dtype],
-        stored_number(keys),
+        kv_dtype_number(keys),
         1 if growth is None else growth.length,
         pages.scale,
         pages.softcap or 0.0,

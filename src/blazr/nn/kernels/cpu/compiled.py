@@ -56,13 +56,13 @@ class Call(ctypes.Structure):
         cls._entry = f"blazr_{entry}"
 
     def run(self) -> None:
-        """Make the call now, or keep it, where a step is recorded."""
+        """Call the kernel, or record the call while a step is recorded."""
         entry = getattr(kernels(), self._entry)
-        here = recording()
-        if here is None:
+        current = recording()
+        if current is None:
             entry(ctypes.byref(self), torch.get_num_threads())
         else:
-            here.keep(ctypes.cast(entry, _POINTER).value or 0, self)
+            current.keep(ctypes.cast(entry, _POINTER).value or 0, self)
 
 
 @structure
@@ -73,42 +73,42 @@ class _Recorded(ctypes.Structure):
     call: Pointer
 
 
-def misfit(what: str, found: Tensor, expected: str) -> ShapeError:
-    """An error about a tensor that a call cannot be given.
+def shape_error(what: str, found: Tensor, expected: str) -> ShapeError:
+    """Return the error for a tensor of another shape or dtype than a kernel takes.
 
     Args:
-        what: What does not fit what.
+        what: The message.
         found: The tensor.
-        expected: What it should be.
+        expected: Its shape and dtype as they should be.
     """
     return ShapeError(what, found=f"{tuple(found.shape)} {found.dtype}", expected=expected)
 
 
-def are_rows(ids: Tensor, count: int) -> bool:
-    """Whether all are rows of so many: others would read what is not ours.
+def are_in_range(ids: Tensor, count: int) -> bool:
+    """Whether all ids are from 0 up to ``count``, so that kernels read no memory beyond a table.
 
-    In recorded steps they come from draws, and are not looked at.
+    True while a step is recorded: the ids are not known then, and later come from sampling.
     """
     is_known = len(ids) and recording() is None
     return not is_known or 0 <= int(ids.min()) <= int(ids.max()) < count
 
 
-def stored_number(pages: Tensor) -> int:
-    """How pages store their numbers, as kernels.hpp counts the ways; 0 is as they are."""
+def kv_dtype_number(pages: Tensor) -> int:
+    """The number of the pages' KV dtype in kernels.hpp; 0 if they are in the model's dtype."""
     return kv_dtype_of(pages).number
 
 
 def replayer(calls: Sequence[NativeCall]) -> Callable[[], None]:
-    """Something that makes recorded calls again, in one call from Python."""
+    """Return a function that replays recorded calls by one call into the library."""
     rows = [_Recorded(address, ctypes.addressof(call)) for address, call in calls]
     table = (_Recorded * len(rows))(*rows)
     replay, count, keep = kernels().blazr_replay, len(rows), list(calls)
 
-    def again() -> None:
+    def run() -> None:
         assert keep  # the table points into them
         replay(table, count, torch.get_num_threads())
 
-    return again
+    return run
 
 
 @cache

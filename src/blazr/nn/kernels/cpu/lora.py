@@ -76,7 +76,7 @@ def lora_expand(y: Tensor, delta: LoraDelta, bias: Tensor | None = None) -> Tens
     _LoraExpand(
         y.data_ptr(),
         None if bias is None else bias.data_ptr(),
-        added(delta),
+        lora_argument(delta),
         DTYPES[y.dtype],
         len(y),
         y.shape[1],
@@ -84,8 +84,8 @@ def lora_expand(y: Tensor, delta: LoraDelta, bias: Tensor | None = None) -> Tens
     return y
 
 
-def added(delta: LoraDelta | None) -> Lora:
-    """As products take it."""
+def lora_argument(delta: LoraDelta | None) -> Lora:
+    """Return a delta in the form that kernels take; an empty one for None."""
     if delta is None:
         return Lora()
     return Lora(

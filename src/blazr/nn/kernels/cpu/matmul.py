@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit
-from blazr.nn.kernels.cpu.lora import Lora, added, lora_shrink
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, shape_error
+from blazr.nn.kernels.cpu.lora import Lora, lora_argument, lora_shrink
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
 
@@ -66,7 +66,7 @@ def gated_linear(
 ) -> Tensor:
     """See ``blazr.nn.ops.matmul.gated_linear``; rounds once, at the end."""
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.stride() != up.stride():
-        raise _misfit(gate, up)
+        raise _shape_error(gate, up)
     return _call(x, gate, up, None, loras=loras)
 
 
@@ -78,7 +78,7 @@ def linear_heads(
     out = torch.empty(m, heads, n, dtype=x.dtype) if out is None else out
     fit = weight.shape == (heads, n, k) and out.shape == (m, heads, n)
     if not fit or not x.dtype == weight.dtype == out.dtype or out.stride(2) != 1:
-        raise _misfit(weight, x)
+        raise _shape_error(weight, x)
     x, weight = (t if t.stride(2) == 1 else t.contiguous() for t in (x, weight))
     first = Linear(
         x.data_ptr(),
@@ -106,7 +106,7 @@ def linear_heads(
         call.y = out[:, head].data_ptr()
         if table is not None:
             inner = lora_shrink(own, table, loras.slots)
-            call.lora = added(LoraDelta(table, loras.slots, inner))
+            call.lora = lora_argument(LoraDelta(table, loras.slots, inner))
         call.run()
     return out
 
@@ -122,10 +122,10 @@ def _call(
 ) -> Tensor:
     n, k = weight.shape
     if bias is not None and (bias.shape != (n,) or bias.dtype != weight.dtype):
-        raise _misfit(weight, bias)
+        raise _shape_error(weight, bias)
     shape, dtype = x.shape, x.dtype
     if shape[-1] != k or dtype != weight.dtype:
-        raise _misfit(weight, x)
+        raise _shape_error(weight, x)
     row, column = weight.stride()
     if column != 1 or row < k:  # transposed or broadcast: copied at every call, but right
         weight = weight.contiguous()
@@ -152,11 +152,11 @@ def _call(
         wide,
     )
     if loras is not UNCHANGED:
-        call.lora, call.lora2 = map(added, loras)
+        call.lora, call.lora2 = map(lora_argument, loras)
     call.run()
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 
 
-def _misfit(weight: Tensor, other: Tensor) -> ShapeError:
+def _shape_error(weight: Tensor, other: Tensor) -> ShapeError:
     expected = f"to go with a weight {tuple(weight.shape)} {weight.dtype}"
-    return misfit("a matrix does not fit what it is multiplied with.", other, expected)
+    return shape_error("a matrix does not fit what it is multiplied with.", other, expected)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, are_rows, misfit
-from blazr.nn.kernels.cpu.lora import Lora, added
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, are_in_range, shape_error
+from blazr.nn.kernels.cpu.lora import Lora, lora_argument
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import GROUP, Packed
@@ -67,7 +67,7 @@ def packed_linear(
 ) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_linear``; a row's result depends on that row alone."""
     if bias is not None and (bias.shape != (packed.rows,) or bias.dtype != x.dtype):
-        raise _misfit(packed, bias)
+        raise _shape_error(packed, bias)
     return _call(x, packed, None, bias, loras=UNCHANGED if lora is None else (lora, None))
 
 
@@ -79,16 +79,16 @@ def packed_gated_linear(
 ) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_gated_linear``; rounds once, at the end."""
     if gate.packing is not up.packing or gate.blocks.shape != up.blocks.shape:
-        raise _misfit(gate, up.blocks)
+        raise _shape_error(gate, up.blocks)
     return _call(x, gate, up, None, loras=loras)
 
 
 def packed_rows(out: Tensor, packed: Packed, ids: Tensor) -> Tensor:
     """See ``blazr.nn.ops.packed.packed_rows``."""
     if out.shape != (len(ids), packed.columns) or ids.dtype != torch.int64:
-        raise _misfit(packed, out)
-    if not are_rows(ids, packed.rows):
-        raise _misfit(packed, ids)
+        raise _shape_error(packed, out)
+    if not are_in_range(ids, packed.rows):
+        raise _shape_error(packed, ids)
     ids = ids.contiguous()
     _PackedRows(
         _matrix(packed),
@@ -113,7 +113,7 @@ def _call(
     shape, dtype, rows, k = x.shape, x.dtype, packed.rows, packed.columns
     groups = packed.blocks.shape[0]
     if shape[-1] != k or groups != (rows + GROUP - 1) // GROUP:
-        raise _misfit(packed, x)
+        raise _shape_error(packed, x)
     x = x.contiguous()
     bias = None if bias is None else bias.contiguous()
     m = shape[0] if len(shape) == 2 else shape[:-1].numel()
@@ -133,7 +133,7 @@ def _call(
         k,
     )
     if loras is not UNCHANGED:
-        call.lora, call.lora2 = map(added, loras)
+        call.lora, call.lora2 = map(lora_argument, loras)
     call.run()
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
 
@@ -143,6 +143,6 @@ def _matrix(packed: Packed) -> _Matrix:
     return _Matrix(packed.blocks.data_ptr(), None if scales is None else scales.data_ptr())
 
 
-def _misfit(packed: Packed, other: Tensor) -> ShapeError:
+def _shape_error(packed: Packed, other: Tensor) -> ShapeError:
     expected = f"to go with {packed.rows} rows and {packed.columns} columns"
-    return misfit("a packed matrix does not fit what it is used with.", other, expected)
+    return shape_error("a packed matrix does not fit what it is used with.", other, expected)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, shape_error
 from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
@@ -89,9 +89,9 @@ def choose_experts(
     (tokens, experts), groups = logits.shape, routing.groups
     top = min(routing.k, experts)
     if chosen.shape != (tokens, top) or chosen.dtype != torch.int64:
-        raise _misfit(chosen, f"({tokens}, {top}) int64")
+        raise _shape_error(chosen, f"({tokens}, {top}) int64")
     if bias is not None and bias.shape != (experts,):
-        raise _misfit(bias, f"({experts},)")
+        raise _shape_error(bias, f"({experts},)")
     # what comes in other formats is copied
     logits = logits.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
@@ -130,7 +130,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     down = _stack(x, mlps.down, mlps.down_bias, (count, size, inner))
     top = chosen.shape[-1]
     if not chosen.shape == weights.shape == (tokens, top) or chosen.dtype != torch.int64:
-        raise _misfit(chosen, f"({tokens}, {top}) int64, with weights")
+        raise _shape_error(chosen, f"({tokens}, {top}) int64, with weights")
     x, weights, chosen = (each.contiguous() for each in (x, weights, chosen))
     rows = tokens * top
     y = torch.empty(tokens, size, dtype=x.dtype)
@@ -186,12 +186,12 @@ def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int
     if stack is None:
         return _Given(_Stack(packing=_PLAIN))
     if _shape(stack) != shape or (bias is not None and bias.shape != shape[:2]):
-        raise _misfit(x, f"to go with matrices {_shape(stack)}")
+        raise _shape_error(x, f"to go with matrices {_shape(stack)}")
     bias = None if bias is None else bias.to(x.dtype).contiguous()
     bias_at = None if bias is None else bias.data_ptr()
     if isinstance(stack, Tensor):
         if stack.dtype != x.dtype:
-            raise _misfit(x, f"to go with matrices in {stack.dtype}")
+            raise _shape_error(x, f"to go with matrices in {stack.dtype}")
         if stack.stride(2) != 1 or stack.stride(1) < shape[2]:  # copied at every call, but right
             stack = stack.contiguous()
         step = stack.stride(0) * stack.element_size()
@@ -201,7 +201,7 @@ def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int
     blocks = stack.blocks.contiguous()
     scales = stack.row_scales
     if blocks.shape[1] != -(-shape[1] // GROUP):
-        raise _misfit(x, f"to go with {shape[1]} packed rows")
+        raise _shape_error(x, f"to go with {shape[1]} packed rows")
     scales = None if scales is None else scales.contiguous()
     call = _Stack(
         blocks.data_ptr(),
@@ -215,5 +215,5 @@ def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int
     return _Given(call, (blocks, scales, bias))
 
 
-def _misfit(other: Tensor, expected: str) -> ShapeError:
-    return misfit("experts do not fit what they are used with.", other, expected)
+def _shape_error(other: Tensor, expected: str) -> ShapeError:
+    return shape_error("experts do not fit what they are used with.", other, expected)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, are_rows, misfit
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, are_in_range, shape_error
 from blazr.nn.kernels.cpu.matmul import Linear
 from blazr.nn.kernels.cpu.matmul_q import PackedLinear
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
@@ -92,7 +92,7 @@ def sigmoid_gate(a: Tensor, gate: Tensor) -> Tensor:
 
 def embedding(weight: Tensor, ids: Tensor) -> Tensor:
     """See ``blazr.nn.ops.pointwise.embedding``."""
-    if not are_rows(ids, len(weight)):
+    if not are_in_range(ids, len(weight)):
         raise ShapeError(
             "a token id is no row of the embedding.",
             found=f"{int(ids.min())} to {int(ids.max())}",
@@ -144,7 +144,7 @@ def _call(
     is_column: bool = False,
 ) -> Tensor:
     if b is not None and ((b.shape != a.shape and not is_column) or b.dtype != a.dtype):
-        raise misfit("two tensors do not go together.", b, f"{tuple(a.shape)} {a.dtype}")
+        raise shape_error("two tensors do not go together.", b, f"{tuple(a.shape)} {a.dtype}")
     out = torch.empty(a.shape, dtype=a.dtype) if out is None else out
     a, b = _rows(a), None if b is None else _rows(b)
     _Pointwise(

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from blazr.nn.kernels.cpu.compiled import DTYPES, Call, misfit, stored_number
+from blazr.nn.kernels.cpu.compiled import DTYPES, Call, kv_dtype_number, shape_error
 from blazr.nn.kernels.cpu.structures import Float32, Int32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import Rotation
@@ -109,7 +109,7 @@ def _norm(
     size, shape = weight.shape[0], x.shape
     if shape[-1] != size or x.dtype != weight.dtype:
         expected = f"(..., {size}) {weight.dtype}"
-        raise misfit("a norm does not fit what it is applied to.", x, expected)
+        raise shape_error("a norm does not fit what it is applied to.", x, expected)
     inner = 1 if len(shape) == 2 else shape[1] if len(shape) == 3 else 0
     # heads side by side, tokens perhaps apart, as in a part of a fused product
     if not inner or x.stride(-1) != 1 or (inner > 1 and x.stride(1) != size):
@@ -144,7 +144,9 @@ def rotary_tables(frequencies: Tensor, positions: Tensor, factor: float = 1.0) -
     return out
 
 
-@limited_to(lambda _q, k, _v, _rotation, keys, *_: not stored_number(keys) or k.shape[2] <= MAX_KEY)
+@limited_to(
+    lambda _q, k, _v, _rotation, keys, *_: not kv_dtype_number(keys) or k.shape[2] <= MAX_KEY
+)
 def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and where to)
     q: Tensor,
     k: Tensor,
@@ -180,7 +182,7 @@ def rotate_and_store(  # noqa: PLR0917  (what is rotated and stored, how, and wh
         out.stride(1),
         rotation.interleaved,
         DTYPES[q.dtype],
-        stored_number(keys),
+        kv_dtype_number(keys),
     ).run()
     return out
 

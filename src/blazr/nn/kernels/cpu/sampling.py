@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu.compiled import Call, kernels, misfit
+from blazr.nn.kernels.cpu.compiled import Call, kernels, shape_error
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
 
 # As kernels.hpp numbers them.
@@ -168,7 +168,7 @@ def draw(scores: Tensor, wishes: Tensor) -> Tensor:
     """See ``blazr.nn.ops.sampling.draw``; a row's draw depends on that row alone."""
     if wishes.shape != (len(scores), _WISHES) or wishes.dtype != torch.float64:
         expected = f"{(len(scores), _WISHES)} torch.float64"
-        raise misfit("wishes and scores do not go together.", wishes, expected)
+        raise shape_error("wishes and scores do not go together.", wishes, expected)
     return torch.tensor(Drawer()(scores, wishes.tolist()), dtype=torch.int64)
 
 
