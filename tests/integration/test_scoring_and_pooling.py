@@ -201,6 +201,20 @@ def test_scores_survive_a_preemption(model) -> None:
     lab.check(request, prompt)
 
 
+def test_scores_are_not_taken_from_who_has_handed_them_out(model) -> None:
+    """A reply that begins again reads its prompt, but gathers no scores of it any more."""
+    lab = Scoring(model, budget=48)
+    prompt = tokens_of(150, seed=3)
+    first = lab.ask(prompt, max_tokens=8, prompt_logprobs=1)
+    while first not in lab.prompts:
+        lab.step()
+    lab.scheduler.forget_prefixes(restarts=True)
+    lab.step()
+    second = lab.score(prompt)
+    lab.run()
+    lab.check(second, prompt)
+
+
 def test_a_prompt_can_be_read_without_an_answer(model) -> None:
     lab = Scoring(model)
     prompt = tokens_of(100, seed=4)

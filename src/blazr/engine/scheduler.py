@@ -485,7 +485,8 @@ class Scheduler:
             at = min(_shared_length(sequence, other), len(sequence.tokens) - 1)
             if wanted is not None:  # scores are known of prompts alone
                 found = other.request.params.prompt_logprobs
-                is_enough = found is not None and found >= wanted
+                # one that has handed them out does not gather them when it begins again
+                is_enough = found is not None and found >= wanted and other.scores is not None
                 at = min(at, sequence.num_prompt - 1, other.num_prompt - 1) if is_enough else 0
             if at > max(other.computed, farthest):
                 source = other
