@@ -215,6 +215,24 @@ def test_scores_are_not_taken_from_who_has_handed_them_out(model) -> None:
     lab.check(second, prompt)
 
 
+def test_scores_are_handed_out_once(model) -> None:
+    """Also by a reply that is preempted, and forks from another that reads the same prompt."""
+    lab = Scoring(model, budget=20)
+    prompt = tokens_of(60, seed=3)
+    first = lab.ask(prompt, max_tokens=8, prompt_logprobs=1)
+    while first not in lab.prompts:
+        lab.step()
+    lab.check(first, prompt)
+    del lab.prompts[first]
+    second = lab.score(prompt)
+    lab.step()
+    lab.scheduler.preempt(lab.scheduler.running[0])
+    lab.run()
+    assert lab.scheduler.counts.held
+    lab.check(second, prompt)
+    assert first not in lab.prompts
+
+
 def test_a_prompt_can_be_read_without_an_answer(model) -> None:
     lab = Scoring(model)
     prompt = tokens_of(100, seed=4)

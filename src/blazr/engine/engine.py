@@ -595,7 +595,9 @@ class Engine:
                 sequence.scores += logprobs
         for index, entry in result.fork_logprobs.items():
             fork = plan.forks[index]
-            fork.sequence.scores = continue_scores((fork.source.scores or ())[: fork.length], entry)
+            if not fork.sequence.num_output:  # with the first token they are handed out
+                known = (fork.source.scores or ())[: fork.length]
+                fork.sequence.scores = continue_scores(known, entry)
         for index, part in result.pooled.items():
             sequence = plan.rows[index].sequence
             # after a preemption the prompt is computed again from its first token
