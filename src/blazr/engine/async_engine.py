@@ -220,7 +220,6 @@ class AsyncEngine:
                 self._engine.scheduler.stop_admitting()
             else:
                 self.is_paused = True
-            self._end_drained_pauses()
 
         self._put(begin)
         return stopped
@@ -609,6 +608,7 @@ class AsyncEngine:
                 return
             self._pulse.work()
             work()
+            self._end_drained_pauses()  # it may be a pause, or have ended the last that ran
             if self.is_paused:
                 return
 

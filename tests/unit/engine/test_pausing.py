@@ -66,6 +66,19 @@ def test_what_runs_is_finished_and_what_comes_waits(bench: Bench) -> None:
     assert [collect(each)[0] for each in late] == [right_answer((n, 1)) for n in range(4)]
 
 
+def test_a_pause_begins_as_well_where_what_runs_is_aborted(bench: Bench) -> None:
+    outputs, go = begun(bench)
+    stopped = bench.engine.pause(finishes=True)
+    (running,) = bench.engine.running()
+    bench.engine.abort(running.request_id)
+    go.set()
+    stopped.result(10)
+    assert bench.engine.is_paused
+    assert collect(outputs)[1].finish_reason is FinishReason.ABORT
+    bench.engine.resume()
+    assert collect(bench.ask()[1])[0] == right_answer(PROMPT)
+
+
 def test_a_pause_of_nothing_is_at_once_and_whoever_waits_cannot_take_it_back(bench: Bench) -> None:
     stopped = bench.engine.pause(finishes=True)
     assert not stopped.cancel()
