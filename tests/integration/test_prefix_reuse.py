@@ -115,6 +115,20 @@ def test_preemption_recomputes_at_most_one_interval(model):
     assert len(lab.tokens[request, 0]) == 40
 
 
+def test_a_reply_that_begins_again_reuses_nothing_more_of_its_prompt(model):
+    """What is told is what its first start found, also where it forks from another then."""
+    lab = Lab(model)
+    prompt = tokens_of(100, seed=8)
+    asked = [lab.ask(prompt, max_tokens=60) for _ in range(2)]
+    while len(lab.tokens.get((asked[1], 0), ())) < 40:
+        lab.step()
+    held = lab.scheduler.counts.held
+    lab.scheduler.forget_prefixes(restarts=True)
+    lab.run()
+    assert lab.scheduler.counts.held > held
+    assert [lab.cached[request] for request in asked] == [0, 99]
+
+
 def test_reuse_says_why(model):
     lab = Lab(model)
     reasons = []

@@ -302,7 +302,8 @@ class CacheManager:
         sequence.published = source.published
         sequence.computed = source.computed
         is_whole = len(sequence.tokens) - sequence.computed <= self.shape.grid
-        sequence.num_cached = fork.length
+        if not sequence.num_preemptions:
+            sequence.num_cached = fork.length
         sequence.reuse = "whole" if is_whole else "partial"
         sequence.wanted = {} if fork.samples else self._edges(sequence)
         sequence.pages = source.pages[: source.computed // self.shape.grid]
