@@ -126,6 +126,33 @@ def read_header(path: Path) -> Header:
     return as_llama_cpp(Header(tensors, header.metadata))
 
 
+def check_parts(headers: Mapping[Path, Header]) -> None:
+    """Whether files are all parts of a model, each in its place, as far as they say so.
+
+    What a part that is not there would hold may be missed by nobody: an output head for one, in
+    whose place the embedding is taken.
+
+    Args:
+        headers: By file, in order.
+
+    Raises:
+        CheckpointError: They are not.
+    """
+    for place, (file, header) in enumerate(headers.items()):
+        count, number = (header.metadata.get(f"split.{key}") for key in ("count", "no"))
+        # a file that parts were merged into says that it has none
+        if not isinstance(count, int) or count < 2 or (count, number) == (len(headers), place):
+            continue
+        part = f"part {number + 1} of {count}" if isinstance(number, int) else f"one of {count}"
+        raise CheckpointError(
+            f"{file} is {part} of a model, and not read as that.",
+            found=f"file {place + 1} of {len(headers)}",
+            expected="all parts, under the names that they were made with:"
+            f" ...-00001-of-{count:05}.gguf and so on",
+            hint="download all parts again, and do not rename them",
+        )
+
+
 def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:
     """One entry of the header, checked on its own."""
     label = f"{path}: tensor {entry.name[:100]!r}"

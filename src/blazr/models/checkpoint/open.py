@@ -16,6 +16,7 @@ from typing import NamedTuple
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, read_json
+from blazr.models.checkpoint.gguf import check_parts
 from blazr.models.checkpoint.quantized import join_quantized
 
 BUILT_IN = "nano"
@@ -274,10 +275,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     found = find_weights(path)
     tensors: dict[str, TensorInfo] = {}
-    headers = []
-    for file in found.files:
-        header = FORMATS[file.name.rpartition(".")[2]](file)
-        headers.append(header)
+    headers = {file: FORMATS[file.name.rpartition(".")[2]](file) for file in found.files}
+    check_parts(headers)
+    for header in headers.values():
         for name, info in header.tensors.items():
             if name in tensors:
                 raise CheckpointError(
@@ -294,21 +294,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 expected=f"it is in {shard[:100]}",
                 hint="copy or download the model again, all files from one revision",
             )
+    metadata = next(iter(headers.values())).metadata
     if not tensors:
         raise CheckpointError(
             f"{path} holds no tensors.",
-            hint="it may be a vocabulary alone, which --vocab takes" if headers[0].metadata else "",
+            hint="it may be a vocabulary alone, which --vocab takes" if metadata else "",
         )
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     # a file that describes itself is not described by what happens to lie beside it
-    has_config = config_path.exists() and not headers[0].metadata
+    has_config = config_path.exists() and not metadata
     checkpoint = Checkpoint(
         path=path,
         files={file: file.stat().st_size for file in found.files},
         tensors=tensors,
         config=read_json(config_path) if has_config else {},
         config_path=config_path if has_config else None,
-        metadata=headers[0].metadata,
+        metadata=metadata,
     )
     return checkpoint if checkpoint.metadata else join_quantized(_named_as_whole(checkpoint))
 

@@ -76,6 +76,36 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
     refused(tmp_path, "00003-of-00003")
 
 
+def write_parts(directory: Path, *names: str, order: tuple[int, ...] = (0, 1)) -> None:
+    """The two parts of a model under these names, in this order."""
+    parts = [{"a": torch.ones(2)}, {"b": torch.ones(2)}]
+    for name, number in zip(names, order, strict=False):
+        said = {"split.no": number, "split.count": 2} | (META if number == 0 else {})
+        ggufs.write(directory / name, parts[number], said)
+
+
+def test_parts_that_say_which_they_are(tmp_path: Path) -> None:
+    names = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+    write_parts(tmp_path, *names)
+    assert set(open_checkpoint(tmp_path).tensors) == {"a", "b"}
+    write_parts(tmp_path, *names, order=(1, 0))
+    refused(tmp_path, "part 2 of 2")
+    merged = META | {"split.no": 0, "split.count": 0}  # as llama-gguf-split leaves it
+    ggufs.write(tmp_path / "merged.gguf", {"a": torch.ones(2)}, merged)
+    assert set(open_checkpoint(tmp_path / "merged.gguf").tensors) == {"a"}
+
+
+def test_a_part_alone(tmp_path: Path) -> None:
+    """Renamed; what it lacks may be a head, in whose place the embedding would be taken."""
+    write_parts(tmp_path, "model.gguf")
+    refused(tmp_path, "part 1 of 2")
+    said = META | {"split.no": 0, "split.count": 3}
+    for number in (1, 2):
+        more = said | {"split.no": number - 1}
+        ggufs.write(tmp_path / f"m-0000{number}-of-00002.gguf", {f"{number}": torch.ones(1)}, more)
+    refused(tmp_path / "m-00001-of-00002.gguf", "part 1 of 3")
+
+
 def table(*entries: bytes) -> bytes:
     return ggufs.padded(ggufs.header(len(entries), 0) + b"".join(entries)) + bytes(256)
 
