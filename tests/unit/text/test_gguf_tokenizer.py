@@ -82,6 +82,21 @@ def test_the_beginning_and_the_end() -> None:
     assert little(eos_token_ids=listed).eos_ids == (2, 5, 13)
 
 
+def test_the_usual_tokens_of_llama_where_none_are_named() -> None:
+    """Files that were converted from Meta's own say nothing; so do numbers that are none's."""
+    said = metadata(PIECES)
+    silent = {key: value for key, value in said.items() if not key.endswith("token_id")}
+    for each in (silent, said | {"tokenizer.ggml.bos_token_id": 2**32 - 1}):
+        found = from_metadata(each, name="silent")
+        assert found.bos_id == 1
+        assert spelled(found, "aé") == ["▁a", "<unk>"]
+    others = [("<pad>", CONTROL, 0.0), ("<eos>", CONTROL, 0.0), *PIECES[3:]]
+    for each in (metadata(others), metadata(PIECES, model="t5")):
+        none = {key: value for key, value in each.items() if not key.endswith("token_id")}
+        told = none | {"tokenizer.ggml.add_bos_token": True}
+        assert from_metadata(told, name="others").bos_id is None
+
+
 def test_in_the_harmony_form_a_part_does_not_end_a_text() -> None:
     more = [*PIECES, ("<|return|>", CONTROL, 0.0), ("<|call|>", CONTROL, 0.0)]
     found = from_metadata(metadata(more, eot_token_id=13), name="harmony")

@@ -22,6 +22,9 @@ KEY = "tokenizer.ggml."
 SPACE_PREFIX_ONCE = "space_prefix_once"
 # Ours: characters are composed first, Unicode's form NFC.
 COMPOSES = "composes"
+# What llama.cpp takes in SentencePiece's byte pairs that name none, as in files that were converted
+# from Meta's own: those that Llama has.
+_USUAL = {"bos_token_id": (1, "<s>"), "unknown_token_id": (0, "<unk>")}
 
 
 class Entries:
@@ -79,11 +82,14 @@ class Entries:
         return [each for each in listed if isinstance(each, int) and 0 <= each < len(self.tokens)]
 
     def token_id(self, key: str) -> int | None:
-        """A token with a role, where one of the vocabulary is named."""
+        """A token with a role, where one of the vocabulary is named or usual."""
         value = self._metadata.get(KEY + key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            return None
-        return value if 0 <= value < len(self.tokens) else None
+        if type(value) is int and 0 <= value < len(self.tokens):
+            return value
+        if key in _USUAL and self._metadata.get(KEY + "model") == "llama":
+            usual, name = _USUAL[key]
+            return usual if self.tokens[usual : usual + 1] == [name] else None
+        return None
 
 
 def wrong(key: str, found: str) -> CheckpointError:
