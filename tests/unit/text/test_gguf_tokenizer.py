@@ -265,6 +265,13 @@ def test_a_vocabulary_without_merges(none: object) -> None:
     assert spelled(found, "abc") == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("model", ["gpt2", "gemma4"])
+def test_merges_that_are_not_there_at_all(model: str) -> None:
+    with pytest.raises(CheckpointError, match="merges") as caught:
+        little(model=model)
+    assert "--vocab" in caught.value.hint
+
+
 def test_an_unknown_pattern_is_named() -> None:
     entries = {"model": "gpt2", "pre": "of-tomorrow", "merges": []}
     with pytest.raises(CheckpointError, match="not known") as caught:

@@ -42,6 +42,10 @@ class Entries:
         self.types = self.types or [1] * len(self.tokens)
         self.model_name = str(metadata.get("general.name", "")).lower()
 
+    def has(self, key: str) -> bool:
+        """Whether the file says anything of it."""
+        return KEY + key in self._metadata
+
     def text(self, key: str) -> str:
         """A string; an empty one where there is none."""
         value = self._metadata.get(KEY + key, "")

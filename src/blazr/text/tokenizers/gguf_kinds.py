@@ -17,6 +17,7 @@ from blazr.text.tokenizers.gguf_entries import (
     USER_DEFINED,
     WHOLE,
     Entries,
+    wrong,
 )
 from blazr.text.tokenizers.gguf_patterns import DEFAULT, PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, byte_level, encode_plain
@@ -121,7 +122,13 @@ def _marked_pairs(entries: Entries, special: frozenset[int]) -> Built:
 def _merges(
     entries: Entries, special: frozenset[int]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The ids of what can be spelled, and what is merged, the most frequent first."""
+    """The ids of what can be spelled, and what is merged, the most frequent first.
+
+    Raises:
+        CheckpointError: The file does not say what is merged, not even that it is nothing.
+    """
+    if not entries.has("merges"):
+        raise wrong("merges", "no such key")
     vocabulary = {text: i for i, text in enumerate(entries.tokens) if i not in special}
     merges = []
     for line in entries.texts("merges"):
