@@ -261,6 +261,11 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
     with torch.inference_mode():
         found = ours.forward_sequences(torch.tensor([ids]))[0]
     assert_as_right(found, *reference_truth(theirs, ids))
+    for end, other in (("_blocks", torch.int8), ("_scales", torch.bfloat16)):
+        name = next(name for name in tensors if name.endswith(end))
+        save_file(tensors | {name: tensors[name].to(other)}, path)
+        with pytest.raises(CheckpointError, match="is not made of bytes"):
+            load(str(tmp_path), device=CPU, dtype="float32")
     tensors.pop(next(name for name in tensors if name.endswith("_scales")))
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match="is missing"):

@@ -460,8 +460,16 @@ def stored_as(plan: LoadPlan) -> str:
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
     """
-    steps = [step for step in plan.steps if not isinstance(step.transform, Mxfp4)]
-    infos = [info for step in steps for info in step.sources]
+    in_blocks = [step for step in plan.steps if isinstance(step.transform, Mxfp4)]
+    for info in (info for step in in_blocks for info in step.sources):
+        if info.dtype != "U8":
+            raise CheckpointError(
+                f"tensor {info.name[:100]!r} is not made of bytes, as numbers of four bits are.",
+                found=info.dtype,
+                expected="U8",
+                hint="take the model as it was published",
+            )
+    infos = [info for step in plan.steps if step not in in_blocks for info in step.sources]
     for info in infos:
         if info.dtype not in _LOADABLE and not info.is_packed:
             raise CheckpointError(
