@@ -422,6 +422,12 @@ class _Matching:
         shape = self.parameters[name]
         transform = self.transforms[name]
         wanted = transform.slots(shape)
+        others = [info for slot, info in slots.items() if slot not in wanted]
+        if others:  # the same again in another form
+            one = next((slots[slot].name for slot in wanted if slot in slots), "others")
+            detail = f"and {one[:100]} are the same parameter, {name}"
+            self.problems.append(Problem("ambiguous", others[0].name, detail))
+            return None
         absent = [(name, slot) for slot in wanted if slot not in slots]
         self.missing += absent
         if absent:

@@ -55,6 +55,16 @@ def test_everything_wrong_is_reported_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("names", [("x.0.0", "x.0.1", "x.0"), ("x.0", "x.0.1", "x.0.0")])
+def test_the_same_whole_and_in_parts_is_ambiguous(names: tuple[str, ...]) -> None:
+    both = RuleBook([Rule("x.{i}", "stack.{i}"), Rule("x.{i}.{e}", "stack.{i}", Stack("e"))])
+    shapes = {name: (2, 6) if name == "x.0" else (6,) for name in names}
+    found = plan_load(tiny.from_shapes(shapes).tensors, {"stack.0": (2, 6)}, both)
+    [problem] = found.problems
+    assert problem.kind == "ambiguous"
+    assert {problem.name.count("."), problem.detail.split()[1].count(".")} == {1, 2}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_missing_tensor_is_named_as_the_file_would(name: str) -> None:
     shapes = {n: shape for n, shape in SHAPES.items() if n != name}
