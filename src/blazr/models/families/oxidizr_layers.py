@@ -135,12 +135,17 @@ def derive_rope(dim: int, context: Context) -> RopeConfig:
     """The rotation of ``dim`` channels.
 
     Raises:
-        ConfigError: The scaling is of an unknown kind.
+        ConfigError: The scaling is of an unknown kind, or of none that is named.
     """
     base = context.reader.number("rope_theta", above=0)
     theta = context.ledger.choose("rope_theta", base, DEFAULT_ROPE_THETA)
     section = context.reader.section("rope_scaling")
     kind = (section.text("rope_type") or section.text("type")) if section else None
+    if section is not None and kind is None and section.number("factor") is not None:
+        raise ConfigError(
+            f"{section.source}: a factor alone does not say how RoPE is scaled.",
+            expected='"rope_type": ' + ", ".join((*SCALINGS, "default")),
+        )
     if section is None or kind is None or kind.value == "default":
         return RopeConfig(dim, theta, None)
     known = next((name for name in SCALINGS if name == kind.value), None)

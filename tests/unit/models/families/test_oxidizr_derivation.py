@@ -231,6 +231,15 @@ def test_every_attention_layer_has_the_declared_window() -> None:
         derive(model, sliding_window=0)
 
 
+@pytest.mark.parametrize("scaling", [{"factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}])
+def test_rope_is_scaled_in_a_known_way_or_refused(scaling: dict[str, object]) -> None:
+    model = Tiny(layers=("MlaWithMlp",))
+    with pytest.raises(ConfigError, match="rope_scaling") as caught:
+        derive(model, rope_scaling=scaling)
+    assert "llama3, linear, default" in caught.value.expected
+    assert derive(model, rope_scaling={}).config == derive(model).config
+
+
 def test_mamba3_flags_come_from_names() -> None:
     model = Tiny(layers=("Mamba3",), use_conv=True, complex_rope=False, mimo_rank=2)
     found = derive(
