@@ -57,7 +57,7 @@ def test_nor_is_one_of_a_quantized_checkpoint(tmp_path: Path, monkeypatch, kind)
     path = tmp_path / "model"
     quantized.quantize_directory(tmp_path / "source", kind, path, tmp_path / "plain")
     for room in (0, 0.5):
-        monkeypatch.setattr(loading, "_ROOM", room)
+        monkeypatch.setattr(loading, "_PLAIN_SHARE", room)
         model = load(str(path), device=CPU, dtype="bfloat16")
         assert mapped_files(path) == []
         assert len(model.module.layers) == 1
