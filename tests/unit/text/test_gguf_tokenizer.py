@@ -243,6 +243,8 @@ def test_word_pieces() -> None:
         {"scores": memoryview(array("f", [1.0]))},
         {"scores": [1, 2]},
         {"token_type": memoryview(array("i", [1]))},
+        {"add_bos_token": 0},
+        {"add_space_prefix": "false"},
     ],
 )
 def test_metadata_that_cannot_be_used(change: dict[str, object]) -> None:

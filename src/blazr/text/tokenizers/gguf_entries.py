@@ -77,7 +77,9 @@ class Entries:
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001  (as `dict.get` takes it)
         """Yes or no."""
         value = self._metadata.get(KEY + key, default)
-        return value if isinstance(value, bool) else default
+        if not isinstance(value, bool):
+            raise wrong(key, repr(value))
+        return value
 
     def token_ids(self, key: str) -> list[int]:
         """Tokens of the vocabulary that share a role: Ollama's word, convert/convert.go."""

@@ -437,6 +437,7 @@ def test_the_text_is_nearly_that_of_the_plain_weights() -> None:
         ({"llama.rope.scaling.type": "other", "llama.rope.scaling.factor": 4.0}, ConfigError),
         ({"llama.attention.head_count": "four"}, ConfigError),
         ({"llama.attention.causal": False}, ConfigError),
+        ({"llama.attention.causal": 0}, ConfigError),
         ({"llama.logit_scale": -1.0}, ConfigError),
         ({"llama.context_length": 2**31 - 1}, ConfigError),
     ],

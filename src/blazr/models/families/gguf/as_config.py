@@ -252,9 +252,13 @@ class GgufFile:
         return value_or(self.reader.number(self.key(name)), 0.0)
 
     def flag(self, name: str) -> bool | None:
-        """A truth, or None where nothing is said."""
-        found = self.metadata.get(name)
-        return found if isinstance(found, bool) else None
+        """A truth, or None where nothing is said.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        found = self.reader.boolean(self.key(name))
+        return None if found is None else found.value
 
     @property
     def eps(self) -> float:
