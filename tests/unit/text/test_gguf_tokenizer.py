@@ -253,6 +253,12 @@ def test_metadata_that_cannot_be_used(change: dict[str, object]) -> None:
     assert "--vocab" in caught.value.hint
 
 
+def test_too_few_scores_are_counted() -> None:
+    with pytest.raises(CheckpointError, match="scores") as caught:
+        little(scores=memoryview(array("f", [1.0])))
+    assert caught.value.found == f"1 for {len(PIECES)} tokens"
+
+
 @pytest.mark.parametrize("model", [["llama"], [], memoryview(array("i", [1])), True])
 def test_a_model_that_is_no_text_is_looked_at_as_a_tokenizer(model: object) -> None:
     told = metadata(PIECES) | {"tokenizer.ggml.model": model}

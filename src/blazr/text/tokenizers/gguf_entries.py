@@ -64,9 +64,10 @@ class Entries:
 
     def scores(self) -> Sequence[float]:
         """One of each token."""
-        value = self._metadata.get(KEY + "scores")
-        if not isinstance(value, memoryview) or len(value) < len(self.tokens):
-            raise wrong("scores", repr(value))
+        value = self._metadata.get(KEY + "scores", ())
+        count = len(value) if isinstance(value, memoryview | tuple) else 0
+        if not isinstance(value, memoryview) or count < len(self.tokens):
+            raise wrong("scores", f"{count} for {len(self.tokens)} tokens")
         return value
 
     def bytes(self, key: str) -> bytes:
