@@ -144,7 +144,7 @@ def main() -> None:
         for slot in models.slots:
             body = {"model": slot.source.name, "prompt": "load"}
             running.client.post("/v1/completions", json=body)
-            slot.service.llm.core.engine.go = Pace()
+            slot.model.llm.core.engine.go = Pace()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
         def page_of(**settings: object) -> Page:

@@ -30,7 +30,7 @@ from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.middleware import digest_of
-from blazr.server.models import Models, Service
+from blazr.server.models import Models, ServedLLM
 from blazr.server.replicas.prefixes import SentPrefixes, block_names
 from blazr.server.sse import DATA
 
@@ -180,14 +180,14 @@ class Engine:
 
     async def check_health(self) -> None:
         """Raise where the engine does not work, and bring Ray's metrics up to date."""
-        services = [each for each in self._models.loaded() if isinstance(each, Service)]
-        for service in services:
-            service.check()
-            for name, value in service.llm.core.engine.stats().items():
+        llms = [each for each in self._models.loaded() if isinstance(each, ServedLLM)]
+        for model in llms:
+            model.check()
+            for name, value in model.llm.core.engine.stats().items():
                 if name not in self._gauges:
                     gauge = metrics.Gauge(f"blazr_engine_{name}", tag_keys=("model",))
                     self._gauges[name] = gauge
-                self._gauges[name].set(value, {"model": service.name})
+                self._gauges[name].set(value, {"model": model.name})
 
 
 class Front:

@@ -51,7 +51,7 @@ def wait_done(page) -> None:
 
 def prompts(running: Loopback, place: int = 0) -> list[str]:
     """What an engine was asked, in text."""
-    core = running.models.slots[place].service.llm.core
+    core = running.models.slots[place].model.llm.core
     return [
         core.tokenizer.decode(list(each.prompt_ids), skip_special=False)
         for each in core.engine.submitted

@@ -150,7 +150,7 @@ def inject(server: Loopback, place: str, count: int) -> Counter[int]:
         assert all(each in (None, said) for each, said in zip(found, right, strict=True)), nth.n
         assert found.count(None) <= 1, nth.n
     assert say_all(server) == right
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
     assert server.client.get("/health").is_success
     assert engine.stats()["restarts"] == 0
     engine.call(lambda: check_memory_is_back(engine._engine))

@@ -129,7 +129,7 @@ def test_a_stream_closed_early_frees_the_engine(
     with client.messages.stream(model="tiny", max_tokens=200, messages=HELLO) as stream:
         next(iter(stream))
     wait_until(lambda: server.core.engine.stats()["num_running"] == 0)
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
 
 
 def test_many_at_once_get_what_one_alone_gets(

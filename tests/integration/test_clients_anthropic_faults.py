@@ -37,7 +37,7 @@ def endless() -> Iterator[Loopback]:
 
 
 def is_idle(running: Loopback) -> bool:
-    return running.engine.num_running == 0 and running.service.num_working == 0
+    return running.engine.num_running == 0 and running.state.num_working == 0
 
 
 def test_a_full_context_is_no_full_reply(model_path: Path) -> None:

@@ -23,7 +23,7 @@ from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.pipelines.jobs import JobQueue, Outlet
 from blazr.server.config import ServerConfig
-from blazr.server.models import PipelineService
+from blazr.server.models import ServedPipeline
 from tests.support import hearing
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
@@ -66,9 +66,9 @@ def client(server: Loopback) -> Iterator[openai.OpenAI]:
 def jobs_of(server: Loopback) -> JobQueue:
     slot = server.models.find("ears")
     server.client.post("/models/load", json={"model": "ears"})
-    wait_until(lambda: slot.service is not None)
-    assert isinstance(slot.service, PipelineService)
-    return slot.service.pipeline.jobs
+    wait_until(lambda: slot.model is not None)
+    assert isinstance(slot.model, ServedPipeline)
+    return slot.model.pipeline.jobs
 
 
 def post(server: Loopback, data: bytes, **fields: str) -> httpx2.Response:
@@ -222,9 +222,9 @@ def test_who_leaves_ends_the_work(server: Loopback) -> None:
         if next(heard) >= 2:
             has_left.wait(60)
 
-    service = server.models.find("ears").service
-    assert isinstance(service, PipelineService)
-    hook = service.pipeline.network.get_encoder().register_forward_pre_hook(wait)
+    model = server.models.find("ears").model
+    assert isinstance(model, ServedPipeline)
+    hook = model.pipeline.network.get_encoder().register_forward_pre_hook(wait)
     url = f"{server.url}/v1/audio/transcriptions"
     asked = {"data": {**HEARD, "stream": "true"}, "files": {"file": long}, "timeout": 60}
     try:

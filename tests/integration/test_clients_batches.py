@@ -235,10 +235,10 @@ def test_without_its_key_a_batch_fails(tmp_path: Path) -> None:
         batch = begin(client, line_of("a"))
         wait_until(lambda: server.engine.submitted)
         server.server.handle_exit(15, None)  # as SIGTERM does
-        wait_until(lambda: not server.service.num_working)
+        wait_until(lambda: not server.state.num_working)
         server.engine.go.set()
     with keeping(tmp_path, api_keys=("two",)) as server:
-        found = server.service.batches
+        found = server.state.batches
         assert found is not None
         (tenant,) = {job.tenant for job in found._jobs.values()}
         wait_until(lambda: not found.find(tenant, batch.id).is_unfinished)
@@ -317,7 +317,7 @@ def test_a_batch_whose_end_could_not_be_written_is_cancelled(tmp_path: Path) -> 
         wait_until(lambda: server.engine.submitted)
         shutil.rmtree(folder)
         server.engine.go.set()
-        found = server.service.batches
+        found = server.state.batches
         assert found is not None
         wait_until(lambda: not found._tasks)
         folder.mkdir()

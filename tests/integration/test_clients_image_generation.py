@@ -17,7 +17,7 @@ from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.server.config import ServerConfig
-from blazr.server.models import PipelineService
+from blazr.server.models import ServedPipeline
 from tests.support import diffusing
 from tests.support.diffusing import picture, size_of
 from tests.support.loopback import Loopback, serving_models
@@ -140,9 +140,9 @@ def test_who_leaves_ends_the_work_and_others_wait_their_turn(server: Loopback) -
     assert post(server).status_code == 200
     cards = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
     assert cards["gpt-image-1"]["capabilities"] == ["image"]
-    service = server.models.find("gpt-image-1").service
-    assert isinstance(service, PipelineService)
-    jobs = service.pipeline.jobs
+    model = server.models.find("gpt-image-1").model
+    assert isinstance(model, ServedPipeline)
+    jobs = model.pipeline.jobs
 
     async def leave() -> None:
         async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:

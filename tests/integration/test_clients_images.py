@@ -185,7 +185,7 @@ def test_images_by_url(directory: Path, expected: tuple[str, int]) -> None:
         site(answers) as (handler, port),
         serving(load_text_engine(options), allow_media_urls=True) as running,
     ):
-        running.service.media = MediaFetcher(_resolve, Internet(port))
+        running.state.media = MediaFetcher(_resolve, Internet(port))
         chat = post(running, "/v1/chat/completions", {**chat_body(url), **greedy}).json()
         assert chat["choices"][0]["message"]["content"] == expected[0]
         asked = {**messages_body({"type": "url", "url": url}), **greedy}
@@ -213,7 +213,7 @@ def test_a_text_model_fetches_nothing() -> None:
         site({}) as (handler, port),
         serving(scripted_core(), allow_media_urls=True) as running,
     ):
-        running.service.media = MediaFetcher(_resolve, Internet(port))
+        running.state.media = MediaFetcher(_resolve, Internet(port))
         reply = post(running, "/v1/chat/completions", chat_body("http://public.example/a.png"))
         assert (reply.status_code, handler.asked) == (400, [])
         assert "only text" in reply.text

@@ -138,7 +138,7 @@ def test_a_stream_closed_early_frees_the_engine(server: Loopback, client: openai
     )
     next(iter(stream))
     stream.close()
-    wait_until(lambda: running() == 0 and server.service.num_working == 0)
+    wait_until(lambda: running() == 0 and server.state.num_working == 0)
 
 
 def test_probabilities_sum_to_one_at_most(client: openai.OpenAI) -> None:

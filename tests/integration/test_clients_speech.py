@@ -21,7 +21,7 @@ from blazr.cli.serve import open_models
 from blazr.pipelines.audio.encoder import MEDIA_TYPES
 from blazr.pipelines.audio.sound import read_sound
 from blazr.server.config import ServerConfig
-from blazr.server.models import PipelineService
+from blazr.server.models import ServedPipeline
 from tests.support import hearing
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
@@ -112,9 +112,9 @@ def test_the_model_shows_what_it_can_do_and_who_leaves_ends_the_work(server: Loo
     assert post(server).status_code == 200
     cards = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
     assert cards["tts-1"]["capabilities"] == ["speech"]
-    service = server.models.find("tts-1").service
-    assert isinstance(service, PipelineService)
-    jobs = service.pipeline.jobs
+    model = server.models.find("tts-1").model
+    assert isinstance(model, ServedPipeline)
+    jobs = model.pipeline.jobs
     asked = {"input": "hello. " * 500, "response_format": "pcm"}
     url = f"{server.url}/v1/audio/speech"
     with httpx2.stream("POST", url, json=asked, timeout=60) as reply:

@@ -87,7 +87,7 @@ def test_a_model_sleeps_and_is_the_same_when_it_wakes(running: Loopback, level: 
     weights = running.core.bundle.weights
     assert post(running, "/sleep", level=level) == {"is_sleeping": True}
     (slot,) = running.models.slots
-    assert slot.service is None
+    assert slot.model is None
     assert (slot.offloaded is not None) == (level == 1)
     assert running.client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
     assert running.client.post("/completion", json={"prompt": "a"}).status_code == 503
@@ -273,7 +273,7 @@ def test_a_profile_ends_by_itself_when_it_takes_too_much_memory(
     with commanded(shelf, profile_dir=tmp_path) as running:
         tokens(running)
         post(running, "/start_profile")
-        recording = running.service.recording
+        recording = running.state.recording
         assert recording is not None
         wait_until(recording.task.done)
         stopped = post(running, "/stop_profile")

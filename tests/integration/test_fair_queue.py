@@ -58,7 +58,7 @@ def test_a_batch_shuts_nobody_out(running: Loopback) -> None:
             wait_until(lambda: engine.stats()["num_waiting"] >= 8)
             time.sleep(0.2)  # so that it holds all that it can get
             neighbours = [pool.submit(neighbour, number) for number in range(NUM_NEIGHBOURS)]
-            wait_until(lambda: running.service.num_working == NUM_NEIGHBOURS + 1)
+            wait_until(lambda: running.state.num_working == NUM_NEIGHBOURS + 1)
         finally:
             engine.resume()
         statuses = [each.result().status_code for each in neighbours]

@@ -53,7 +53,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     with serving_models(open_models(plans, config)) as running:
         for name in MODELS:
             running.client.post("/models/load", json={"model": name})
-        wait_until(lambda: all(slot.service is not None for slot in running.models.slots))
+        wait_until(lambda: all(slot.model is not None for slot in running.models.slots))
         yield running
 
 
@@ -86,7 +86,7 @@ def storm(
 
 
 def check_as_before(server: Loopback, before: list[str]) -> None:
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
     assert greedy(server) == before
     assert server.client.get("/health").status_code == 200
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_followed_is_the_request_s_fault(
     if streamed.status_code == 200:
         (line,) = [each for each in streamed.text.split("\n") if '"error"' in each]
         assert json.loads(line.removeprefix("data: "))["error"] == error
-    assert server.service.num_working == 0
+    assert server.state.num_working == 0
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_what_cannot_be_followed_is_the_request_s_fault(
 def test_thousands_and_memory_comes_back(server: Loopback) -> None:
     before = greedy(server)
     storm(server, seed=2, count=2000)  # caches fill, and threads start
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
     baseline = resident_bytes()
     storm(server, seed=3, count=2000)
     check_as_before(server, before)
@@ -147,7 +147,7 @@ def test_thousands_and_memory_comes_back(server: Loopback) -> None:
 def test_sounds_and_images(many: Loopback) -> None:
     before = greedy(many)
     storm(many, seed=4, count=400, models=MODELS)
-    wait_until(lambda: many.service.num_working == 0)
+    wait_until(lambda: many.state.num_working == 0)
     baseline = resident_bytes()
     statuses = storm(many, seed=5, count=400, models=MODELS)
     check_as_before(many, before)

@@ -110,7 +110,7 @@ def disconnects(server: Loopback, count: int) -> Counter[str]:
         seeds = [f"{run_seed(12)} {number}" for number in range(count)]
         moments = Counter(pool.map(lambda seed: leave(server, seed), seeds))
     started_s = time.monotonic()
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
     wait_until(lambda: not server.core.engine.stats()["num_running"])
     idle_s = time.monotonic() - started_s
     LOGGER.info("idle %.2f s after the last of %d has left: %s", idle_s, count, moments)
@@ -172,7 +172,7 @@ def overload(server: Loopback, clients: int, times: int) -> Counter[int]:
     statuses = Counter(status for status, _ in answers)
     LOGGER.info("%d connections x %d: %s", clients, times, statuses)
     assert set(statuses) <= {200, *RETRIED}
-    wait_until(lambda: server.service.num_working == 0)
+    wait_until(lambda: server.state.num_working == 0)
     assert probe(server) == before
     engine = server.core.engine
     engine.call(lambda: check_memory_is_back(engine._engine))
@@ -291,7 +291,7 @@ def test_a_hundred_that_do_not_read_slow_down_nobody() -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             client.connect((host, int(port)))
             client.sendall(request_bytes(body))
-        wait_until(lambda: running.service.num_working == crowd, timeout_s=60)
+        wait_until(lambda: running.state.num_working == crowd, timeout_s=60)
         wait_until(stand_still, timeout_s=120)
         kept = (resident_bytes() - before) / crowd
         beside_s = seconds_of_readers()

@@ -298,8 +298,8 @@ class Simulation:
         state = self.models.state
         assert state.num_working == 0, "requests are counted that have ended"
         for slot in self.models.slots:
-            assert slot.service is None or slot.service.num_users == 0, "a user is left"
-            assert slot.service is None or not slot.service._replies, "a reply is tracked still"
+            assert slot.model is None or slot.model.num_users == 0, "a user is left"
+            assert slot.model is None or not slot.model._replies, "a reply is tracked still"
         assert self._num_counted() == self._num_taken, "a request ended twice, or never"
         assert not self.engine._unfinished, "places in the queue are taken still"
         assert not self.engine._sinks, "a reader is kept"

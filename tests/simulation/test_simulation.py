@@ -168,8 +168,8 @@ def keep_a_page_of_the_preempted(simulation) -> None:
 
 
 def stay_held(simulation) -> None:
-    service = simulation.models.slots[0].service
-    release = service.release
+    model = simulation.models.slots[0].model
+    release = model.release
     calls = [0]
 
     def release_less():
@@ -177,7 +177,7 @@ def stay_held(simulation) -> None:
         if calls[0] != 3:
             release()
 
-    service.release = release_less
+    model.release = release_less
 
 
 PLANTED = {

@@ -39,14 +39,14 @@ class Loopback:
     client: httpx2.Client
 
     @property
-    def service(self) -> ServerState:
+    def state(self) -> ServerState:
         return self.models.state
 
     @property
     def core(self) -> TextEngine:
-        service = self.models.slots[0].service
-        assert service is not None
-        return service.llm.core
+        model = self.models.slots[0].model
+        assert model is not None
+        return model.llm.core
 
     @property
     def engine(self) -> ScriptedEngine:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
@@ -33,17 +34,21 @@ from starlette.types import Receive, Scope, Send
 
 from blazr.core import garbage
 from blazr.core.errors import RequestError
+from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.text_engine import MAX_IMAGES
 from blazr.pipelines.kinds import COMPLETION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.form import decode_form
 from blazr.server.media import fetch_media, named_media
-from blazr.server.models import Hosted, Models, PipelineService, Service, untagged
+from blazr.server.models import Models, ServedLLM, ServedModel, ServedPipeline, untagged
 from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.replica_ids import id_of
 from blazr.server.sse import DATA, Framing, Stream
 from blazr.server.state import ServerState
+
+if TYPE_CHECKING:
+    from blazr.pipelines.pipeline import Pipeline
 
 MAX_JSON_DEPTH = 64
 # Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.
@@ -86,7 +91,7 @@ class Call(Generic[Body_co]):
     Args:
         body: The decoded body, or the query of a request without one.
         models: The server's models.
-        used: The model it is for; None for an endpoint that needs none.
+        served: The model it is for; None for an endpoint that needs none.
         path: The parameters in its path.
         framing: How the events of its stream become bytes.
         tenant: Names the API key it came with; empty without keys.
@@ -102,7 +107,7 @@ class Call(Generic[Body_co]):
 
     body: Body_co
     models: Models
-    used: Hosted | None = None
+    served: ServedModel | None = None
     path: Mapping[str, str]
     framing: Framing = DATA
     tenant: str = ""
@@ -116,25 +121,31 @@ class Call(Generic[Body_co]):
     is_large: bool = False
 
     @property
-    def service(self) -> Service:
-        """The language model it is for."""
-        return cast("Service", self._model)  # `Models.using` chose it by what the row needs
+    def model(self) -> ServedModel:
+        """The model it is for."""
+        assert self.served is not None, "this endpoint's row does not say that it needs a model"
+        return self.served
 
     @property
     def name(self) -> str:
         """What clients call the model that answers: the adapter, where it asks for one."""
-        model = self._model
-        return (self.adapter if isinstance(model, Service) else None) or model.name
+        model = self.model
+        return (self.adapter if isinstance(model, ServedLLM) else None) or model.name
 
     @property
-    def pipeline_service(self) -> PipelineService:
+    def language_model(self) -> ServedLLM:
+        """The model it is for, where blazr runs it."""
+        return cast("ServedLLM", self.model)  # `Models.using` chose it by what the row needs
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The language model it is for."""
+        return self.language_model.llm
+
+    @property
+    def pipeline(self) -> Pipeline:
         """The model it is for, where another library runs it."""
-        return cast("PipelineService", self._model)
-
-    @property
-    def _model(self) -> Hosted:
-        assert self.used is not None, "this endpoint's row does not say that it needs a model"
-        return self.used
+        return cast("ServedPipeline", self.model).pipeline
 
     @property
     def state(self) -> ServerState:
@@ -144,7 +155,7 @@ class Call(Generic[Body_co]):
     @property
     def adapter(self) -> str | None:
         """The adapter that it asks for, as ``adapter`` or as its model; None without one."""
-        known = self.service.llm.core.adapters.by_name
+        known = self.llm.core.adapters.by_name
         adapter = getattr(self.body, "adapter", None)
         if adapter:
             return untagged(adapter, known) or adapter
@@ -161,7 +172,7 @@ class Call(Generic[Body_co]):
         prefixes further; it never reaches another key's.
         """
         salt = getattr(self.body, "cache_salt", None)
-        longest_s = self.service.config.request_timeout_s
+        longest_s = self.model.config.request_timeout_s
         return {
             # a key's name is hexadecimal, so no salt can turn one into another's
             "cache_salt": f"{self.tenant}/{salt}" if salt else self.tenant,
@@ -294,10 +305,10 @@ class Endpoint:
         )
 
         async def work() -> None:
-            async with self._models.using(name, self._route.capability) as service:
+            async with self._models.using(name, self._route.capability) as model:
                 try:
-                    await self._fetch_media(body, service, lambda more: grow(num_bytes + more))
-                    response = await self._answer(scope, body, service, is_large=is_large)
+                    await self._fetch_media(body, model, lambda more: grow(num_bytes + more))
+                    response = await self._answer(scope, body, model, is_large=is_large)
                 except RequestError as error:
                     name_as_sent(error, body)
                     raise
@@ -319,13 +330,13 @@ class Endpoint:
             raise _invalid_value(error, self._route.body) from None
 
     async def _fetch_media(
-        self, body: object, service: Hosted, grow: Callable[[int], None]
+        self, body: object, model: ServedModel, grow: Callable[[int], None]
     ) -> None:
         """Fetch the images that a body names by URL, where that is allowed."""
         state = self._models.state
         if state.media is None or self._route.capability != COMPLETION:
             return
-        if cast("Service", service).llm.core.reads_images:
+        if cast("ServedLLM", model).llm.core.reads_images:
             most_bytes = state.config.max_body_bytes
             await fetch_media(
                 body, state.media, most_images=MAX_IMAGES, most_bytes=most_bytes, grow=grow
@@ -334,13 +345,13 @@ class Endpoint:
             raise RequestError("this model reads only text.", param="messages", found="an image")
 
     async def _answer(
-        self, scope: Scope, body: object, service: Hosted | None = None, *, is_large: bool
+        self, scope: Scope, body: object, model: ServedModel | None = None, *, is_large: bool
     ) -> Response:
         number, fresh = self._models.state.config.replica, uuid.uuid4().hex
         call = Call(
             body=body,
             models=self._models,
-            used=service,
+            served=model,
             path=scope.get("path_params", {}),
             framing=self._route.framing,
             tenant=scope.get("tenant", ""),

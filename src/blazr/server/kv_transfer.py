@@ -40,7 +40,7 @@ class KvTransfer:
     def __init__(self, call: Call[object], params: KvTransferParams, *, is_streamed: bool) -> None:
         self._params = params
         self._call = call
-        self._engine = call.service.llm.core.engine
+        self._engine = call.llm.core.engine
         self._requests: Sequence[Request] = ()
         if not (self._params.do_remote_decode or self._params.do_remote_prefill):
             return
@@ -92,7 +92,7 @@ class KvTransfer:
 
     def _reached(self) -> tuple[str | None, int | None]:
         """Under which name and port the client has reached this server; None where it says none."""
-        scheme = "http" if self._call.service.config.tls_cert is None else "https"
+        scheme = "http" if self._call.model.config.tls_cert is None else "https"
         try:
             address = urlsplit(f"//{self._call.host}")
             return address.hostname, address.port or PORTS[scheme]
@@ -110,7 +110,7 @@ class KvTransfer:
         body = ExportBody(
             blocks=[name.hex() for name in names],
             num_known=num_known,
-            model=self._call.service.name,
+            model=self._call.name,
         )
         incoming = Incoming(files, names, num_known)
         await self._call.state.peers.fetch(peer, body, incoming)

@@ -100,7 +100,7 @@ class EventBus:
             queue.put_nowait(event)
 
 
-class Running(Protocol):
+class RunningReply(Protocol):
     """What a model in memory does for a request."""
 
     def abort(self) -> None:
@@ -110,7 +110,7 @@ class Running(Protocol):
         """End it with an error."""
 
 
-class Hosted(ABC):
+class ServedModel(ABC):
     """A model in memory, of whichever kind.
 
     Args:
@@ -130,7 +130,7 @@ class Hosted(ABC):
         info: ModelInfo | PipelineInfo,
         capabilities: tuple[str, ...],
         num_bytes: int,
-        on_idle: Callable[[Hosted], None],
+        on_idle: Callable[[ServedModel], None],
     ) -> None:
         self.name = name
         self.state = state
@@ -141,7 +141,7 @@ class Hosted(ABC):
         self.num_users = 0
         self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
         self._on_idle = on_idle
-        self._replies: dict[Running, Set[str]] = {}
+        self._replies: dict[RunningReply, Set[str]] = {}
         self._failure: HttpError | None = None
 
     @abstractmethod
@@ -173,13 +173,13 @@ class Hosted(ABC):
         """Add to a counter of this model."""
         self.state.metrics.count(name, amount, model=self.name, **labels)
 
-    def track(self, reply: Running, names: Set[str]) -> None:
+    def track(self, reply: RunningReply, names: Set[str]) -> None:
         """Have `fail` and `abort` reach this reply, by any of its names, until `forget`."""
         self._replies[reply] = names
         if self._failure is not None:
             reply.fail(self._failure)
 
-    def forget(self, reply: Running) -> None:
+    def forget(self, reply: RunningReply) -> None:
         """The reply has ended. Idempotent."""
         self._replies.pop(reply, None)
 
@@ -197,7 +197,7 @@ class Hosted(ABC):
             reply.fail(error)
 
 
-class Service(Hosted):
+class ServedLLM(ServedModel):
     """A language model in memory.
 
     Args:
@@ -213,7 +213,7 @@ class Service(Hosted):
         name: str,
         state: ServerState,
         *,
-        on_idle: Callable[[Hosted], None],
+        on_idle: Callable[[ServedModel], None],
     ) -> None:
         core = llm.core
         senses = ((VISION, core.reads_images), (AUDIO, core.hears))
@@ -243,7 +243,7 @@ class Service(Hosted):
         self.llm.core.close()
 
 
-class PipelineService(Hosted):
+class ServedPipeline(ServedModel):
     """A model in memory that another library runs.
 
     Args:
@@ -259,7 +259,7 @@ class PipelineService(Hosted):
         name: str,
         state: ServerState,
         *,
-        on_idle: Callable[[Hosted], None],
+        on_idle: Callable[[ServedModel], None],
     ) -> None:
         info = pipeline.info
         super().__init__(
@@ -315,7 +315,7 @@ class ModelSlot:
         source: Where it comes from.
         num_bytes: Memory it takes, or is expected to take.
         capabilities: What it can do; None where that is not known yet.
-        service: The model, while it is in memory.
+        model: The model itself, while it is in memory.
         loading: The task that loads it, meanwhile.
         info: Its size and limits, once it was loaded.
         last_used: When it was last used, in the order of all uses.
@@ -333,11 +333,11 @@ class ModelSlot:
     source: ModelSource
     num_bytes: int
     capabilities: tuple[str, ...] | None
-    service: Hosted | None = None
+    model: ServedModel | None = None
     loading: asyncio.Task[None] | None = None
     info: ModelInfo | PipelineInfo | None = None
     last_used: int = 0
-    waiting: list[asyncio.Future[Hosted]] = field(default_factory=list)
+    waiting: list[asyncio.Future[ServedModel]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     idle_s: float | None = None
     offloaded: ModelBundle | None = None
@@ -352,50 +352,48 @@ class ModelSlot:
         """Whether it is in memory, on its way there, or asleep."""
         if self.is_asleep:
             return "sleeping"
-        if self.service is not None:
+        if self.model is not None:
             return "loaded"
         return "unloaded" if self.loading is None else "loading"
 
     @property
-    def text(self) -> Service | None:
+    def llm(self) -> AsyncLLM | None:
         """The language model, while it is in memory."""
-        return self.service if isinstance(self.service, Service) else None
+        return self.model.llm if isinstance(self.model, ServedLLM) else None
 
     @property
     def held_bytes(self) -> int:
         """Memory it takes now."""
-        if self.service is not None:
+        if self.model is not None:
             return self.num_bytes
         return 0 if self.offloaded is None else self.offloaded.info.size_bytes
 
     @property
     def adapters(self) -> Mapping[str, Path]:
         """Directories of the adapters that it has, or will have once it is in memory, by name."""
-        if self.text is not None:
-            return self.text.llm.core.adapters.paths
+        if self.llm is not None:
+            return self.llm.core.adapters.paths
         return self.source.adapters if self.kept_adapters is None else self.kept_adapters
 
     @property
     def bundle(self) -> ModelBundle | None:
         """Its weights in memory; None without, or where no engine can be started again."""
-        bundle = self.offloaded if self.text is None else self.text.llm.core.bundle
+        bundle = self.offloaded if self.llm is None else self.llm.core.bundle
         # other ranks end with the engine
         return None if bundle is None or bundle.processes is not None else bundle
 
     def open(self) -> AsyncLLM | Pipeline:
         """Load it, with the adapters that it had; on a worker thread."""
-        llm: AsyncLLM | Pipeline
+        opened: AsyncLLM | Pipeline
         if self.offloaded is not None:
-            llm = AsyncLLM.of(start_engine(self.offloaded))
+            opened = AsyncLLM.of(start_engine(self.offloaded))
         elif self.loader is not None:
-            llm = AsyncLLM.of(start_engine(self.loader()))
+            opened = AsyncLLM.of(start_engine(self.loader()))
         else:
-            llm = self.source.open()
-        if not isinstance(llm, AsyncLLM):
-            return llm
-        if self.kept_adapters is not None:
-            _restore_adapters(llm.core.adapters, self.kept_adapters)
-        return llm
+            opened = self.source.open()
+        if isinstance(opened, AsyncLLM) and self.kept_adapters is not None:
+            _restore_adapters(opened.core.adapters, self.kept_adapters)
+        return opened
 
     def check_awake(self) -> None:
         """Refuse requests while it sleeps.
@@ -426,7 +424,7 @@ class ModelSlot:
         """What subscribers get after a change."""
         return ModelEvent(self.source.name, self.status, self.has_failed)
 
-    def take_waiting(self) -> list[asyncio.Future[Hosted]]:
+    def take_waiting(self) -> list[asyncio.Future[ServedModel]]:
         """The requests that wait and have not been cancelled; nobody waits after that."""
         waiting = self.waiting
         self.waiting = []
@@ -451,7 +449,7 @@ class Models:
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):
                 self._by_name.setdefault(name, slot)
-        self._live: set[Hosted] = set()  # also those that are unloaded when their requests end
+        self._live: set[ServedModel] = set()  # also those that are unloaded when their requests end
         self._emptied = asyncio.Event()
         self.events = EventBus()
         self.changing = asyncio.Lock()  # held while a model is loaded or unloaded
@@ -477,10 +475,10 @@ class Models:
         models.adopt(llm)
         return models
 
-    def adopt(self, model: AsyncLLM | Pipeline) -> None:
+    def adopt(self, opened: AsyncLLM | Pipeline) -> None:
         """The first model has been loaded already: this is it."""
         slot = self.slots[0]
-        self._settle(slot, self._host(slot, model))
+        self._settle(slot, self._wrap(slot, opened))
         self.state.metrics.count("blazr_model_loads", model=slot.source.name, outcome="ok")
 
     def find(self, name: str | None) -> ModelSlot:
@@ -528,44 +526,46 @@ class Models:
         raise _unsuited(slot, capability)
 
     @asynccontextmanager
-    async def using(self, name: str | None, capability: str = COMPLETION) -> AsyncIterator[Hosted]:
+    async def using(
+        self, name: str | None, capability: str = COMPLETION
+    ) -> AsyncIterator[ServedModel]:
         """A model that can do something, loaded if it is not, and kept in memory meanwhile.
 
         Raises:
             HttpError: What `choose` raises; 500 or 503, it cannot be loaded.
         """
         slot = self.choose(name, capability)
-        async with self.holding(slot) as service:
-            if capability not in service.capabilities:
+        async with self.holding(slot) as model:
+            if capability not in model.capabilities:
                 raise _unsuited(slot, capability)
-            yield service
+            yield model
 
     @asynccontextmanager
-    async def using_text(self, name: str | None) -> AsyncIterator[Service]:
+    async def using_llm(self, name: str | None) -> AsyncIterator[ServedLLM]:
         """A language model, loaded if it is not, and kept in memory meanwhile.
 
         Raises:
             HttpError: What `using` raises.
         """
-        async with self.using(name) as service:
-            assert isinstance(service, Service)
-            yield service
+        async with self.using(name) as model:
+            assert isinstance(model, ServedLLM)
+            yield model
 
     @asynccontextmanager
-    async def holding(self, slot: ModelSlot) -> AsyncIterator[Hosted]:
+    async def holding(self, slot: ModelSlot) -> AsyncIterator[ServedModel]:
         """A model, loaded if it is not, and kept in memory meanwhile.
 
         Raises:
             HttpError: 500 or 503, it cannot be loaded.
         """
-        service = await self._acquire(slot)
+        model = await self._acquire(slot)
         slot.last_used = next(self._clock)
         if slot.timer is not None:
             slot.timer.cancel()
         try:
-            yield service
+            yield model
         finally:
-            service.release()
+            model.release()
 
     async def load(self, slot: ModelSlot) -> None:
         """Bring a model into memory, as if somebody had used it.
@@ -581,9 +581,9 @@ class Models:
         wanted = self.state.config.idle_unload_s if slot.idle_s is None else slot.idle_s
         return float("inf") if wanted is None or slot.source.is_pinned else wanted
 
-    def loaded(self) -> list[Hosted]:
+    def loaded(self) -> list[ServedModel]:
         """The models in memory."""
-        return [slot.service for slot in self.slots if slot.service is not None]
+        return [slot.model for slot in self.slots if slot.model is not None]
 
     def check(self) -> None:
         """Raise where a model in memory does not work; on any thread.
@@ -591,16 +591,16 @@ class Models:
         Raises:
             EngineError: With its reason.
         """
-        for service in self.loaded():
-            service.check()
+        for model in self.loaded():
+            model.check()
 
     @property
     def failure(self) -> EngineError | None:
         """Why the server can only end: an engine has failed for good."""
-        for service in self.loaded():
-            if isinstance(service, Service) and (why := service.llm.core.engine.lasting_failure()):
+        for model in self.loaded():
+            if isinstance(model, ServedLLM) and (why := model.llm.core.engine.lasting_failure()):
                 return EngineError(
-                    f"the model {clean(service.name, 100)!r} cannot go on.",
+                    f"the model {clean(model.name, 100)!r} cannot go on.",
                     found=why,
                     hint="start the server again",
                 )
@@ -618,46 +618,46 @@ class Models:
 
         The caller holds `changing`.
         """
-        service = slot.service
-        assert service is not None
+        model = slot.model
+        assert model is not None
         slot.kept_adapters = slot.adapters
-        slot.service = None
-        while service.num_users:
+        slot.model = None
+        while model.num_users:
             self._emptied.clear()
             await self._emptied.wait()
-        if isinstance(service, Service):
-            slot.kept_adapters = service.llm.core.adapters.paths  # a command may have changed them
-        self._live.discard(service)
-        self.state.metrics.unwatch(service.name)
-        await asyncio.to_thread(service.close)
-        _log.info("%s is unloaded", service.name)
-        del service
+        if isinstance(model, ServedLLM):
+            slot.kept_adapters = model.llm.core.adapters.paths  # a command may have changed them
+        self._live.discard(model)
+        self.state.metrics.unwatch(model.name)
+        await asyncio.to_thread(model.close)
+        _log.info("%s is unloaded", model.name)
+        del model
         await asyncio.to_thread(garbage.collect_all)  # engines are full of cycles
         self.events.publish(slot.event)
 
     def fail(self) -> None:
         """End every running reply with an error: the time to drain is over."""
-        for service in self._live:
-            service.fail(stopping())
+        for model in self._live:
+            model.fail(stopping())
 
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""
-        for service in self._live:
-            service.close()
+        for model in self._live:
+            model.close()
         self.state.close()
         if self.toolbox is not None:
             self.toolbox.close()
 
-    async def _acquire(self, slot: ModelSlot) -> Hosted:
+    async def _acquire(self, slot: ModelSlot) -> ServedModel:
         """A model, loaded and held; the caller releases it."""
         slot.check_awake()
-        if slot.service is not None:
-            slot.service.hold()
-            return slot.service
+        if slot.model is not None:
+            slot.model.hold()
+            return slot.model
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load(slot))
             self.events.publish(slot.event)
-        waiter: asyncio.Future[Hosted] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         slot.waiting.append(waiter)
         try:
             return await waiter
@@ -677,8 +677,8 @@ class Models:
                     self._check_size(slot)
                 await self._make_room(slot)
                 _log.info("loading %s", name)
-                model = await asyncio.to_thread(slot.open)
-                await self._admit(slot, model)
+                opened = await asyncio.to_thread(slot.open)
+                await self._admit(slot, opened)
             _log.info("%s is loaded, %.1f MiB", name, slot.num_bytes / 2**20)
         except HttpError as error:
             failure = error
@@ -706,39 +706,39 @@ class Models:
             for waiter in slot.take_waiting():
                 waiter.set_exception(failure)
 
-    async def _admit(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> None:
+    async def _admit(self, slot: ModelSlot, opened: AsyncLLM | Pipeline) -> None:
         """Put a model that was loaded into its slot, if it fits; others may have to go."""
-        service = self._host(slot, model)
+        model = self._wrap(slot, opened)
         try:
             self._check_size(slot)
         except HttpError:
-            self.state.metrics.unwatch(service.name)
-            await asyncio.to_thread(service.close)
+            self.state.metrics.unwatch(model.name)
+            await asyncio.to_thread(model.close)
             raise
-        self._settle(slot, service)
+        self._settle(slot, model)
         await self._make_room(slot)
 
-    def _host(self, slot: ModelSlot, model: AsyncLLM | Pipeline) -> Hosted:
-        """A model that was loaded as what answers for it; its size is known from now on."""
+    def _wrap(self, slot: ModelSlot, opened: AsyncLLM | Pipeline) -> ServedModel:
+        """A model that was loaded, as the server keeps it; its size is known from now on."""
         name = slot.source.name
-        service: Hosted
-        if isinstance(model, AsyncLLM):
-            service = Service(model, name, self.state, on_idle=self._on_idle)
+        model: ServedModel
+        if isinstance(opened, AsyncLLM):
+            model = ServedLLM(opened, name, self.state, on_idle=self._on_idle)
         else:
-            service = PipelineService(model, name, self.state, on_idle=self._on_idle)
-        slot.info = service.info
-        slot.num_bytes = service.num_bytes
-        return service
+            model = ServedPipeline(opened, name, self.state, on_idle=self._on_idle)
+        slot.info = model.info
+        slot.num_bytes = model.num_bytes
+        return model
 
-    def _settle(self, slot: ModelSlot, service: Hosted) -> None:
-        slot.service = service
-        slot.capabilities = service.capabilities
+    def _settle(self, slot: ModelSlot, model: ServedModel) -> None:
+        slot.model = model
+        slot.capabilities = model.capabilities
         slot.last_used = next(self._clock)
         slot.offloaded = None
-        self._live.add(service)
+        self._live.add(model)
         for waiter in slot.take_waiting():
-            service.hold()  # so that it stays until they are there
-            waiter.set_result(service)
+            model.hold()  # so that it stays until they are there
+            waiter.set_result(model)
 
     @property
     def _bound(self) -> float:
@@ -752,7 +752,7 @@ class Models:
             if total <= self._bound or not others:
                 return
             oldest = min(others, key=lambda each: each.last_used)
-            if oldest.service is not None:
+            if oldest.model is not None:
                 await self.unload(oldest)
             oldest.offloaded = None
 
@@ -767,9 +767,9 @@ class Models:
                 code="model_not_loaded",
             )
 
-    def _on_idle(self, service: Hosted) -> None:
+    def _on_idle(self, model: ServedModel) -> None:
         self._emptied.set()
-        slot = next((each for each in self.slots if each.service is service), None)
+        slot = next((each for each in self.slots if each.model is model), None)
         if slot is None:
             return
         if slot.timer is not None:
@@ -778,7 +778,7 @@ class Models:
 
         async def unload_if_idle() -> None:
             async with self.changing:
-                if slot.service is not None and not slot.service.num_users:
+                if slot.model is not None and not slot.model.num_users:
                     await self.unload(slot)
 
         idle_s = self.idle_s(slot)

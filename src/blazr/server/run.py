@@ -71,8 +71,8 @@ class Run(Work[Event]):
         started_s: float,
         reports_abort: bool,
     ) -> None:
-        super().__init__(call, call.service, reply, started_s=started_s)
-        self.service = call.service
+        super().__init__(call, reply, started_s=started_s)
+        self._model = call.language_model
         self._reply = reply
         self._n = n
         self._reports_abort = reports_abort
@@ -108,13 +108,13 @@ class Run(Work[Event]):
         try:
             reply: AsyncReply | AgentReply
             if agent is None:
-                reply = await call.service.llm.start(requests, before=before)
+                reply = await call.llm.start(requests, before=before)
             else:
-                reply = await AgentReply.start(call.service.llm, requests[0], agent)
+                reply = await AgentReply.start(call.llm, requests[0], agent)
         except STOPS:
             raise
         except BaseException:
-            call.service.count("blazr_requests", outcome="rejected")
+            call.model.count("blazr_requests", outcome="rejected")
             raise
         n = requests[0].params.n
         return cls(call, reply, n=n, started_s=started_s, reports_abort=reports_abort)
@@ -127,7 +127,7 @@ class Run(Work[Event]):
     async def take(self) -> list[Event]:
         """Wait for events; none where nothing came for the time after which a stream says so."""
         try:
-            events = await self._reply.take(timeout_s=self.service.config.keep_alive_s)
+            events = await self._reply.take(timeout_s=self._model.config.keep_alive_s)
         except STOPS:
             raise
         except BaseException:
@@ -138,13 +138,13 @@ class Run(Work[Event]):
             self._gathered.push(event)
             self._has_failed |= self.failure_of(event) is not None
             if isinstance(event, PromptDone):
-                self.service.first_token(now_s - self._started_s)
+                self._model.first_token(now_s - self._started_s)
                 is_first = self._first is None or event.index < self._first.index
                 if event.reuse and is_first:
                     self._first = event
             elif isinstance(event, TextDelta):
                 if event.index in self._last_s:
-                    self.service.between_tokens(now_s - self._last_s[event.index])
+                    self._model.between_tokens(now_s - self._last_s[event.index])
                 self._last_s[event.index] = now_s
             elif isinstance(event, ToolStep):
                 self._last_s.pop(event.index, None)  # it is not the model that takes the time
@@ -225,17 +225,17 @@ class Run(Work[Event]):
             prompt = self._first
             report = PrefixReport(
                 request_id=self.call.request_id,
-                model=self.service.name,
+                model=self._model.name,
                 prompt_tokens=prompt.num_prompt_tokens,
                 cached_tokens=prompt.num_cached_tokens,
                 reason=prompt.reuse,
                 state=prompt.resumed_at or None,
             )
-            self.service.state.remember(self.call.tenant, report)
+            self._model.state.remember(self.call.tenant, report)
         usage = self.usage()
-        self.service.count("blazr_prompt_tokens", usage.prompt_tokens)
-        self.service.count("blazr_cached_prompt_tokens", usage.cached_tokens)
-        self.service.count("blazr_generated_tokens", usage.completion_tokens)
+        self._model.count("blazr_prompt_tokens", usage.prompt_tokens)
+        self._model.count("blazr_cached_prompt_tokens", usage.cached_tokens)
+        self._model.count("blazr_generated_tokens", usage.completion_tokens)
         self.call.facts.update(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,

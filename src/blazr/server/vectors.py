@@ -12,7 +12,7 @@ from blazr.llm.results import Usage
 from blazr.llm.vectors import ONLY_READ, unit_vectors
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.server.endpoint import Call
-from blazr.server.models import PipelineService
+from blazr.server.models import ServedPipeline
 from blazr.server.run import Run
 from blazr.server.work import PipelineRun
 
@@ -54,13 +54,13 @@ async def embed_inputs(
         RequestError: There are none or too many, or one asks for something impossible.
     """
     _check_inputs(inputs)
-    if isinstance(call.used, PipelineService):
+    if isinstance(call.model, ServedPipeline):
         if pooling is not None:
             raise RequestError("this model has a pooling of its own.", param="pooling")
         texts = [each for each in inputs if isinstance(each, str)]
         if len(texts) < len(inputs):
             raise RequestError("this model reads text alone.", param="input", hint=_OWN_IDS)
-        embedder = cast("Embedder", call.used.pipeline)
+        embedder = cast("Embedder", call.model.pipeline)
         request = ReadRequest(
             texts=texts, prompt_name=prompt_name, role=role, cut=_cut_of(truncation)
         )

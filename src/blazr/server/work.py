@@ -13,7 +13,7 @@ import msgspec
 from blazr.pipelines.jobs import Job, Outlet
 from blazr.server.endpoint import Call
 from blazr.server.errors import STOPS, HttpError, openai_error
-from blazr.server.models import Hosted, Running
+from blazr.server.models import RunningReply
 from blazr.server.sse import Framing, Stream
 
 T = TypeVar("T")
@@ -29,22 +29,18 @@ class Work(ABC, Generic[T]):
 
     Args:
         call: The request.
-        service: The model.
         running: What is made, on another thread.
         started_s: When it was asked for, by the monotonic clock.
     """
 
-    def __init__(
-        self, call: Call[Any], service: Hosted, running: Running, *, started_s: float
-    ) -> None:
+    def __init__(self, call: Call[Any], running: RunningReply, *, started_s: float) -> None:
         names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.call = call
-        self._service = service
         self._running = running
         self._started_s = started_s
         self._has_failed = False
         self._is_closed = False
-        service.track(running, {name for name in names if name})
+        call.model.track(running, {name for name in names if name})
 
     @property
     @abstractmethod
@@ -70,11 +66,12 @@ class Work(ABC, Generic[T]):
             return
         self._is_closed = True
         self._running.abort()
-        self._service.forget(self._running)
+        model = self.call.model
+        model.forget(self._running)
         outcome = "failed" if self._has_failed else "ok" if self.is_done else "cancelled"
-        self._service.count("blazr_requests", outcome=outcome)
-        self._service.whole_request(monotonic() - self._started_s)
-        self.call.facts.update(model=self._service.name, outcome=outcome)
+        model.count("blazr_requests", outcome=outcome)
+        model.whole_request(monotonic() - self._started_s)
+        self.call.facts.update(model=model.name, outcome=outcome)
 
 
 class PipelineRun(Work[T]):
@@ -92,11 +89,11 @@ class PipelineRun(Work[T]):
     def __init__(self, call: Call[Any], work: Callable[[Outlet[T]], None]) -> None:
         started_s = monotonic()
         try:
-            self._job: Job[T] = call.pipeline_service.pipeline.jobs.start(work)
+            self._job: Job[T] = call.pipeline.jobs.start(work)
         except BaseException:
-            call.pipeline_service.count("blazr_requests", outcome="rejected")
+            call.model.count("blazr_requests", outcome="rejected")
             raise
-        super().__init__(call, call.pipeline_service, self._job, started_s=started_s)
+        super().__init__(call, self._job, started_s=started_s)
         self._is_over = False
 
     @property

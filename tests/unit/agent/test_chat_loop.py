@@ -192,7 +192,7 @@ def test_a_client_that_leaves_ends_the_calls(tmp_path: Path) -> None:
         body = {"messages": HELLO, "agent": True, "stream": True}
         with running.client.stream("POST", "/v1/chat/completions", json=body) as reply:
             assert any("in_progress" in line for line in reply.iter_lines())
-        wait_until(lambda: running.service.num_working == 0)
+        wait_until(lambda: running.state.num_working == 0)
 
 
 def test_calls_that_take_longer_than_the_request_may(tmp_path: Path) -> None:

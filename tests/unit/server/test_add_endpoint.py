@@ -31,7 +31,7 @@ class LineCount(msgspec.Struct):
 
 async def count_lines(call: Call[CountLinesBody]) -> LineCount:
     """Count lines."""
-    ids = call.service.llm.tokenizer.encode(call.body.text)
+    ids = call.llm.tokenizer.encode(call.body.text)
     return LineCount(lines=len(call.body.text.splitlines()), tokens=len(ids))
 
 

@@ -150,7 +150,7 @@ def test_who_sends_no_more_and_leaves_is_forgotten(
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(100).startswith(b"HTTP/1.1 102 ")
     wait_until(lambda: running.engine.num_running == 0)
-    wait_until(lambda: running.service.num_working == 0)
+    wait_until(lambda: running.state.num_working == 0)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_who_leaves_a_silent_stream_is_forgotten_at_once(running: Loopback, path
     with in_a_silent_stream(running, path):
         assert running.engine.num_running == 1
     wait_until(lambda: running.engine.num_running == 0)
-    wait_until(lambda: running.service.num_working == 0)
+    wait_until(lambda: running.state.num_working == 0)
     assert running.engine.num_steps == running.engine.halts_after
 
 
@@ -214,7 +214,7 @@ def test_half_a_body_is_no_request(running: Loopback) -> None:
         sock.sendall(request("/v1/completions", ENDLESS)[:-3])
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(100) == b""
-    assert running.service.num_working == running.engine.num_running == 0
+    assert running.state.num_working == running.engine.num_running == 0
 
 
 @pytest.mark.parametrize("closes", [True, False])

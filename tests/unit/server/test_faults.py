@@ -56,7 +56,7 @@ def test_a_client_that_leaves_is_forgotten(running: Loopback, stream: bool, when
             steps = running.engine.num_steps
             wait_until(lambda: running.engine.num_steps > steps + 3)
         sock.shutdown(socket.SHUT_RDWR)
-    wait_until(lambda: running.service.num_working == 0)
+    wait_until(lambda: running.state.num_working == 0)
     wait_until(lambda: running.engine.num_running == 0)
     running.engine.go.set()
     assert running.client.post("/generate", json={"prompt": "a"}).is_success
@@ -278,7 +278,7 @@ def test_slow_readers_are_dropped() -> None:
     ):
         wait_until(lambda: running.engine.num_running == 1)
         wait_until(lambda: running.engine.num_running == 0, timeout_s=30)
-        wait_until(lambda: running.service.num_working == 0)
+        wait_until(lambda: running.state.num_working == 0)
 
 
 def test_clients_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

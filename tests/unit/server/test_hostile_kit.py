@@ -52,6 +52,6 @@ def test_no_request_breaks_the_server(
         before = answer()
         asked = [each for each in attacks(kind) if not any(name in each.name for name in OTHERS)]
         assert not [wrong for wrong in clients.map(one, asked) if wrong]
-        wait_until(lambda: not running.service.num_working)
+        wait_until(lambda: not running.state.num_working)
         assert answer() == before
     assert not [record.getMessage() for record in caplog.records]

@@ -137,7 +137,7 @@ def test_one_loading_serves_all_who_wait_and_hinders_nobody() -> None:
         ask(running, "a")
         shelf.go.clear()
         waiting = [pool.submit(ask, running, "b") for _ in range(3)]
-        wait_until(lambda: running.service.num_working == 3)
+        wait_until(lambda: running.state.num_working == 3)
         assert ask(running, "a")["model"] == "a"
         assert status(running)["b"] == "loading"
         shelf.go.set()
@@ -150,7 +150,7 @@ def test_who_leaves_while_it_loads_stops_nothing() -> None:
         shelf.go.clear()
         with pytest.raises(Exception, match="timed out"):
             running.client.post("/v1/completions", json=PROMPT, timeout=0.2)
-        wait_until(lambda: running.service.num_working == 0)
+        wait_until(lambda: running.state.num_working == 0)
         shelf.go.set()
         wait_until(lambda: status(running) == {"a": "loaded"})
 

@@ -164,12 +164,12 @@ def test_responses(events: list[Event]) -> None:
     assert [each.id for each in ended] == ["resp_1", "resp_1"]
 
 
-class _Service:
+class _Model:
     name = "m"
 
 
 def _call(body: object) -> Call[object]:
-    return Call(body=body, models=None, used=_Service(), path={})
+    return Call(body=body, models=None, served=_Model(), path={})
 
 
 @given(replies())

@@ -99,7 +99,7 @@ def test_a_client_that_leaves_is_listed_too() -> None:
         body = {"prompt": "a", "max_tokens": 10**9, "ignore_eos": True, "stream": True}
         with running.client.stream("POST", "/v1/completions", json=body):
             pass
-        wait_until(lambda: running.service.num_working == 0)
+        wait_until(lambda: running.state.num_working == 0)
         assert len(running.client.get("/debug/cache").json()["recent"]) == 1
 
 

@@ -249,7 +249,7 @@ def test_in_the_background_until_cancelled() -> None:
         running.engine.go.set()
         assert running.client.post(f"{where}/cancel").json()["status"] == "cancelled"
         wait_until(lambda: running.engine.num_running == 0)
-        assert running.service.num_working == 0
+        assert running.state.num_working == 0
         assert running.client.get(where).json()["status"] == "cancelled"
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
         assert running.client.delete(where).is_success

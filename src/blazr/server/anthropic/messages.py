@@ -158,7 +158,7 @@ async def answer(call: Call[MessagesBody]) -> Reply[MessageReply, MessageEvent]:
 async def count_tokens(call: Call[CountMessagesBody]) -> TokenCount:
     """How many tokens a chat has."""
     request = await call.translate(lambda: to_request(call.body, call))
-    ids = await call.service.llm.encode_chat(request)
+    ids = await call.llm.encode_chat(request)
     return TokenCount(len(ids))
 
 

@@ -46,9 +46,9 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
         raise RequestError(
             "a model or an adapter has that name.", param="lora_name", found=repr(name)[:100]
         )
-    async with models.using_text(body.model) as service:
+    async with models.using_llm(body.model) as language_model:
         try:
-            await asyncio.to_thread(service.llm.core.adapters.load, name, path)
+            await asyncio.to_thread(language_model.llm.core.adapters.load, name, path)
         except (RequestError, CapacityError):
             raise
         except BlazrError as error:
@@ -58,15 +58,15 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
             raise RequestError(
                 message, param="lora_path", found=found, expected=expected, hint=hint
             ) from error
-    return Success(message=f"the adapter {name!r} is loaded")
+    return Success(message=f"the adapter {name!r} is language_model")
 
 
 async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
     """Unload an adapter."""
     name, model = _name_of(call.body.lora_name), call.body.model
     try:
-        async with call.models.using_text(model or name) as service:
-            await asyncio.to_thread(service.llm.core.adapters.unload, name)
+        async with call.models.using_llm(model or name) as language_model:
+            await asyncio.to_thread(language_model.llm.core.adapters.unload, name)
     except (RequestError, HttpError) as error:
         if not model or error.param == "adapter":
             error.param = "lora_name"

@@ -59,7 +59,7 @@ class CacheReport(msgspec.Struct):
 
 async def show_cache(call: Call[None]) -> CacheReport:
     """A model's: what the caches hold, how often prefixes were reused, the latest requests."""
-    stats = call.service.llm.core.engine.stats()
+    stats = call.llm.core.engine.stats()
 
     def count(name: str) -> int:
         return int(stats.get(name, 0))
@@ -90,7 +90,5 @@ async def show_cache(call: Call[None]) -> CacheReport:
             for name, number in stats.items()
             if name.startswith(_REASON)
         },
-        recent=[
-            each for each in call.state.reports(call.tenant) if each.model == call.service.name
-        ],
+        recent=[each for each in call.state.reports(call.tenant) if each.model == call.name],
     )

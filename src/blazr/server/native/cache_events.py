@@ -10,7 +10,7 @@ import msgspec
 from blazr.engine.cache.known import AllRemoved, BlockEvent, BlocksRemoved, BlocksStored
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import Service
+from blazr.server.models import ServedLLM
 from blazr.server.sse import Stream
 
 _MOST_WAITING = 10_000  # events that a client has not read
@@ -55,26 +55,26 @@ AnyCacheEvent = Stored | Removed | Cleared
 async def watch(call: Call[CacheEventsQuery]) -> Stream[AnyCacheEvent]:
     """Which prefixes are in memory, first all and then what changes, as a stream without an end."""
     slot = call.models.find(call.body.model)
-    service = slot.service
-    if not isinstance(service, Service):
+    model = slot.model
+    if not isinstance(model, ServedLLM):
         message = "the model is not in memory, or keeps no prefixes; ask it something first."
         raise HttpError(409, message, param="model", code="model_not_loaded")
-    return _CacheEvents(call, service)
+    return _CacheEvents(call, model)
 
 
 class _CacheEvents(Stream[AnyCacheEvent]):
     """Tells of every change in a model's prefixes until the model is unloaded."""
 
-    def __init__(self, call: Call[Any], service: Service) -> None:
+    def __init__(self, call: Call[Any], model: ServedLLM) -> None:
         super().__init__(call.state.config, call.framing)
         self._models = call.models
-        self._service = service
+        self._model = model
         self._num_events = 0
-        self._block_size = int(service.llm.core.engine.stats().get("block_tokens", 0))
+        self._block_size = int(model.llm.core.engine.stats().get("block_tokens", 0))
 
     async def send_events(self) -> None:
         """Send events, and comments while there are none."""
-        engine = self._service.llm.core.engine
+        engine = self._model.llm.core.engine
         loop = asyncio.get_running_loop()
         with self._models.events.subscribe() as queue:
             events = cast("asyncio.Queue[Any]", queue)  # of the models, and of the prefixes
@@ -98,7 +98,7 @@ class _CacheEvents(Stream[AnyCacheEvent]):
             # who reads too slowly connects again, and is told what is there then
             return events.qsize() <= _MOST_WAITING
         # of the models: the server stops, or one of them was loaded or unloaded
-        return event is not None and self._service in self._models.loaded()
+        return event is not None and self._model in self._models.loaded()
 
     def _render(self, event: BlockEvent) -> AnyCacheEvent:
         number = self._num_events

@@ -13,7 +13,7 @@ import msgspec
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelSlot, Service
+from blazr.server.models import ModelSlot, ServedLLM
 
 
 class Target(msgspec.Struct, kw_only=True):
@@ -94,10 +94,10 @@ async def pause(call: Call[PauseBody]) -> PauseState:
     body = call.body
     mode = body.mode or ("wait" if body.wait_for_inflight_requests else "abort")
     finishes = mode in {"abort", "wait"}
-    for service in _services(call):
+    for model in _llms(call):
         if mode == "abort":
-            service.abort()
-        engine = service.llm.core.engine
+            model.abort()
+        engine = model.llm.core.engine
         await asyncio.wrap_future(engine.pause(finishes=finishes))
         if finishes and body.clear_cache is not False:
             await asyncio.to_thread(engine.forget_prefixes)
@@ -106,14 +106,14 @@ async def pause(call: Call[PauseBody]) -> PauseState:
 
 async def resume(call: Call[Target]) -> PauseState:
     """Go on after a pause."""
-    for service in _services(call):
-        await asyncio.to_thread(service.llm.core.engine.resume)
+    for model in _llms(call):
+        await asyncio.to_thread(model.llm.core.engine.resume)
     return PauseState("resumed")
 
 
 async def is_paused(call: Call[Target]) -> Paused:
     """Whether a model in memory is paused."""
-    paused = [service.llm.core.engine.is_paused for service in _services(call)]
+    paused = [model.llm.core.engine.is_paused for model in _llms(call)]
     return Paused(any(paused))
 
 
@@ -128,7 +128,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
     async def free(slot: ModelSlot) -> None:
         async with models.changing:
             slot.offloaded = slot.bundle if keeps_weights else None
-            if slot.service is not None:
+            if slot.model is not None:
                 await models.unload(slot)
             else:
                 models.events.publish(slot.event)
@@ -138,7 +138,7 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
     for slot in slots:  # refuse what could not be undone, or would not come to an end
         if not keeps_weights or slot.bundle is None:
             slot.check_reloadable()
-        if slot.text is not None and slot.text.llm.core.engine.is_paused and not aborts:
+        if slot.llm is not None and slot.llm.core.engine.is_paused and not aborts:
             raise HttpError(
                 409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
             )
@@ -146,8 +146,8 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
         if not slot.is_asleep:
             slot.reloads_on_wake = slot.status != "unloaded"
             slot.is_asleep = True
-        if slot.service is not None and aborts:
-            slot.service.abort()
+        if slot.model is not None and aborts:
+            slot.model.abort()
     await asyncio.shield(asyncio.gather(*(models.begin(free(slot)) for slot in slots)))
     return Sleeping(is_sleeping=True)
 
@@ -181,8 +181,8 @@ async def reset_prefix_cache(call: Call[ResetBody]) -> Forgotten:
     """Forget what prompts have left for others."""
     restarts = bool(call.body.reset_running_requests)
     num_blocks = 0
-    for service in _services(call):
-        forget = service.llm.core.engine.forget_prefixes
+    for model in _llms(call):
+        forget = model.llm.core.engine.forget_prefixes
         num_blocks += await asyncio.to_thread(forget, restarts=restarts)
     return Forgotten(num_blocks=num_blocks)
 
@@ -198,7 +198,7 @@ async def abort_requests(call: Call[AbortBody]) -> Aborted:
         parts = [(each, each.partition("-")[2], each.partition("_")[2]) for each in given]
         names = {name for each in parts for name in each if name}
     slots = _slots(call)
-    aborted = sum(slot.service.abort(names) for slot in slots if slot.service is not None)
+    aborted = sum(slot.model.abort(names) for slot in slots if slot.model is not None)
     return Aborted(aborted=aborted)
 
 
@@ -212,5 +212,5 @@ def _slots(call: Call[Target]) -> Sequence[ModelSlot]:
     return call.models.slots if name is None else [call.models.find(name)]
 
 
-def _services(call: Call[Target]) -> list[Service]:
-    return [slot.text for slot in _slots(call) if slot.text is not None]
+def _llms(call: Call[Target]) -> list[ServedLLM]:
+    return [x.model for x in _slots(call) if isinstance(x.model, ServedLLM)]

@@ -76,7 +76,7 @@ async def complete(
 ) -> Reply[TextPiece | list[TextPiece], PieceEvent]:
     """Continue a prompt, or several."""
     params = await to_params(call)
-    prompts = await asyncio.to_thread(_prompts, call.body.prompt, call.service.llm.tokenizer)
+    prompts = await asyncio.to_thread(_prompts, call.body.prompt, call.llm.tokenizer)
     check_num_replies(len(prompts), param="prompt")
     renderer = PieceRenderer(call, params)
     requests = [

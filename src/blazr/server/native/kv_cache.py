@@ -26,7 +26,7 @@ class Blocks(StreamingResponse):
 
 async def export_blocks(call: Call[ExportBody]) -> Blocks:
     """Send what is on disk of a prompt, for another server of the same model; or lend it."""
-    files = call.service.llm.core.engine.files
+    files = call.llm.core.engine.files
     if files is None:
         raise RequestError(
             "nothing is kept that could be sent.", hint="start this server with --cache-dir"

@@ -172,7 +172,7 @@ def _biases(call: Call[LlamaCppBody]) -> dict[int, float]:
         elif isinstance(given, dict) and name.isascii() and name.isdigit():
             biases[int(name)] = value
         else:
-            biases |= dict.fromkeys(call.service.llm.tokenizer.encode(name), value)
+            biases |= dict.fromkeys(call.llm.tokenizer.encode(name), value)
     return biases
 
 
@@ -208,7 +208,7 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
         self._body = call.body
         self._params = params
         self._model = call.name
-        self._info = call.service.llm.core.info
+        self._info = call.llm.core.info
         self._started_s = monotonic()
         self._prompts: dict[int, tuple[PromptDone, float]] = {}
         self._ended_s: dict[int, float] = {}

@@ -57,10 +57,10 @@ async def start_profile(call: Call[StartBody]) -> ProfileState:
 
     slot = call.models.find(body.model)
     async with state.profiling:
-        if slot.text is None or (state.recording and not state.recording.task.done()):
-            why = "the model is not in memory" if slot.text is None else "one is being made"
+        if slot.llm is None or (state.recording and not state.recording.task.done()):
+            why = "the model is not in memory" if slot.llm is None else "one is being made"
             raise HttpError(409, f"no profile can be begun: {why}.", code="conflict")
-        engine = slot.text.llm.core.engine
+        engine = slot.llm.core.engine
         stop = asyncio.Event()
         path = state.config.profile_dir / f"blazr-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json.gz"
         profile = await asyncio.to_thread(engine.call, Profile)

@@ -41,13 +41,13 @@ class Props(msgspec.Struct):
 
 async def show_props(call: Call[None]) -> Props:
     """The context, the defaults, the chat template."""
-    core = call.service.llm.core
+    core = call.llm.core
     bos, eos = special_names(core.tokenizer)
     params = SamplingParams(max_tokens=None, repeat_last_n=LAST_N)
     return Props(
         default_generation_settings=Defaults(core.info.max_seq_len, settings_of(params, core.info)),
         total_slots=int(core.engine.stats().get("max_running", 0)),
-        model_alias=call.service.name,
+        model_alias=call.name,
         modalities=Modalities(vision=core.reads_images, audio=core.hears),
         chat_template=core.template.source if core.template else "",
         bos_token=bos or "",

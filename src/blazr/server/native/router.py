@@ -65,7 +65,7 @@ async def unload(call: Call[RouterBody]) -> Success:
     async def work() -> None:
         async with models.changing:
             slot.offloaded = None
-            if slot.service is not None:
+            if slot.model is not None:
                 await models.unload(slot)
 
     models.begin(work())

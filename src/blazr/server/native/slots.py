@@ -47,8 +47,8 @@ class Slot(msgspec.Struct, kw_only=True):
 
 async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     """A slot for each reply that can be computed at once, and how far that has come."""
-    engine = call.service.llm.core.engine
-    context = call.service.llm.core.info.max_seq_len
+    engine = call.llm.core.engine
+    context = call.llm.core.info.max_seq_len
     running = engine.running()
     num_free = max(int(engine.stats().get("max_running", 0)) - len(running), 0)
     if call.body.fail_on_no_slot and not num_free:
@@ -109,7 +109,7 @@ async def use_slot(call: Call[SlotBody]) -> SlotUsed:
         )
     slot = int(digits)
     started = monotonic()
-    engine = call.service.llm.core.engine
+    engine = call.llm.core.engine
     count = await asyncio.to_thread(engine.use_slot, body.action, slot, body.filename or "")
     took_ms = 1000 * (monotonic() - started)
     if body.action == "erase":

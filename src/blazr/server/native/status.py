@@ -81,7 +81,7 @@ class ServerInfo(msgspec.Struct):
 async def health(call: Call[None]) -> Health:
     """Whether the engines work: their last signs of life, not that of this process."""
     first = call.models.slots[0]
-    ages_s = [service.check() for service in call.models.loaded()]
+    ages_s = [model.check() for model in call.models.loaded()]
     return Health(
         version=blazr.__version__,
         model=first.source.name,

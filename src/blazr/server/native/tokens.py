@@ -94,8 +94,7 @@ class TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call[TokenizeBody]) -> Tokens:
     """Text to token ids."""
     body = call.body
-    service = call.service
-    core = service.llm.core
+    core = call.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     text = body.content if body.prompt is None else body.prompt
     # llama.cpp's spelling has llama.cpp's default: nothing is added
@@ -116,20 +115,20 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
             token_strs=strings if body.return_token_strs else None,
         )
 
-    async with service.llm.seeing([request]):
+    async with call.llm.seeing([request]):
         return await asyncio.to_thread(encode)
 
 
 async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
     """How many tokens a chat has."""
     request = await call.translate(lambda: _to_request(call.body))
-    ids = await call.service.llm.encode_chat(request)
+    ids = await call.llm.encode_chat(request)
     return InputTokens(input_tokens=len(ids))
 
 
 async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     """A chat as the text that the model reads."""
-    llm = call.service.llm
+    llm = call.llm
     request = await call.translate(lambda: _to_request(call.body))
 
     def render() -> str:
@@ -155,9 +154,9 @@ def _to_request(
 
 async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     """Token ids to text."""
-    tokenizer = call.service.llm.tokenizer
+    tokenizer = call.llm.tokenizer
     ids = call.body.tokens
-    limit = max(tokenizer.size, call.service.llm.core.info.vocab_size)
+    limit = max(tokenizer.size, call.llm.core.info.vocab_size)
     if min(ids, default=0) < 0 or max(ids, default=0) >= limit:
         raise RequestError(
             "a token id is outside the vocabulary.",
@@ -170,7 +169,7 @@ async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
 
 async def tokenizer_info(call: Call[None]) -> TokenizerInfo:
     """What a client that tokenizes for itself asks."""
-    tokenizer = call.service.llm.tokenizer
+    tokenizer = call.llm.tokenizer
     bos, eos = special_names(tokenizer)
     return TokenizerInfo(tokenizer=tokenizer.name, eos_token=eos, bos_token=bos)
 

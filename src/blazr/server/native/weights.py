@@ -46,8 +46,8 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
     slot = models.find(body.model)
 
     async def update() -> None:
-        async with models.updating, models.using_text(slot.source.name) as service:
-            core = service.llm.core
+        async with models.updating, models.using_llm(slot.source.name) as language_model:
+            core = language_model.llm.core
             if core.bundle is None:
                 raise RequestError("the weights of this model cannot be changed.", param="model")
             try:
@@ -59,7 +59,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
                 message = f"the weights cannot be used: {error.message}"
                 raise RequestError(message, param="model_path") from error
             if body.abort_all_requests:
-                service.abort()
+                language_model.abort()
             was_paused = core.engine.is_paused
             try:
                 if not was_paused:

@@ -165,11 +165,11 @@ async def running(call: Call[None]) -> RunningList:
     now_s = asyncio.get_running_loop().time()
     models = []
     for slot in call.models.slots:
-        if slot.service is None:
+        if slot.model is None:
             continue
         # when it is unloaded if nobody uses it again; a year stands for ever
         left_s = min(call.models.idle_s(slot), _LONGEST_S)
-        if slot.timer is not None and not slot.service.num_users:
+        if slot.timer is not None and not slot.model.num_users:
             left_s = slot.timer.when() - now_s
         expires_at = (now + timedelta(seconds=left_s)).isoformat()
         tag = msgspec.structs.asdict(_tag(call, slot))
@@ -179,7 +179,7 @@ async def running(call: Call[None]) -> RunningList:
 
 async def show(call: Call[ShowBody]) -> ShownModel:
     """About a model."""
-    core = call.service.llm.core
+    core = call.llm.core
     slot = call.models.find(call.body.model)
     tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
     info = core.info
@@ -214,7 +214,7 @@ def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
     Raises:
         RequestError: It is no duration.
     """
-    slot = next(each for each in call.models.slots if each.service is call.used)
+    slot = next(each for each in call.models.slots if each.model is call.model)
     seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
     if not call.is_operator:
         return

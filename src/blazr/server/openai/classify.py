@@ -48,7 +48,7 @@ async def classify(call: Call[ClassifyBody]) -> LabelList:
     """Label texts."""
     body = call.body
     texts = [body.input] if isinstance(body.input, str) else body.input
-    classifier = cast("Classifier", call.pipeline_service.pipeline)
+    classifier = cast("Classifier", call.pipeline)
     logits, usage = await read_texts(call, classifier, texts, prompt_truncation(body))
     labels = classifier.labels
     return LabelList(

@@ -149,7 +149,7 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
 
     def __init__(self, call: Call[CompletionBody], requests: Sequence[GenerationRequest]) -> None:
         super().__init__(call, TextCompletion, n=requests[0].params.n, prefix="cmpl")
-        self._tokenizer = call.service.llm.tokenizer
+        self._tokenizer = call.llm.tokenizer
         self._body = call.body
         self._prompts = [each.prompt or "" for each in requests]
         self._n = requests[0].params.n

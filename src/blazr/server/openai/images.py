@@ -194,7 +194,7 @@ def _request_of(body: ImageBody) -> ImageRequest:
 async def _answer(
     call: Call[ImageBody], request: ImageRequest
 ) -> ImageReply | Stream[AnyImageEvent]:
-    generator = cast("ImageGenerator", call.pipeline_service.pipeline)
+    generator = cast("ImageGenerator", call.pipeline)
     generator.check_request(request)
     run = PipelineRun[ImageEvent](call, lambda outlet: generator.generate(request, outlet))
     if call.body.stream:

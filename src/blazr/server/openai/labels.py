@@ -73,7 +73,7 @@ async def label_probabilities(
             raise RequestError(
                 "an answer to choose from is there twice.", param=param, found=repr(twice)[:100]
             )
-    core = call.service.llm.core
+    core = call.llm.core
     common = call.scheduling()
     longest_s = common["timeout_s"]
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)

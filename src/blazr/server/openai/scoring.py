@@ -16,7 +16,7 @@ from blazr.llm.vectors import distinct, pairs_of, score_pairs
 from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
-from blazr.server.models import PipelineService
+from blazr.server.models import ServedPipeline
 from blazr.server.openai.labels import MAX_LABELS, LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
 from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
@@ -195,14 +195,14 @@ async def _compare(
     many = "documents" if isinstance(call.body, RerankBody) else "text_2"
     if len(pairs) > MAX_INPUTS:
         raise too_many(pairs, MAX_INPUTS, "pairs", param=many)
-    if isinstance(call.used, PipelineService):
+    if isinstance(call.model, ServedPipeline):
         if method == "labels" or call.body.instruction is not None:
             raise RequestError(
                 "this model answers no questions.",
                 param="method" if method == "labels" else "instruction",
             )
-        if CLASSIFICATION in call.used.capabilities:
-            classifier = cast("Classifier", call.used.pipeline)
+        if CLASSIFICATION in call.model.capabilities:
+            classifier = cast("Classifier", call.model.pipeline)
             logits, usage = await read_texts(call, classifier, pairs, truncation)
             return classifier.scores(logits), _usage(usage)
         method = "embedding"
@@ -254,7 +254,7 @@ async def _cosines(
     if len(texts) > MAX_INPUTS:
         raise too_many(texts, MAX_INPUTS, "texts", param=many)
     is_search = isinstance(call.body, RerankBody)
-    if not is_search or not isinstance(call.used, PipelineService):
+    if not is_search or not isinstance(call.model, ServedPipeline):
         vectors, usage = await embed_inputs(call, texts, truncation=truncation)
         return [each.score for each in score_pairs(pairs, unit(vectors))], usage
     queries, documents = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))

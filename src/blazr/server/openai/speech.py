@@ -103,7 +103,7 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
         speed=body.speed or 1.0,
         seed=randbits(_SEED_BITS) if body.seed is None else body.seed,
     )
-    speaker = cast("Speaker", call.pipeline_service.pipeline)
+    speaker = cast("Speaker", call.pipeline)
     speaker.check_request(request)
     encoder = SoundEncoder(form, speaker.rate)
     run = PipelineRun[SoundMade](call, lambda outlet: speaker.speak(request, outlet))

@@ -168,7 +168,7 @@ async def translate(call: Call[TranslationBody]) -> AnyTranscription | PlainText
 
 
 def _start(call: Call[object], request: TranscriptionRequest) -> PipelineRun[TranscriptEvent]:
-    transcriber = cast("Transcriber", call.pipeline_service.pipeline)
+    transcriber = cast("Transcriber", call.pipeline)
     transcriber.check_request(request)
     return PipelineRun(call, lambda outlet: transcriber.transcribe(request, outlet))
 

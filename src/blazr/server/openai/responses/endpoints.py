@@ -137,8 +137,8 @@ async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEven
     task = asyncio.create_task(_generate(run, renderer, log))
     cleanup = ExitStack()
     cleanup.enter_context(working(call.state))
-    call.service.hold()
-    for callback in (call.service.release, run.close, log.close):
+    call.model.hold()
+    for callback in (call.model.release, run.close, log.close):
         cleanup.callback(callback)
     # a callback, because a task that is cancelled before it begins does nothing
     task.add_done_callback(lambda _: cleanup.close())
@@ -199,7 +199,7 @@ async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
 
     try:
         request = await call.translate(translate)
-        ids = await call.service.llm.encode_chat(request)
+        ids = await call.llm.encode_chat(request)
     finally:
         mcp.close()
     return InputTokens(input_tokens=len(ids))
