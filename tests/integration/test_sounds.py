@@ -17,7 +17,7 @@ from blazr.cli.app import app
 from blazr.core.errors import RequestError
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
-from blazr.pipelines import hearing as hearing_module
+from blazr.pipelines import audio_encoder
 from tests.support import seeing
 from tests.support.hearing import NEEDS_AUDIO
 from tests.support.loopback import Loopback, serving
@@ -109,7 +109,7 @@ def test_what_is_no_sound_gets_a_400(server: Loopback, name: str) -> None:
 def test_a_sound_of_hours_is_not_decoded_to_its_end(
     server: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing_module, "MAX_SOUND_S", 1)
+    monkeypatch.setattr(audio_encoder, "MAX_SOUND_S", 1)
     data = b64encode(seeing.sound(1.5)).decode()
     reply = server.client.post("/v1/chat/completions", json=_chat_body(data))
     assert reply.status_code == 400

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
 from blazr.llm.results import Completion
-from blazr.pipelines.vision import load_processor
+from blazr.pipelines.tower_encoder import load_processor
 from tests.support.references import SIZES
 from tests.support.seeds import run_seed
 

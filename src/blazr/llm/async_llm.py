@@ -52,13 +52,13 @@ class Notifier:
 
     Attributes:
         slow_render_lock: Held while a chat is rendered that takes long.
-        image_lock: Held while a chat with images is prepared.
+        media_lock: Held while a chat with images is prepared.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.slow_render_lock = asyncio.Lock()
-        self.image_lock = asyncio.Lock()
+        self.media_lock = asyncio.Lock()
         self._pending: deque[AsyncReply] = deque()
         self._is_scheduled = False
 
@@ -208,7 +208,7 @@ class AsyncLLM(LanguageModel):
         else:
             is_short = sum(each.length for each in requests) <= MAX_INLINE_LENGTH
             sees = any(each.has_images for each in requests)
-            async with self.seeing(requests):
+            async with self.preparing_media(requests):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
         if before is not None:
             await before([each.request for each in prepared])
@@ -226,17 +226,19 @@ class AsyncLLM(LanguageModel):
             async with self._loop_notifier().slow_render_lock:
                 return await asyncio.to_thread(prepare)
 
-    def seeing(self, requests: Iterable[GenerationRequest]) -> AbstractAsyncContextManager[None]:
+    def preparing_media(
+        self, requests: Iterable[GenerationRequest]
+    ) -> AbstractAsyncContextManager[None]:
         """Return a context in which to prepare chats; of those with images one enters it at a time.
 
         Images take long to prepare, and many at once would leave no worker thread for others.
         """
         has_images = any(each.has_images for each in requests)
-        return self._loop_notifier().image_lock if has_images else contextlib.nullcontext()
+        return self._loop_notifier().media_lock if has_images else contextlib.nullcontext()
 
     async def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, encoded on a worker thread."""
-        async with self.seeing([request]):
+        async with self.preparing_media([request]):
             return await asyncio.to_thread(self.core.encode_chat, request)
 
     def _loop_notifier(self) -> Notifier:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
-    from blazr.pipelines.fallback_vision import FallbackVision
-    from blazr.pipelines.vision import Vision
+    from blazr.pipelines.media import MediaEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class ModelBundle:
         tokenizer: Text to ids and back.
         template: Chats to ids; None where it has no vocabulary.
         reply_format: How it writes its thinking and its calls of tools.
-        sense: The part of it that sees or hears; None where it reads text alone.
+        media_encoder: Reads images or sounds; None where the model reads text alone.
         processes: The other ranks, where the network is the first one's part.
         draft_model: What drafts for it, where a model does.
     """
@@ -80,7 +79,7 @@ class ModelBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     reply_format: ReplyFormat
-    sense: Vision | FallbackVision | None = None
+    media_encoder: MediaEncoder | None = None
     processes: RankProcesses | None = None
     draft_model: LoadedModel | None = None
 
@@ -89,8 +88,8 @@ class ModelBundle:
         self.weights.module.to("cpu")
         if self.draft_model is not None:
             self.draft_model.module.to("cpu")
-        if self.sense is not None:
-            self.sense.forget()
+        if self.media_encoder is not None:
+            self.media_encoder.unload()
 
     def loader_of(self, path: str) -> Callable[[], ModelBundle]:
         """Return what loads the bundle again with the weights of a checkpoint.

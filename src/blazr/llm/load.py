@@ -186,7 +186,7 @@ def _bundle(
     processes: RankProcesses | None = None,
 ) -> ModelBundle:
     """A network and its text side."""
-    from blazr.pipelines.senses import load_sense
+    from blazr.pipelines.load_media_encoder import load_media_encoder
 
     tokenizer, template = _load_tokenizer(loaded, options)
     reply_format = PLAIN if template is None else template.reply_format
@@ -201,7 +201,9 @@ def _bundle(
         tokenizer=tokenizer,
         template=template,
         reply_format=reply_format,
-        sense=load_sense(loaded, tokenizer, options.mmproj) if processes is None else None,
+        media_encoder=(
+            load_media_encoder(loaded, tokenizer, options.mmproj) if processes is None else None
+        ),
         processes=processes,
     )
     thinking = reply_format.reasoning

@@ -25,7 +25,7 @@ from blazr.llm.adapters import Adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.infill import encode_infill
-from blazr.pipelines.media_prompt import MediaPrompt
+from blazr.pipelines.media import MediaPrompt
 from blazr.text.chat_template import ChatPrompt, ChatTemplate
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.images import NOUNS
@@ -39,8 +39,7 @@ from blazr.text.tool_calls.format import tool_specs
 
 if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine
-    from blazr.pipelines.fallback_vision import FallbackVision
-    from blazr.pipelines.vision import MediaTokens, Vision
+    from blazr.pipelines.media import MediaEncoder, MediaTokens
 
 # Of one request.
 MAX_IMAGES = 32
@@ -154,7 +153,7 @@ class TextEngine:
     @property
     def takes(self) -> frozenset[str]:
         """What messages may have besides text: kinds of `blazr.text.images.Image`."""
-        return frozenset() if self._sense is None else self._sense.kinds
+        return frozenset() if self._media_encoder is None else self._media_encoder.kinds
 
     @property
     def reads_images(self) -> bool:
@@ -162,14 +161,14 @@ class TextEngine:
         return "image" in self.takes
 
     @property
-    def hears(self) -> bool:
+    def reads_audio(self) -> bool:
         """Whether messages may have sounds."""
         return "audio" in self.takes
 
     @property
-    def _sense(self) -> Vision | FallbackVision | None:
-        """The part of the model that sees or hears."""
-        return None if self.bundle is None else self.bundle.sense
+    def _media_encoder(self) -> MediaEncoder | None:
+        """What reads images or sounds for the model."""
+        return None if self.bundle is None else self.bundle.media_encoder
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Translate a request to token ids, and compile its grammar.
@@ -212,7 +211,9 @@ class TextEngine:
         prepared = Request(
             prompt_ids=tuple(ids),
             embeddings=prompt.embeddings,
-            sees_ahead=bool(prompt.embeddings and self._sense and self._sense.reads_ahead),
+            sees_ahead=bool(
+                prompt.embeddings and self._media_encoder and self._media_encoder.reads_ahead
+            ),
             inputs=prompt.inputs,
             params=params.with_defaults(self.info.sampling),
             stop_ids=self._stop_ids(request, reply_format),
@@ -335,7 +336,7 @@ class TextEngine:
         def fits(start: int) -> bool:
             if len(_images(messages, start - first)) > MAX_IMAGES:
                 return False
-            seen = self._see(request, start - first)
+            seen = self._encode_media(request, start - first)
             try:
                 for_images = sum(len(each.token_ids) - 1 for each in seen)
                 return len(encode(start)[1]) + for_images <= room
@@ -353,12 +354,12 @@ class TextEngine:
             return *encode(first), 0  # the last turn alone is too long
         return *encode(starts[place]), starts[place] - first
 
-    def _see(self, request: GenerationRequest, num_dropped: int) -> list[MediaTokens]:
+    def _encode_media(self, request: GenerationRequest, num_dropped: int) -> list[MediaTokens]:
         """What stands for the images of a chat, but for the oldest messages."""
         images = _images(request.messages or (), num_dropped)
         if not images:
             return []
-        assert self._sense is not None  # else they were refused
+        assert self._media_encoder is not None  # else they were refused
         if request.cuts_tokens:
             raise RequestError(
                 "a prompt with images cannot be cut to a number of tokens.",
@@ -367,7 +368,7 @@ class TextEngine:
             )
         if len(images) > MAX_IMAGES:
             raise too_many(images, MAX_IMAGES, "images", param="messages")
-        return self._sense.see(images)
+        return self._media_encoder.encode(images)
 
     def _with_images(
         self,
@@ -377,11 +378,11 @@ class TextEngine:
         anchors: tuple[int, ...],
     ) -> tuple[MediaPrompt, tuple[int, ...]]:
         """A prompt with images in the place of their marks, and where its anchors are then."""
-        images = self._see(request, num_dropped)
+        images = self._encode_media(request, num_dropped)
         if not images:
             return MediaPrompt(ids), anchors
-        assert self._sense is not None
-        found = self._sense.insert(ids, images)
+        assert self._media_encoder is not None
+        found = self._media_encoder.insert(ids, images)
         longer = [len(image.token_ids) - 1 for image in images]
         moved = tuple(
             anchor

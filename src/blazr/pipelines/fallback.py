@@ -36,7 +36,7 @@ from blazr.models.checkpoint.base import ELEMENT_TYPES, most_used_type
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
-from blazr.pipelines.fallback_vision import TYPE_IDS
+from blazr.pipelines.fallback_image_encoder import TYPE_IDS
 from blazr.pipelines.kinds import check_language_model
 from blazr.pipelines.network import load_without_code, network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join

@@ -1,4 +1,4 @@
-"""The part of a GGUF model that sees: ``mmproj`` files, as llama.cpp's converter writes them.
+"""The vision encoder of a GGUF model: ``mmproj`` files, as llama.cpp's converter writes them.
 
 They hold the tower and the projector under names of their own, and what is to be known of the
 images' processor. The library's networks get these tensors; the text stays blazr's.
@@ -27,7 +27,8 @@ from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.checkpoint.open import find_mmproj, find_model
 from blazr.nn.quant.gguf import GGML_TYPES
-from blazr.pipelines.vision import MediaEncoder, Vision, line_feeds
+from blazr.pipelines.image_encoder import ImageEncoder
+from blazr.pipelines.tower_encoder import EncoderParts, line_feeds
 
 if TYPE_CHECKING:
     from blazr.models.causal_lm import CausalLM
@@ -581,8 +582,8 @@ def open_mmproj(path: Path, language_model: CausalLM) -> Projector:
 
 def load_mmproj(
     path: Path, language_model: CausalLM, tokenizer: Tokenizer, asked: str | None
-) -> MmprojVision | None:
-    """The part of a GGUF model that sees; None where there is none that can be read.
+) -> MmprojEncoder | None:
+    """The vision encoder of a GGUF model; None where there is none that can be read.
 
     Args:
         path: Where the model lies.
@@ -600,7 +601,7 @@ def load_mmproj(
             return None
         raise CheckpointError(f"{asked[:100]} has no mmproj file.", expected="mmproj*.gguf")
     try:
-        return MmprojVision(file, open_mmproj(file, language_model), language_model, tokenizer)
+        return MmprojEncoder(file, open_mmproj(file, language_model), language_model, tokenizer)
     except BlazrError as error:
         if asked is not None:
             raise
@@ -608,8 +609,8 @@ def load_mmproj(
         return None
 
 
-class MmprojVision(Vision):
-    """The part of a GGUF model that sees.
+class MmprojEncoder(ImageEncoder):
+    """The vision encoder of a GGUF model.
 
     Args:
         file: Of kind ``mmproj``.
@@ -633,7 +634,7 @@ class MmprojVision(Vision):
                 raise _mismatch(f"the vocabulary has no token {name}.", found)
 
     @override
-    def _build_encoder(self, checkpoint: Checkpoint) -> MediaEncoder:
+    def _build(self, checkpoint: Checkpoint) -> EncoderParts:
         import transformers
 
         tower = TowerSpec(checkpoint)
@@ -648,7 +649,7 @@ class MmprojVision(Vision):
         processor = _Processor(row, tower, images, self._tokenizer)
         stat = self._path.stat()
         stamp = (self._path.name, stat.st_size, stat.st_mtime_ns, config.to_dict())
-        return MediaEncoder(
+        return EncoderParts(
             processor=processor,
             tower=self._load_tower(config, self._tensors(checkpoint, tower)),
             marker=ids[row.mark],

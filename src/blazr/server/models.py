@@ -216,13 +216,13 @@ class ServedLLM(ServedModel):
         on_idle: Callable[[ServedModel], None],
     ) -> None:
         core = llm.core
-        senses = ((VISION, core.reads_images), (AUDIO, core.hears))
+        media = ((VISION, core.reads_images), (AUDIO, core.reads_audio))
         stats = core.engine.stats()
         super().__init__(
             name,
             state,
             info=core.info,
-            capabilities=(*LANGUAGE_MODEL, *(sense for sense, is_there in senses if is_there)),
+            capabilities=(*LANGUAGE_MODEL, *(kind for kind, is_read in media if is_read)),
             num_bytes=core.info.size_bytes + int(stats.get("cache_bytes", 0)),
             on_idle=on_idle,
         )

@@ -73,7 +73,7 @@ _HINT = (
     " a file of one (org/name:file.gguf)"
 )
 _LISTED = 12
-_SEEING = "mmproj"  # how the names of files begin that see for a GGUF model beside them
+_MMPROJ = "mmproj"  # how the names of the files of vision encoders begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,9 +367,9 @@ def find_weights(path: Path) -> WeightFiles:
 
 
 def find_mmproj(path: Path) -> Path | None:
-    """The file beside a GGUF model that sees; of several the first by name, whatever its dtype."""
+    """The vision encoder's file beside a GGUF model; of several the first by name."""
     directory = path if path.is_dir() else path.parent
-    return min(directory.glob(f"{_SEEING}*.gguf"), default=None)
+    return min(directory.glob(f"{_MMPROJ}*.gguf"), default=None)
 
 
 def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
@@ -392,7 +392,7 @@ def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
         yield WeightFiles((max(steps, key=lambda step: (step[0], _age(step[1])))[1],))
     safetensors = [name for name in names if name.endswith(".safetensors")]
     gguf = [name for name in names if name.endswith(".gguf")]
-    language = [name for name in gguf if not name.startswith(_SEEING)]
+    language = [name for name in gguf if not name.startswith(_MMPROJ)]
     for only in (safetensors, language):
         if len(only) > 1:
             raise _unclear(directory, only)

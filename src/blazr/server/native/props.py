@@ -48,7 +48,7 @@ async def show_props(call: Call[None]) -> Props:
         default_generation_settings=Defaults(core.info.max_seq_len, settings_of(params, core.info)),
         total_slots=int(core.engine.stats().get("max_running", 0)),
         model_alias=call.name,
-        modalities=Modalities(vision=core.reads_images, audio=core.hears),
+        modalities=Modalities(vision=core.reads_images, audio=core.reads_audio),
         chat_template=core.template.source if core.template else "",
         bos_token=bos or "",
         eos_token=eos or "",

@@ -115,7 +115,7 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
             token_strs=strings if body.return_token_strs else None,
         )
 
-    async with call.llm.seeing([request]):
+    async with call.llm.preparing_media([request]):
         return await asyncio.to_thread(encode)
 
 
@@ -134,7 +134,7 @@ async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     def render() -> str:
         return llm.core.tokenizer.decode(llm.core.encode_chat(request), skip_special=False)
 
-    async with llm.seeing([request]):
+    async with llm.preparing_media([request]):
         return RenderedChat(await asyncio.to_thread(render))
 
 

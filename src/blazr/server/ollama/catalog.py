@@ -184,7 +184,7 @@ async def show(call: Call[ShowBody]) -> ShownModel:
     tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
     info = core.info
     capabilities = ["completion", "embedding", *(["vision"] if core.reads_images else [])]
-    capabilities += ["audio"] if core.hears else []
+    capabilities += ["audio"] if core.reads_audio else []
     return ShownModel(
         details=tag.details,
         modified_at=tag.modified_at,

@@ -62,7 +62,7 @@ CHAT_TEMPLATES: Table[BuiltInTemplate] = Table.of(
             BuiltInTemplate(name=f"mistral-v{version}", source=mistral.source(version))
             for version in mistral.VERSIONS
         ),
-        BuiltInTemplate(name="voxtral", source=mistral.source(7, hears=True)),
+        BuiltInTemplate(name="voxtral", source=mistral.source(7, reads_audio=True)),
         # PaliGemma's: all images, then the beginning of the text, and a line feed at its end.
         BuiltInTemplate(
             name="paligemma",

@@ -38,8 +38,8 @@ _CONTENT_WITH_SOUNDS = (
 )
 
 
-def source(version: int, *, hears: bool = False) -> str:
-    """The template of a version of `VERSIONS`, for a model that hears sounds or does not."""
+def source(version: int, *, reads_audio: bool = False) -> str:
+    """The template of a version of `VERSIONS`, for a model that reads audio or does not."""
     has_system = version >= 7
     has_ids = version < 13
     has_args = version >= 11
@@ -66,7 +66,7 @@ def source(version: int, *, hears: bool = False) -> str:
         "{% endif %}"
         "{% endfor %}"
         "{% for message in messages %}"
-        f"{_CONTENT_WITH_SOUNDS if hears else _CONTENT}"
+        f"{_CONTENT_WITH_SOUNDS if reads_audio else _CONTENT}"
         "{% if message.role == 'system' %}"
         f"{{{{ '{system}' }}}}"
         "{% elif message.role == 'user' %}"

@@ -73,7 +73,7 @@ _SILENT: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def seeing_family(
+def multimodal_family(
     name: str,
     text_type: str,
     takes: frozenset[str] = frozenset(),
@@ -143,25 +143,25 @@ def _family_of(text_type: str) -> Family:
     return FAMILIES[name]
 
 
-AUDIOFLAMINGO3 = seeing_family("audioflamingo3", "qwen2", _SOUNDS)
-GEMMA3 = seeing_family("gemma3", "gemma3_text", _IMAGES)
-GLM4V = seeing_family("glm4v", "glm4v_text", _VIDEOS, has_grids=True)
-GLM4V_MOE = seeing_family("glm4v_moe", "glm4v_moe_text", _VIDEOS, has_grids=True)
-IDEFICS3 = seeing_family("idefics3", "llama", _IMAGES)
-INTERNVL = seeing_family("internvl", "qwen2", _IMAGES)
-KIMI_K25 = seeing_family("kimi_k25", "deepseek_v3")
-LFM2_VL = seeing_family("lfm2_vl", "lfm2", _IMAGES)
-LLAVA = seeing_family("llava", "llama", _IMAGES)
-LLAVA_NEXT = seeing_family("llava_next", "llama", _IMAGES)
-LLAVA_ONEVISION = seeing_family("llava_onevision", "qwen2", _VIDEOS)
-MISTRAL3 = seeing_family("mistral3", "mistral", _IMAGES)
-PALIGEMMA = seeing_family("paligemma", "gemma", _IMAGES, reads_ahead=True)
-QWEN2_AUDIO = seeing_family("qwen2_audio", "qwen2", _SOUNDS)
-QWEN2_VL = seeing_family("qwen2_vl", "qwen2_vl_text", _VIDEOS, has_grids=True)
-QWEN2_5_VL = seeing_family("qwen2_5_vl", "qwen2_5_vl_text", _VIDEOS, has_grids=True)
-QWEN3_5 = seeing_family("qwen3_5", "qwen3_5_text", _VIDEOS, has_grids=True)
-QWEN3_5_MOE = seeing_family("qwen3_5_moe", "qwen3_5_moe_text", _VIDEOS, has_grids=True)
-QWEN3_VL = seeing_family("qwen3_vl", "qwen3_vl_text", _VIDEOS, has_grids=True)
-QWEN3_VL_MOE = seeing_family("qwen3_vl_moe", "qwen3_vl_moe_text", _VIDEOS, has_grids=True)
-SMOLVLM = seeing_family("smolvlm", "llama", _IMAGES)
-VOXTRAL = seeing_family("voxtral", "llama", _SOUNDS)
+AUDIOFLAMINGO3 = multimodal_family("audioflamingo3", "qwen2", _SOUNDS)
+GEMMA3 = multimodal_family("gemma3", "gemma3_text", _IMAGES)
+GLM4V = multimodal_family("glm4v", "glm4v_text", _VIDEOS, has_grids=True)
+GLM4V_MOE = multimodal_family("glm4v_moe", "glm4v_moe_text", _VIDEOS, has_grids=True)
+IDEFICS3 = multimodal_family("idefics3", "llama", _IMAGES)
+INTERNVL = multimodal_family("internvl", "qwen2", _IMAGES)
+KIMI_K25 = multimodal_family("kimi_k25", "deepseek_v3")
+LFM2_VL = multimodal_family("lfm2_vl", "lfm2", _IMAGES)
+LLAVA = multimodal_family("llava", "llama", _IMAGES)
+LLAVA_NEXT = multimodal_family("llava_next", "llama", _IMAGES)
+LLAVA_ONEVISION = multimodal_family("llava_onevision", "qwen2", _VIDEOS)
+MISTRAL3 = multimodal_family("mistral3", "mistral", _IMAGES)
+PALIGEMMA = multimodal_family("paligemma", "gemma", _IMAGES, reads_ahead=True)
+QWEN2_AUDIO = multimodal_family("qwen2_audio", "qwen2", _SOUNDS)
+QWEN2_VL = multimodal_family("qwen2_vl", "qwen2_vl_text", _VIDEOS, has_grids=True)
+QWEN2_5_VL = multimodal_family("qwen2_5_vl", "qwen2_5_vl_text", _VIDEOS, has_grids=True)
+QWEN3_5 = multimodal_family("qwen3_5", "qwen3_5_text", _VIDEOS, has_grids=True)
+QWEN3_5_MOE = multimodal_family("qwen3_5_moe", "qwen3_5_moe_text", _VIDEOS, has_grids=True)
+QWEN3_VL = multimodal_family("qwen3_vl", "qwen3_vl_text", _VIDEOS, has_grids=True)
+QWEN3_VL_MOE = multimodal_family("qwen3_vl_moe", "qwen3_vl_moe_text", _VIDEOS, has_grids=True)
+SMOLVLM = multimodal_family("smolvlm", "llama", _IMAGES)
+VOXTRAL = multimodal_family("voxtral", "llama", _SOUNDS)

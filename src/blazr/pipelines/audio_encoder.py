@@ -1,8 +1,7 @@
-"""Sounds to what a language model reads in their place: by transformers' processor and tower."""
+"""Sounds to what a language model reads in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,14 +12,15 @@ from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.sound import read_sound
-from blazr.pipelines.vision import MediaEncoder, MediaTokens, Vision
+from blazr.pipelines.media import MediaTokens
+from blazr.pipelines.tower_encoder import EncoderParts, TowerEncoder
 
 RATE = 16_000  # samples per second, of all of the library's encoders
 MAX_SOUND_S = 600
 
 
-class Hearing(Vision):
-    """The part of a model that hears: sounds instead of images."""
+class AudioEncoder(TowerEncoder):
+    """The audio encoder of a model."""
 
     medium: ClassVar = "audio"
     noun: ClassVar = "a sound"
@@ -39,8 +39,8 @@ class Hearing(Vision):
 
     @override
     @torch.inference_mode()
-    def _run(self, encoder: MediaEncoder, copies: Sequence[Any], digest: bytes) -> MediaTokens:
-        samples, processor = copies[0], encoder.processor
+    def _run(self, parts: EncoderParts, opened: Any, digest: bytes, num_copies: int) -> MediaTokens:
+        samples, processor = opened, parts.processor
         extractor = processor.feature_extractor
         longest = getattr(processor, "max_audio_len", extractor.chunk_length)
         if len(samples) > longest * RATE:
@@ -60,14 +60,14 @@ class Hearing(Vision):
         )
         token_ids: list[int] = batch["input_ids"][0].tolist()
         # Not every network has a method for its vectors, but each hands them to its language model.
-        network = encoder.tower.model
+        network = parts.tower.model
         network.language_model = _Reader()
         network.get_input_embeddings = lambda: self._no_embeddings
         wanted = signature(network.forward).parameters.keys() - {"attention_mask"}
         inputs = {name: each for name, each in batch.items() if name in wanted}
         found: Tensor = network(**self._placed(inputs)).last_hidden_state[0]
-        vectors = found[torch.tensor(token_ids) == encoder.token_id] * encoder.scale
-        return self._seen(encoder, token_ids, vectors[None], digest)
+        vectors = found[torch.tensor(token_ids) == parts.token_id] * parts.scale
+        return self._tokens_of(parts, token_ids, vectors[None], digest)
 
     def _no_embeddings(self, token_ids: Tensor) -> Tensor:
         """Zeros in the place of embeddings, (B, T, C)."""

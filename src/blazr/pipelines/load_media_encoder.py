@@ -1,4 +1,4 @@
-"""What a model takes besides text, and the part of it that makes vectors of that."""
+"""The encoder of a model for what it takes besides text."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
+from blazr.pipelines.audio_encoder import AudioEncoder
 from blazr.pipelines.fallback import FallbackModel
-from blazr.pipelines.fallback_vision import FallbackVision
-from blazr.pipelines.hearing import Hearing
+from blazr.pipelines.fallback_image_encoder import FallbackImageEncoder
+from blazr.pipelines.image_encoder import ImageEncoder
 from blazr.pipelines.mmproj import load_mmproj
-from blazr.pipelines.vision import Vision
 
 if TYPE_CHECKING:
     from blazr.models.loading.load import LoadedModel
+    from blazr.pipelines.media import MediaEncoder
     from blazr.text.tokenizer import Tokenizer
 
 
-def load_sense(
+def load_media_encoder(
     loaded: LoadedModel | FallbackModel, tokenizer: Tokenizer, mmproj: str | None
-) -> Vision | FallbackVision | None:
-    """The part of a model that sees or hears; None where there is none that is known here.
+) -> MediaEncoder | None:
+    """The encoder of a model for images or sounds; None where there is none that is known here.
 
     Args:
         loaded: The model.
         tokenizer: Its vocabulary.
-        mmproj: Of a GGUF model, the file that sees; None is the one beside it.
+        mmproj: Of a GGUF model, the file of the encoder; None is the one beside it.
 
     Raises:
         ConfigError: Such a file was asked for, and the model is of other files.
@@ -38,12 +39,12 @@ def load_sense(
             hint="leave it out",
         )
     if isinstance(loaded, FallbackModel):
-        return FallbackVision(loaded.directory, loaded.module) if loaded.sees else None
+        return FallbackImageEncoder(loaded.directory, loaded.module) if loaded.sees else None
     if loaded.gguf:
         return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
     takes = FAMILIES[loaded.family].takes
     if "audio" in takes:
-        return Hearing(loaded.path, loaded.family, loaded.module)
+        return AudioEncoder(loaded.path, loaded.family, loaded.module)
     if takes:
-        return Vision(loaded.path, loaded.family, loaded.module)
+        return ImageEncoder(loaded.path, loaded.family, loaded.module)
     return None

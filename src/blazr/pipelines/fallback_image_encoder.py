@@ -14,14 +14,9 @@ from torch import Tensor
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.images import open_image
-from blazr.pipelines.media_prompt import MediaPrompt
+from blazr.pipelines.media import MediaPrompt, MediaTokens, check_packages, find_marks
 from blazr.pipelines.network import loading_errors
-from blazr.pipelines.vision import (
-    MediaTokens,
-    check_packages,
-    find_marks,
-    load_processor,
-)
+from blazr.pipelines.tower_encoder import load_processor
 
 TYPE_IDS = "token_type_ids"  # how names of inputs end that tell tokens of images from text
 log = logging.getLogger(__name__)
@@ -29,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenedImage(MediaTokens):
-    """An image that the network is still to see.
+    """An image whose vectors the network itself will make.
 
     Args:
         pixels: The image, of pillow.
@@ -40,7 +35,7 @@ class OpenedImage(MediaTokens):
     types: Mapping[str, tuple[int, ...]]
 
 
-class FallbackVision:
+class FallbackImageEncoder:
     """Images of a model that runs through transformers whole, whose own network has the tower.
 
     Args:
@@ -48,8 +43,8 @@ class FallbackVision:
         network: Its network.
 
     Attributes:
-        kinds: What messages may have, as `blazr.text.images.Image.kind` has it.
-        reads_ahead: Never: the network itself knows who sees whom.
+        kinds: See `MediaEncoder`.
+        reads_ahead: See `MediaEncoder`; here the network itself knows which tokens attend to which.
     """
 
     kinds: ClassVar = frozenset({"image"})
@@ -59,7 +54,7 @@ class FallbackVision:
         self._directory = directory
         self._network: Any = network
 
-    def forget(self) -> None:
+    def unload(self) -> None:
         """Nothing is kept but the processor, which has no weights."""
 
     @cached_property
@@ -70,7 +65,7 @@ class FallbackVision:
         ):
             return load_processor(self._directory, self._network.config)
 
-    def see(self, images: Sequence[bytes]) -> list[MediaTokens]:
+    def encode(self, media: Sequence[bytes]) -> list[MediaTokens]:
         """The images of a chat, and the tokens that stand for each.
 
         Raises:
@@ -78,7 +73,7 @@ class FallbackVision:
             CheckpointError: There is no processor.
         """
         check_packages(("PIL",), "an image", "pip install 'blazr[vision]'")
-        return [self._open(data) for data in images]
+        return [self._open(data) for data in media]
 
     def _open(self, data: bytes) -> MediaTokens:
         pixels = open_image(data)
@@ -87,18 +82,18 @@ class FallbackVision:
         types = {name: tuple(batch[name][0].tolist()) for name in batch if name.endswith(TYPE_IDS)}
         return OpenedImage(tuple(batch["input_ids"][0].tolist()), (), mark, pixels, types)
 
-    def insert(self, token_ids: Sequence[int], images: Sequence[MediaTokens]) -> MediaPrompt:
+    def insert(self, token_ids: Sequence[int], media: Sequence[MediaTokens]) -> MediaPrompt:
         """A prompt with images in the place of their marks, and what the network takes besides.
 
         Args:
             token_ids: With one mark for each image.
-            images: In order, as `see` gives them.
+            media: In order, as `encode` gives them.
 
         Raises:
-            RequestError: There are not as many marks as images, or the model takes these not
+            RequestError: There are not as many marks as images, or the model does not take these
                 together.
         """
-        opened = [each for each in images if isinstance(each, OpenedImage)]
+        opened = [each for each in media if isinstance(each, OpenedImage)]
         if not opened:
             return MediaPrompt(list(token_ids))
         places = find_marks(token_ids, opened)
