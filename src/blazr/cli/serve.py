@@ -167,15 +167,15 @@ def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:
     )
 
 
-def _serve_as_replica(models: Models, sock: socket.socket, kept: Path) -> None:
-    from blazr.server.replicas.handover import leave, take_over
+def _serve_as_replica(models: Models, sock: socket.socket, stored: Path) -> None:
+    from blazr.server.replicas.handover import restore_responses, save_responses
     from blazr.server.replicas.serve import end_with_parent
     from blazr.server.serve import serve as run_server
 
     end_with_parent()
-    take_over(models.state.kept, kept)
+    restore_responses(models.state.responses, stored)
     run_server(models, sock)
-    leave(models.state.kept, kept)
+    save_responses(models.state.responses, stored)
 
 
 def _print_addresses(

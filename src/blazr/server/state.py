@@ -41,7 +41,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptImage:
+class StoredImage:
     """An image that was made, to be fetched.
 
     Args:
@@ -138,7 +138,8 @@ class ServerState:
         num_working: Requests that are being answered.
         media: Fetches the images that requests name by URL; None where that is not allowed.
         bodies: The memory that bodies of requests take.
-        kept: Responses that were stored, to be looked up.
+        responses: Those that were stored, to be looked up and continued; of what type, the dialect
+            that stores them knows.
         peers: The servers that prompts move to and from.
         batches: Batches that are answered in the background; None without a folder for files.
         images: Images that were made, to be fetched by URL.
@@ -157,10 +158,10 @@ class ServerState:
         self.num_working = 0
         self.media = MediaFetcher() if config.allow_media_urls else None
         self.bodies = BodyBudget(config.max_bodies_bytes)
-        self.kept: Store[object] = Store()
+        self.responses: Store[object] = Store()
         self.peers = Peers(config)
         self.batches: BatchJobs | None = None
-        self.images: Store[KeptImage] = Store()
+        self.images: Store[StoredImage] = Store()
         self._reports: deque[tuple[str, PrefixReport]] = deque(maxlen=MAX_REMEMBERED)
 
     def check_not_draining(self) -> None:

@@ -32,7 +32,7 @@ from blazr.server.errors import HttpError
 from blazr.server.params import unix_time
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.server.sse import Stream
-from blazr.server.state import KeptImage
+from blazr.server.state import StoredImage
 from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _keep(call: Call[ImageBody], made: ImageMade, form: ImageForm) -> str:
     """Keep an image for a while; where it is then."""
     # the id has 112 random bits or more
     name = f"img_{call.id}-{made.image}.{form}"
-    kept = KeptImage(made.data, f"image/{form}")
+    kept = StoredImage(made.data, f"image/{form}")
     call.state.images.put("", name, kept, num_bytes=len(made.data))
     return f"{call.base_url}v1/images/files/{name}"
 

@@ -1,4 +1,4 @@
-"""What a replica keeps for clients, handed to the process that replaces it."""
+"""The responses that a replica has stored, for the process that replaces it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from blazr.server.store import Store
 _log = logging.getLogger(__name__)
 
 
-def leave(store: Store[object], path: Path) -> None:
+def save_responses(responses: Store[object], path: Path) -> None:
     """Write down the stored responses that have ended; nobody else can read the folder."""
     entries = [
         (*key, replace(value, log=None), num_bytes)
-        for key, value, num_bytes in store.entries()
+        for key, value, num_bytes in responses.entries()
         if isinstance(value, StoredResponse) and value.task is None
     ]
     try:
@@ -26,7 +26,7 @@ def leave(store: Store[object], path: Path) -> None:
         _log.error("stored responses are lost: %s", error.strerror)
 
 
-def take_over(store: Store[object], path: Path) -> None:
+def restore_responses(responses: Store[object], path: Path) -> None:
     """Read what the process before has left, if it did; only once."""
     try:
         data = path.read_bytes()
@@ -39,4 +39,4 @@ def take_over(store: Store[object], path: Path) -> None:
         _log.warning("the responses that the process before has stored cannot be read")
         return
     for tenant, name, value, num_bytes in entries:
-        store.put(tenant, name, value, num_bytes=num_bytes)
+        responses.put(tenant, name, value, num_bytes=num_bytes)

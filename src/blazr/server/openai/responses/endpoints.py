@@ -183,7 +183,7 @@ async def cancel(call: Call[None]) -> ResponseObject:
 async def delete(call: Call[None]) -> ResponseDeleted:
     """Forget a stored response; one in the background is stopped."""
     stored = _find(call)
-    call.state.kept.pop(call.tenant, call.path["id"])
+    call.state.responses.pop(call.tenant, call.path["id"])
     if stored.task is not None:
         stored.task.cancel()
     return ResponseDeleted(id=call.path["id"])
@@ -235,7 +235,7 @@ def _translate(
         stored.response = response
         stored.messages = [*messages, *to_messages(output, mcp.offer.shown_name)]
         stored.task = None
-        if stored.log is None or call.state.kept.get(call.tenant, response.id) is stored:
+        if stored.log is None or call.state.responses.get(call.tenant, response.id) is stored:
             _store(call, stored)
 
     renderer = ResponseRenderer(
@@ -370,13 +370,13 @@ def _store(call: Call[ResponseBody], stored: StoredResponse) -> None:
     num_bytes = len(msgspec.json.encode((stored.response, stored.input)))
     num_bytes += stored.log.num_bytes if stored.log else 0
     num_bytes += sum(len(image.data) for each in stored.messages for image in each.images)
-    call.state.kept.put(call.tenant, stored.response.id, stored, num_bytes=num_bytes)
+    call.state.responses.put(call.tenant, stored.response.id, stored, num_bytes=num_bytes)
 
 
 def _find(call: Call[Any], name: str | None = None, *, param: str | None = None) -> StoredResponse:
     """A stored response: that of the path, if none is named."""
     name = call.path["id"] if name is None else name
-    stored = call.state.kept.get(call.tenant, name)
+    stored = call.state.responses.get(call.tenant, name)
     if not isinstance(stored, StoredResponse):
         raise HttpError.missing("response", name, ": it was not stored, or is too old", param=param)
     return stored
