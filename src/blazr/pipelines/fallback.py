@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
-from blazr.core.gguf_header import Value
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
@@ -63,29 +62,23 @@ class FallbackModel:
 
     Args:
         module: A causal language model of that library, in evaluation mode.
-        sees: Whether it takes images.
+        reads_images: Whether it takes images.
         family: Its ``model_type``.
         directory: Where it lies.
         name: What to call it.
         metadata: The contents of config.json.
         vocab_size: Rows of its embedding.
         max_seq_len: Its context, tokens.
-        gguf: Always empty.
-        is_unbounded: Never: the context is a promise of its config.
-        is_recurrent: Never: what it remembers is that library's, and cannot be resumed.
     """
 
     module: torch.nn.Module
-    sees: bool
+    reads_images: bool
     family: str
     directory: Path
     name: str
     metadata: Mapping[str, object]
     vocab_size: int
     max_seq_len: int
-    gguf: Mapping[str, Value]
-    is_unbounded: bool = False
-    is_recurrent: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -137,14 +130,13 @@ def load_fallback(
     )
     return FallbackModel(
         module=network.to(device.torch_device),
-        sees="image" in network.input_modalities,
+        reads_images="image" in network.input_modalities,
         family=network.config.model_type,
         directory=checkpoint.directory,
         name=files.name,
         metadata=network.config.to_dict(),
         vocab_size=network.get_output_embeddings().weight.shape[0],
         max_seq_len=_context(config),
-        gguf={},
     )
 
 
@@ -167,8 +159,8 @@ def _auto_name(checkpoint: Checkpoint) -> str:
     from transformers.models.auto import modeling_auto
 
     name = checkpoint.config.get("model_type")
-    sees = name in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    reads_images = name in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return "AutoModelForImageTextToText" if reads_images else "AutoModelForCausalLM"
 
 
 def _not_loaded(cause: UnknownFamilyError, error: Exception) -> UnknownFamilyError:

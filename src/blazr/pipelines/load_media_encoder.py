@@ -39,7 +39,9 @@ def load_media_encoder(
             hint="leave it out",
         )
     if isinstance(loaded, FallbackModel):
-        return FallbackImageEncoder(loaded.directory, loaded.module) if loaded.sees else None
+        if not loaded.reads_images:
+            return None
+        return FallbackImageEncoder(loaded.directory, loaded.module)
     if loaded.gguf:
         return load_mmproj(loaded.path, loaded.module, tokenizer, mmproj)
     takes = FAMILIES[loaded.family].takes
