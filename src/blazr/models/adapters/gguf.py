@@ -82,7 +82,7 @@ def _names_in_file(metadata: Mapping[str, Value], adapter: AdapterFile) -> RuleB
     """
     row = ARCHITECTURES[str(metadata[_ARCHITECTURE])]
     name = next(iter(row.families or row.read_by.values())).partition(" ")[0]
-    if row.is_folded or row.hybrid:
+    if row.is_folded or row.is_hybrid:
         raise CheckpointError(
             f"{adapter.path}: adapters of PEFT's are not supported beside such a GGUF file.",
             found=f"{_ARCHITECTURE} {metadata[_ARCHITECTURE]!r}",

@@ -119,7 +119,7 @@ def assert_reference_agrees(path: Path) -> None:
 
 
 def test_what_is_tested_exists() -> None:
-    assert {*MODELS, *DECLARED} < {name for name, row in ARCHITECTURES.items() if not row.hybrid}
+    assert {*MODELS, *DECLARED} < {name for name, row in ARCHITECTURES.items() if not row.is_hybrid}
 
 
 @pytest.mark.parametrize("arch", MODELS)
@@ -200,7 +200,7 @@ def declared_config(arch: str) -> ModelConfig:
 def write_declared(arch: str, module: CausalLM, path: Path, said: dict[str, object]) -> Path:
     """A file of a model with new weights, and metadata that say what config.json does."""
     tensors: dict[str, Tensor] = {}
-    rules = gguf_names(ARCHITECTURES[arch], fused=ARCHITECTURES[arch].fused_mlp)
+    rules = gguf_names(ARCHITECTURES[arch], has_fused_mlp=ARCHITECTURES[arch].has_fused_mlp)
     for name, parameter in module.state_dict().items():
         is_norm = parameter.dim() == 1 and name.endswith("norm.weight")
         parameter.copy_(torch.randn(parameter.shape) * 0.3 + is_norm)

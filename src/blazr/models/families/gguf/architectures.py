@@ -53,18 +53,19 @@ class Architecture:
             by what is in the file: ``experts``, a ``window``, a ``sigmoid`` for scores; else "".
         defaults: Metadata that its first files leave out.
         implied: Values of config.json that files of this architecture leave out.
-        hybrid: Whether its layers' tensors say what they are made of.
+        is_hybrid: Whether its layers' tensors say what they are made of.
         own_names: Names of tensors that others do not have.
-        late_norm: Whether the norm before a feed-forward is called by what it is behind.
+        has_post_attention_norm: Whether the norm before a feed-forward is called so, by what it is
+            behind.
         rotation: Whether it is the family's, or what ``rope.scaling.finetuned`` says.
-        fused_mlp: Whether both upward matrices of an MLP are one.
-        fused_qkv: Whether queries, keys and values are one matrix in files that are written; files
-            of any architecture may have one.
+        has_fused_mlp: Whether both upward matrices of an MLP are one.
+        has_fused_qkv: Whether queries, keys and values are one matrix in files that are written;
+            files of any architecture may have one.
         pairs_rows: Whether channels that are rotated together are neighbours in files, rows of
             queries and keys having been moved.
         full_every: Every n-th layer has no window; 0 means that all have the one there is.
-        whole_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
-        plain_window: Whether layers with a window are rotated without any scaling.
+        truncates_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
+        has_unscaled_window: Whether layers with a window are rotated without any scaling.
         window_theta: Base of the rotation in these, where the file names none; 0: as elsewhere.
         theta: Base of the rotation elsewhere, where the file names none.
         eps: What norms add, where the file does not say.
@@ -74,7 +75,7 @@ class Architecture:
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
         wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
         is_folded: Whether files have the model's multipliers in its matrices.
-        tiled: Whether values of delta networks that share a key lie apart.
+        has_tiled_values: Whether values of delta networks that share a key lie apart.
         biases: Which files may have: of ``qkv``, ``o`` (the output of attention), ``mlp``, ``ssm``
             (the projections of a state space).
         needs_biases: Whether it wants all of these to be there.
@@ -89,16 +90,16 @@ class Architecture:
     read_by: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     implied: Mapping[str, object] = field(default_factory=dict)
-    hybrid: bool = False
+    is_hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
-    late_norm: bool = False
-    fused_mlp: bool = False
-    fused_qkv: bool = False
+    has_post_attention_norm: bool = False
+    has_fused_mlp: bool = False
+    has_fused_qkv: bool = False
     rotation: Literal["family", "metadata"] = "family"
     pairs_rows: bool = False
     full_every: int = 0
-    whole_ramp: bool = True
-    plain_window: bool = False
+    truncates_ramp: bool = True
+    has_unscaled_window: bool = False
     window_theta: float = 0.0
     theta: float = 10_000.0
     eps: float = 1e-5
@@ -107,7 +108,7 @@ class Architecture:
     scales_embedding: bool = False
     wide_scale_layers: int = 0
     is_folded: bool = False
-    tiled: bool = False
+    has_tiled_values: bool = False
     biases: tuple[str, ...] = ()
     needs_biases: bool = False
     head: Literal["own", "tied", "either"] = "either"
@@ -161,7 +162,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "chatglm": Architecture(
         biases=("qkv",),
         families=("glm",),
-        fused_mlp=True,
+        has_fused_mlp=True,
     ),
     "qwen2": Architecture(biases=("qkv",), needs_biases=True, families=("qwen2",)),
     "qwen2moe": Architecture(
@@ -174,24 +175,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture(head="own", families=("olmoe",), norm_topk_prob=False),
     "qwen3": Architecture(families=("qwen3",)),
     "qwen3moe": Architecture(families=("qwen3_moe",)),
-    "phi3": Architecture(families=("phi3",), fused_mlp=True, fused_qkv=True),
+    "phi3": Architecture(families=("phi3",), has_fused_mlp=True, has_fused_qkv=True),
     "olmo2": Architecture(
         read_by={"window": "olmo3"},
         head="own",
         families=("olmo2", "olmo3"),
         full_every=4,
-        plain_window=True,
+        has_unscaled_window=True,
     ),
     "glm4": Architecture(
         biases=("qkv",),
         families=("glm4",),
-        fused_mlp=True,
+        has_fused_mlp=True,
     ),
     "glm4moe": Architecture(
         reads_weights_norm=True,
         biases=("qkv",),
         families=("glm4_moe",),
-        late_norm=True,
+        has_post_attention_norm=True,
         norm_topk_prob=False,
     ),
     "gpt-oss": Architecture(
@@ -199,9 +200,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         needs_biases=True,
         head="own",
         families=("gpt_oss",),
-        late_norm=True,
+        has_post_attention_norm=True,
         full_every=2,
-        whole_ramp=False,
+        truncates_ramp=False,
     ),
     "deepseek2": Architecture(
         read_by={"sigmoid": "deepseek_v3"},
@@ -231,7 +232,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture(
         families=("gemma3_text", "gemma3"),
         full_every=6,
-        plain_window=True,
+        has_unscaled_window=True,
         window_theta=10_000.0,
         theta=1_000_000.0,
         eps=1e-6,
@@ -243,81 +244,83 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         read_by={"": "falcon_mamba"},
         biases=("ssm",),
         families=("mamba", "falcon_mamba"),
-        hybrid=True,
+        is_hybrid=True,
     ),
-    "mamba2": Architecture(biases=("ssm",), families=("mamba2",), hybrid=True),
+    "mamba2": Architecture(biases=("ssm",), families=("mamba2",), is_hybrid=True),
     "jamba": Architecture(
         implied={"num_experts": 1, "experts_per_tok": 1},
         families=("jamba",),
-        hybrid=True,
+        is_hybrid=True,
         norm_topk_prob=False,
     ),
     "granitehybrid": Architecture(
         implied={"num_experts": 0},
         biases=_ALL_BIASES,
         families=("granitemoehybrid", "bamba"),
-        hybrid=True,
+        is_hybrid=True,
         rotation="metadata",
         pairs_rows=True,
     ),
     "nemotron_h": Architecture(
         biases=_ALL_BIASES,
         families=("nemotron_h",),
-        hybrid=True,
+        is_hybrid=True,
     ),
     "nemotron_h_moe": Architecture(
         read_by={"": "nemotron_h"},
         reads_weights_norm=True,
         biases=_ALL_BIASES,
         families=("nemotron_h experts",),
-        hybrid=True,
+        is_hybrid=True,
     ),
     "falcon-h1": Architecture(
         implied={"mamba_norm_before_gate": False},
         families=("falcon_h1",),
-        hybrid=True,
+        is_hybrid=True,
         own_names=_FALCON_NORM,
         is_folded=True,
     ),
     "lfm2": Architecture(
         implied={"block_auto_adjust_ff_dim": False},
         families=("lfm2",),
-        hybrid=True,
+        is_hybrid=True,
         own_names=_LFM2_NORM,
     ),
     "lfm2moe": Architecture(
         reads_weights_norm=True,
         families=("lfm2_moe",),
-        hybrid=True,
+        is_hybrid=True,
         own_names=_LFM2_NORM,
     ),
-    "qwen3next": Architecture(families=("qwen3_next",), hybrid=True, late_norm=True),
+    "qwen3next": Architecture(
+        families=("qwen3_next",), is_hybrid=True, has_post_attention_norm=True
+    ),
     "qwen35": Architecture(
         read_by={"": "qwen3_5_text"},
         families=("qwen3_5", "qwen3_5_text"),
-        hybrid=True,
-        late_norm=True,
-        tiled=True,
+        is_hybrid=True,
+        has_post_attention_norm=True,
+        has_tiled_values=True,
     ),
     "qwen35moe": Architecture(
         read_by={"": "qwen3_5_moe_text"},
         families=("qwen3_5_moe", "qwen3_5_moe_text"),
-        hybrid=True,
-        late_norm=True,
-        tiled=True,
+        is_hybrid=True,
+        has_post_attention_norm=True,
+        has_tiled_values=True,
     ),
     "kimi-linear": Architecture(
         implied=_NO_EXPERTS,
         reads_weights_norm=True,
         families=("kimi_linear",),
-        hybrid=True,
+        is_hybrid=True,
     ),
     # Models of other types that are one of the families above but for what is said here.
     "internlm2": Architecture(read_by=_LLAMA, pairs_rows=True),
     "xverse": Architecture(read_by=_LLAMA, pairs_rows=True),
     "exaone": Architecture(read_by=_LLAMA),
     "pangu-embedded": Architecture(read_by=_LLAMA),
-    "seed_oss": Architecture(read_by=_LLAMA, late_norm=True),
+    "seed_oss": Architecture(read_by=_LLAMA, has_post_attention_norm=True),
     "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, implied={"hidden_act": "relu2"}),
     "qwen2vl": Architecture(read_by={"": "qwen2"}, axes="runs"),
     "qwen3vl": Architecture(read_by={"": "qwen3"}, axes="mixed"),
@@ -334,8 +337,8 @@ def gguf_names(
     row: Architecture,
     layers: Sequence[LayerConfig] = (),
     *,
-    fused: bool = False,
-    tiled: bool = False,
+    has_fused_mlp: bool = False,
+    is_tiled: bool = False,
     joins_gates: bool = False,
 ) -> RuleBook:
     """The names of one file's tensors; of several for one parameter, the first is written.
@@ -343,11 +346,11 @@ def gguf_names(
     Args:
         row: The architecture.
         layers: The model's; without them the names that mean the same in all layers.
-        fused: Whether both upward matrices of an MLP are one, under the name of the second.
-        tiled: Whether heads of values of delta networks that share a key lie apart.
+        has_fused_mlp: Whether both upward matrices of an MLP are one, under the name of the second.
+        is_tiled: Whether heads of values of delta networks that share a key lie apart.
         joins_gates: Whether their projections of decay and beta are one matrix, by key head.
     """
-    is_fused = fused and not row.hybrid
+    is_fused = has_fused_mlp and not row.is_hybrid
     attention = [m for each in layers for m in mixers_of(each) if isinstance(m, AttentionConfig)]
     pairs = None
     if row.pairs_rows and attention:
@@ -357,8 +360,10 @@ def gguf_names(
         pairs = Pairs(dim, ropes[0] if ropes and row.rotation != "metadata" else dim // 2 * 2)
     names = {
         "attn_norm": "mixer_norm",
-        "post_attention_norm": "feed_forward_norm" if row.late_norm else "mixer_post_norm",
-        **({} if row.late_norm else {"ffn_norm": "feed_forward_norm"}),
+        "post_attention_norm": "feed_forward_norm"
+        if row.has_post_attention_norm
+        else "mixer_post_norm",
+        **({} if row.has_post_attention_norm else {"ffn_norm": "feed_forward_norm"}),
         "post_ffw_norm": "feed_forward_post_norm",
         "attn_q_norm": "mixer.q_norm",
         "attn_k_norm": "mixer.k_norm",
@@ -387,7 +392,7 @@ def gguf_names(
             Rule("output_norm.{p}", "norm.{p}", p=PARTS),
             Rule("output.weight", "lm_head.weight"),
             *renamed(_LAYER, OURS, names),
-            *_attention(_LAYER, MIXER, pairs, fused=row.fused_qkv),
+            *_attention(_LAYER, MIXER, pairs, is_fused=row.has_fused_qkv),
             Rule(_LAYER + "attn_{p}_b.weight", MIXER + "{p}_up", p=("k", "v")),
             Rule(
                 _LAYER + "attn_kv_b.weight",  # files before both were written head by head
@@ -415,7 +420,7 @@ def gguf_names(
             *(
                 rule
                 for index, layer in enumerate(layers)
-                for rule in _in_layer(index, layer, tiled=tiled, joins_gates=joins_gates)
+                for rule in _in_layer(index, layer, is_tiled=is_tiled, joins_gates=joins_gates)
             ),
         ]
     )
@@ -424,7 +429,11 @@ def gguf_names(
 def written_names(row: Architecture, config: ModelConfig) -> RuleBook:
     """The names in files that are written."""
     return gguf_names(
-        row, config.layers, fused=row.fused_mlp, tiled=row.tiled, joins_gates=not row.tiled
+        row,
+        config.layers,
+        has_fused_mlp=row.has_fused_mlp,
+        is_tiled=row.has_tiled_values,
+        joins_gates=not row.has_tiled_values,
     )
 
 
@@ -436,7 +445,7 @@ def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
 
 
 def _attention(
-    at: str, ours: str, pairs: Pairs | None = None, *, fused: bool = False
+    at: str, ours: str, pairs: Pairs | None = None, *, is_fused: bool = False
 ) -> Iterable[Rule]:
     targets = tuple(f"{ours}{name}_proj.{{p}}" for name in "qkv")
     joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=PARTS)
@@ -444,12 +453,14 @@ def _attention(
         Rule(f"{at}attn_{name}.{{p}}", target, p=PARTS, cut=None if name == "v" else pairs)
         for name, target in zip("qkv", targets, strict=True)
     ]
-    yield from (joined, *single) if fused else (*single, joined)
+    yield from (joined, *single) if is_fused else (*single, joined)
     yield Rule(f"{at}attn_output.{{p}}", f"{ours}o_proj.{{p}}", p=PARTS)
     yield Rule(at + "attn_sinks.weight", ours + "sinks")
 
 
-def _in_layer(index: int, layer: LayerConfig, *, tiled: bool, joins_gates: bool) -> Iterable[Rule]:
+def _in_layer(
+    index: int, layer: LayerConfig, *, is_tiled: bool, joins_gates: bool
+) -> Iterable[Rule]:
     """Names that mean something else in other layers, or that other layers have in other places."""
     at = f"blk.{index}."
     ours = f"layers.{index}."
@@ -480,7 +491,7 @@ def _in_layer(index: int, layer: LayerConfig, *, tiled: bool, joins_gates: bool)
                 yield from renamed(at, mixer, names)
                 yield from _decay(at, mixer)
             case GatedDeltaConfig():
-                yield from _delta(at, mixer, each, tiled=tiled, joins_gates=joins_gates)
+                yield from _delta(at, mixer, each, is_tiled=is_tiled, joins_gates=joins_gates)
 
 
 def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:
@@ -490,9 +501,9 @@ def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule
 
 
 def _delta(
-    at: str, ours: str, mixer: GatedDeltaConfig, *, tiled: bool, joins_gates: bool
+    at: str, ours: str, mixer: GatedDeltaConfig, *, is_tiled: bool, joins_gates: bool
 ) -> Iterable[Rule]:
-    heads = TiledHeads(mixer.num_key_heads, mixer.num_heads) if tiled else None
+    heads = TiledHeads(mixer.num_key_heads, mixer.num_heads) if is_tiled else None
     wide = None if heads is None else replace(heads, before=2 * mixer.key_size)
     proj = ours + "in_proj_"
     yield Rule(at + "attn_qkv.weight", proj + "qkv.weight", cut=wide)

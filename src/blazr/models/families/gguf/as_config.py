@@ -349,7 +349,7 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
 
 def _layers(file: GgufFile) -> ConfigValues:
     """The kinds of layers: by their tensors in hybrids, by their windows elsewhere."""
-    if not file.row.hybrid:
+    if not file.row.is_hybrid:
         kinds = [SLIDING if file.window(index) else FULL for index in range(file.num_layers)]
         return {"layer_types": kinds, "use_sliding_window": SLIDING in kinds}
     sparse = file.layers_with(_ROUTER)
@@ -503,7 +503,7 @@ def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues
         length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
         whole |= {"llama_4_scaling_beta": growth, "original_max_position_embeddings": length}
         values["model_type"] = "ministral3"  # the only type whose config has it
-    if row.plain_window:
+    if row.has_unscaled_window:
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
         values["rope_parameters"] = {FULL: whole, SLIDING: {"rope_theta": local}}
     return values
@@ -560,7 +560,7 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
         "beta_slow": file.number("rope.scaling.yarn_beta_slow", 1.0),
         "attention_factor": own if own > 0 and own != 1 else stretch * (1 if is_usual else usual),
         "mscale_all_dim": 10 * weight,  # a tenth of it is taken
-        "truncate": file.row.whole_ramp,
+        "truncate": file.row.truncates_ramp,
     }
 
 

@@ -162,9 +162,9 @@ def _rotation(layers: list[AttentionConfig], row: Architecture) -> ConfigValues:
     if not whole or whole[0].rope is None:
         return found
     found |= _rope_keys(whole[0].rope)
-    if row.plain_window and windowed and windowed[0].rope is not None:
+    if row.has_unscaled_window and windowed and windowed[0].rope is not None:
         found["rope_local_base_freq"] = windowed[0].rope.theta
-    if row.tiled:
+    if row.has_tiled_values:
         found["mrope_section"] = _SECTIONS
     return found
 

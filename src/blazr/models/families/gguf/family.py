@@ -151,13 +151,13 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     at = f"blk.{index}."
     heads = mixer.num_heads
     dim = mixer.head_dim
-    fused = file.has(at + "attn_qkv.weight")
+    is_fused = file.has(at + "attn_qkv.weight")
     norm = at + "attn_q_norm.weight"
-    rows = file.size(at + ("attn_qkv.weight" if fused else "attn_q.weight"), 0)
-    wanted = (heads + 2 * mixer.num_kv_heads if fused else heads) * dim
+    rows = file.size(at + ("attn_qkv.weight" if is_fused else "attn_q.weight"), 0)
+    wanted = (heads + 2 * mixer.num_kv_heads if is_fused else heads) * dim
     # a gate of the output may lie behind each head's queries
-    gated = not fused and rows == 2 * wanted
-    if dim % 2 or rows not in ({wanted, 2 * wanted} if not fused else {wanted}):
+    is_gated = not is_fused and rows == 2 * wanted
+    if dim % 2 or rows not in ({wanted, 2 * wanted} if not is_fused else {wanted}):
         raise ShapeError(
             f"{at}attn_q does not fit the metadata.",
             found=f"{rows} rows; {heads} and {mixer.num_kv_heads} heads of {dim}"[:100],
@@ -175,7 +175,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
         sliding_window=file.window(index) or None,
         attention_multiplier=scale or None,
         attn_logit_softcap=file.number("attn_logit_softcapping", 0.0) or None,
-        output_gate=gated,
+        output_gate=is_gated,
         sinks=file.has(at + "attn_sinks.weight"),
     )
 
@@ -304,8 +304,8 @@ def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
     names = gguf_names(
         file.row,
         config.every_layer,
-        fused=is_fused,
-        tiled=not joins_gates if reordered is None else reordered,
+        has_fused_mlp=is_fused,
+        is_tiled=not joins_gates if reordered is None else reordered,
         joins_gates=joins_gates,
     )
     return names if config.mtp is None else names.with_mtp(f"blk.{file.num_layers}.")
