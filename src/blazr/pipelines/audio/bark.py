@@ -63,7 +63,7 @@ class Bark(Speaker):
             found[key] = torch.tensor(codes.astype(np.int64), device=self.device)
         return found
 
-    def say(self, sentence: Sentence) -> Tensor:
+    def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         most = self.network.generation_config.semantic_config["max_input_semantic_length"]
         inputs = self.tokenizer(

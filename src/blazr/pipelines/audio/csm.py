@@ -26,7 +26,7 @@ class Csm(Speaker):
     """
 
     auto: ClassVar[str] = "AutoModelForTextToWaveform"
-    joins: ClassVar[bool] = True
+    packs_sentences: ClassVar[bool] = True
     steps: ClassVar[tuple[str, ...]] = ("backbone_model",)
 
     def prepare(self, directory: Path) -> None:
@@ -45,7 +45,7 @@ class Csm(Speaker):
         self.voices = [str(each) for each in range(_NUM_VOICES)]
         self.rate = int(self.network.config.codec_config.sampling_rate)
 
-    def say(self, sentence: Sentence) -> Tensor:
+    def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         text = f"[{self.voices[sentence.voice]}]{sentence.text}"
         inputs = self.tokenizer(text, return_token_type_ids=False, return_tensors="pt")

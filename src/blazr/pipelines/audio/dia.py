@@ -25,7 +25,7 @@ class Dia(Speaker):
     """
 
     auto: ClassVar[str] = "DiaForConditionalGeneration"
-    joins: ClassVar[bool] = True
+    packs_sentences: ClassVar[bool] = True
     steps: ClassVar[tuple[str, ...]] = ("model.decoder",)
     companion: ClassVar = Companion(inside="codec", beside="dac_44khz", network="DacModel")
 
@@ -45,7 +45,7 @@ class Dia(Speaker):
         self.voices = ("S1", "S2")
         self.rate = int(self.network.codec.config.sampling_rate)
 
-    def say(self, sentence: Sentence) -> Tensor:
+    def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         text = f"[{self.voices[sentence.voice]}] {sentence.text}"
         inputs = self._processor(

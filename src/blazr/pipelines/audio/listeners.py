@@ -70,7 +70,7 @@ class Ctc(OneLanguage):
         self.tells_words = "output_word_offsets" in signature(self._decode).parameters
 
     @torch.inference_mode()
-    def hear(self, window: Window) -> list[Segment]:
+    def transcribe_window(self, window: Window) -> list[Segment]:
         """Write down a window."""
         window.check()
         scores = self.network(**self.features(window.samples)).logits[0].float().log_softmax(-1)
@@ -103,7 +103,7 @@ class Moonshine(OneLanguage):
     auto: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
 
     @torch.inference_mode()
-    def hear(self, window: Window) -> list[Segment]:
+    def transcribe_window(self, window: Window) -> list[Segment]:
         """Write down a window."""
         length_s = len(window.samples) / RATE
         observer = GenerationObserver(window.check, self._text)

@@ -59,7 +59,8 @@ class Speaker(TransformersPipeline):
         voices: The names of its voices; the first speaks where none is asked for.
         tokenizer: Its tokenizer, of transformers.
         longest: Most characters that it says at once.
-        joins: Whether it says as many sentences at once as fit, as its voice changes in between.
+        packs_sentences: Whether it says as many sentences at once as fit, as its voice changes in
+            between.
         has_speed: Whether it can be told to speak faster.
         steps: Modules of the network that run again and again while it says something.
         companion: A second network that it needs, or None; it becomes a part of the first one.
@@ -68,7 +69,7 @@ class Speaker(TransformersPipeline):
     extra: ClassVar[str] = "audio"
     packages: ClassVar[tuple[str, ...]] = ("transformers", "soundfile", "soxr")
     longest: ClassVar[int] = MAX_SENTENCE
-    joins: ClassVar[bool] = False
+    packs_sentences: ClassVar[bool] = False
     has_speed: ClassVar[bool] = False
     steps: ClassVar[tuple[str, ...]] = ()
     companion: ClassVar[Companion | None] = None
@@ -89,7 +90,7 @@ class Speaker(TransformersPipeline):
         return network
 
     @abstractmethod
-    def say(self, sentence: Sentence) -> Tensor:
+    def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence, (N,)."""
 
     def prepare(self, directory: Path) -> None:
@@ -150,13 +151,13 @@ class Speaker(TransformersPipeline):
                 # the library draws from the generator that all share, which gets its state back
                 with torch.inference_mode(), torch.random.fork_rng():
                     torch.manual_seed(request.seed + index)
-                    sound = self.say(sentence).float().cpu().numpy()
+                    sound = self.synthesize(sentence).float().cpu().numpy()
                 samples = np.nan_to_num(sound).clip(-1, 1).astype(np.float32)
                 outlet.emit(SoundMade(samples, self.rate))
 
     def _parts(self, text: str) -> Iterator[str]:
         found = sentences(text, self.longest)
-        return joined(found, self.longest) if self.joins else found
+        return packed(found, self.longest) if self.packs_sentences else found
 
     def _voice_of(self, name: str) -> int:
         voices = self.voices
@@ -188,7 +189,7 @@ def sentences(text: str, longest: int = MAX_SENTENCE) -> Iterator[str]:
             yield rest
 
 
-def joined(texts: Iterable[str], longest: int) -> Iterator[str]:
+def packed(texts: Iterable[str], longest: int) -> Iterator[str]:
     """Put texts together, as many as give no more than ``longest`` characters."""
     whole = ""
     for text in texts:

@@ -55,7 +55,7 @@ class SpeechT5(Speaker):
             )
         return torch.tensor(vector.astype(np.float32), device=self.device)[None]
 
-    def say(self, sentence: Sentence) -> torch.Tensor:
+    def synthesize(self, sentence: Sentence) -> torch.Tensor:
         """The sound of a sentence."""
         inputs = self.tokenizer(sentence.text, return_tensors="pt").to(self.device)
         vector = self._voices[self.voices[sentence.voice]].to(self.network.dtype)

@@ -98,7 +98,7 @@ class Transcriber(TransformersPipeline):
         """
 
     @abstractmethod
-    def hear(self, window: Window) -> list[Segment]:
+    def transcribe_window(self, window: Window) -> list[Segment]:
         """Write down a window, with times from its beginning."""
 
     @cached_property
@@ -138,7 +138,7 @@ class Transcriber(TransformersPipeline):
                 for event in news:
                     outlet.emit(event)
             window = Window(samples=part, request=request, say=say, check=outlet.check)
-            for segment in self.hear(window):
+            for segment in self.transcribe_window(window):
                 silence = 1 - _loudest(probabilities, start, segment)
                 outlet.emit(replace(_later(segment, start / RATE), no_speech_prob=silence))
 

@@ -24,7 +24,7 @@ class Vits(Speaker):
         self.voices = [str(each) for each in range(num_voices)]
         self.rate = int(self.network.config.sampling_rate)
 
-    def say(self, sentence: Sentence) -> Tensor:
+    def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence."""
         inputs = self.tokenizer(sentence.text, return_tensors="pt").to(self.device)
         if self.network.config.num_speakers > 1:

@@ -90,7 +90,7 @@ class Whisper(Transcriber):
         return replace(request, language=code), [LanguageFound(self._names[code])]
 
     @torch.inference_mode()
-    def hear(self, window: Window) -> list[Segment]:
+    def transcribe_window(self, window: Window) -> list[Segment]:
         """Write down a window."""
         request = window.request
         has_times = request.has_segments or request.has_words
@@ -160,7 +160,7 @@ class Whisper(Transcriber):
                 pending = []
         if pending:
             pieces.append(Word(self._text(pending), began, times[len(token_ids)]))
-        yield from joined(
+        yield from words_of(
             [each for each in pieces if each.text], has_spaces=language not in _WITHOUT_SPACES
         )
 
@@ -207,7 +207,7 @@ class Whisper(Transcriber):
         return text
 
 
-def joined(pieces: Sequence[Word], *, has_spaces: bool) -> Iterator[Word]:
+def words_of(pieces: Sequence[Word], *, has_spaces: bool) -> Iterator[Word]:
     """Words of pieces of words; punctuation belongs to the word before it.
 
     Args:

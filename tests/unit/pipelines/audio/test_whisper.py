@@ -25,7 +25,7 @@ from blazr.pipelines.audio.transcript import (
     TranscriptionRequest,
     Word,
 )
-from blazr.pipelines.audio.whisper import Whisper, joined
+from blazr.pipelines.audio.whisper import Whisper, words_of
 from blazr.pipelines.kinds import kind_of
 from tests.support import hearing
 
@@ -195,13 +195,13 @@ def test_work_ends_where_it_is_told_to(whisper: Whisper) -> None:
 
 def test_pieces_become_words() -> None:
     pieces = [Word(" He", 0, 1), Word("llo", 1, 2), Word(",", 2, 2), Word(" you", 3, 4)]
-    assert list(joined(pieces, has_spaces=True)) == [Word("Hello,", 0, 2), Word("you", 3, 4)]
+    assert list(words_of(pieces, has_spaces=True)) == [Word("Hello,", 0, 2), Word("you", 3, 4)]
     pieces = [Word("\u4f60", 0, 1), Word("\u597d", 1, 2), Word("\u3002", 2, 3)]
-    assert list(joined(pieces, has_spaces=False)) == [
+    assert list(words_of(pieces, has_spaces=False)) == [
         Word("\u4f60", 0, 1),
         Word("\u597d\u3002", 1, 3),
     ]
-    assert list(joined([Word(" ", 0, 1)], has_spaces=True)) == []
+    assert list(words_of([Word(" ", 0, 1)], has_spaces=True)) == []
 
 
 def test_missing_tensors_and_files_are_named(directory: Path, tmp_path: Path) -> None:
