@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blazr.engine.ranks.orders import load_part
+from blazr.engine.ranks.orders import PartOptions, load_part
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.llm.options import LoadOptions
 from blazr.models.loading.load import LoadedModel, load
@@ -44,7 +44,7 @@ def load_on_ranks(
     free_bytes = device.free_bytes()
     if device.kind == "cpu":  # it is the memory of all of them
         free_bytes //= options.num_ranks
-    how = {
+    shared: PartOptions = {
         "dtype": options.dtype,
         "revision": options.revision,
         "quantize": options.quantize,
@@ -53,9 +53,11 @@ def load_on_ranks(
         "exact": options.exact,
     }
     try:
-        processes.tell(load_part, options.model, how)
+        processes.tell(load_part, options.model, shared)
         # what is wrong with the model is said here, where it fails in the same way
-        loaded = load(options.model, device=device, ranks=processes.ranks, progress=progress, **how)  # type: ignore[arg-type]
+        loaded = load(
+            options.model, device=device, ranks=processes.ranks, progress=progress, **shared
+        )
         processes.wait(device)
     except BaseException:
         processes.close()

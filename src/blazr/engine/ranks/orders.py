@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from blazr.nn.device import Device
 
 Order = tuple[Callable[..., None], tuple[object, ...]]
+
+
+class PartOptions(TypedDict, total=False):
+    """Arguments of `load` that all ranks share."""
+
+    dtype: str
+    revision: str | None
+    quantize: str | None
+    free_bytes: int
+    in_stages: bool
+    exact: bool
 
 
 @dataclass(slots=True)
@@ -56,9 +67,9 @@ class Member:
         return self.model
 
 
-def load_part(member: Member, model: str, options: Mapping[str, object]) -> None:
-    """Load the rank's part of a model, with further arguments of `load`."""
-    found = load(model, device=member.device, ranks=member.ranks, **options)  # type: ignore[arg-type]
+def load_part(member: Member, model: str, options: PartOptions) -> None:
+    """Load the rank's part of a model."""
+    found = load(model, device=member.device, ranks=member.ranks, **options)
     member.model = found.module
 
 
