@@ -9,7 +9,7 @@ from inspect import signature
 from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from typing_extensions import override
@@ -43,6 +43,29 @@ _WITH_MASK = 9
 _EDIT_PIXELS = 2**20  # of an edited image whose size nobody has said
 
 
+class _Task(NamedTuple):
+    """What may be asked of a pipeline.
+
+    Args:
+        kind: The library's class that makes a pipeline for it of another one.
+        refusal: What to say where there is none.
+        param: The parameter that asks for it.
+    """
+
+    kind: str
+    refusal: str
+    param: str
+
+
+_FROM_TEXT = _Task(
+    "AutoPipelineForText2Image", "this model makes images from images alone.", "image"
+)
+_FROM_IMAGE = _Task(
+    "AutoPipelineForImage2Image", "this model makes no images from images.", "image"
+)
+_INPAINTING = _Task("AutoPipelineForInpainting", "this model edits no parts of images.", "mask")
+
+
 class ImageGenerator(Pipeline):
     """A model that makes images.
 
@@ -57,7 +80,7 @@ class ImageGenerator(Pipeline):
 
     def __init__(self, info: PipelineInfo, pipe: Any) -> None:
         self._pipe = pipe
-        self._made: dict[str, Any] = {}
+        self._pipes: dict[str, Any] = {}  # by the kind of a task; None where there is none
         super().__init__(info)
 
     @classmethod
@@ -68,7 +91,7 @@ class ImageGenerator(Pipeline):
         import diffusers
 
         name, parts = read_index(files.path)
-        kind = _kinds().get(name)
+        kind = _image_pipelines().get(name)
         if kind is None or _CALLBACK not in signature(kind.__call__).parameters:
             raise CheckpointError(
                 f"{files.name} is no pipeline that makes images step by step.",
@@ -162,40 +185,43 @@ class ImageGenerator(Pipeline):
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 inputs["generator"] = torch.Generator().manual_seed(seed)
-                inputs[_CALLBACK] = _watcher(image, request, outlet)
+                inputs[_CALLBACK] = _step_callback(image, request, outlet)
                 made = _call(pipe, inputs)
             outlet.emit(ImageMade(image, encode(made, request), made.size))
 
     def _pipe_for(self, request: ImageRequest) -> Any:
-        """The pipeline for a task, of the same networks."""
+        """The pipeline for a task, of the same networks.
+
+        Raises:
+            RequestError: The model cannot do it.
+        """
         import diffusers
 
         if request.source is None:
-            task, what = "AutoPipelineForText2Image", "makes images from images alone"
-        elif request.mask is None:
-            task, what = "AutoPipelineForImage2Image", "makes no images from images"
+            task = _FROM_TEXT
         else:
-            task, what = "AutoPipelineForInpainting", "edits no parts of images"
-        if task not in self._made:
+            task = _FROM_IMAGE if request.mask is None else _INPAINTING
+        if task.kind not in self._pipes:
             try:
                 # some change the settings of their scheduler, which are not for the others
-                self._made[task] = getattr(diffusers, task).from_pipe(
+                pipe = getattr(diffusers, task.kind).from_pipe(
                     self._pipe, scheduler=deepcopy(self._pipe.scheduler)
                 )
             except ValueError:
-                self._made[task] = None
+                pipe = None
             else:
-                self._made[task].set_progress_bar_config(disable=True)
-        if self._made[task] is None:
-            param = {"AutoPipelineForInpainting": "mask"}.get(task, "image")
-            raise RequestError(f"this model {what}.", param=param, found=self.info.family[:100])
-        if request.mask is None and _paints_within_masks(self._made[task]):
+                pipe.set_progress_bar_config(disable=True)
+            self._pipes[task.kind] = pipe
+        pipe = self._pipes[task.kind]
+        if pipe is None:
+            raise RequestError(task.refusal, param=task.param, found=self.info.family[:100])
+        if request.mask is None and _paints_within_masks(pipe):
             raise RequestError(
                 "this model needs an image and a mask.",
                 param="mask",
                 hint="edit an image: /v1/images/edits",
             )
-        return self._made[task]
+        return pipe
 
     def _inputs(self, pipe: Any, request: ImageRequest) -> dict[str, Any]:
         known = signature(type(pipe).__call__).parameters
@@ -206,7 +232,7 @@ class ImageGenerator(Pipeline):
             size = size or _size_like(source.size)
             inputs["image"] = source.resize(size)
             if request.mask is not None:
-                inputs["mask_image"] = _changing(request.mask, source.size).resize(size)
+                inputs["mask_image"] = _mask_image(request.mask, source.size).resize(size)
         if size is not None:
             inputs |= {
                 key: side
@@ -247,12 +273,14 @@ def encode(image: Pixels, request: ImageRequest) -> bytes:
     return file.getvalue()
 
 
-def _watcher(
+def _step_callback(
     image: int, request: ImageRequest, outlet: Outlet[ImageEvent]
 ) -> Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]]:
     """What the library calls after each step."""
 
-    def _watch(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _on_step_end(
+        pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]
+    ) -> dict[str, Any]:
         del timestep
         outlet.check()
         num_steps = pipe.num_timesteps
@@ -264,7 +292,7 @@ def _watcher(
             outlet.emit(PartialImage(image, wanted.index(step + 1), data, shown.size))
         return tensors
 
-    return _watch
+    return _on_step_end
 
 
 def _partial_steps(num_steps: int, num_partial: int) -> list[int]:
@@ -273,7 +301,7 @@ def _partial_steps(num_steps: int, num_partial: int) -> list[int]:
     return sorted(steps - {0, num_steps})
 
 
-def _kinds() -> dict[str, Any]:
+def _image_pipelines() -> dict[str, Any]:
     """The library's pipelines for images, by the names of their classes."""
     from diffusers.pipelines import auto_pipeline
 
@@ -329,8 +357,8 @@ def _size_like(size: tuple[int, int]) -> tuple[int, int]:
     return wide, high
 
 
-def _changing(mask: bytes, size: tuple[int, int]) -> Pixels:
-    """What is transparent in a mask, white on black.
+def _mask_image(mask: bytes, size: tuple[int, int]) -> Pixels:
+    """A mask as the library takes it: white where the source may change, else black.
 
     Raises:
         RequestError: It cannot be read, has another size, or nothing transparent.
