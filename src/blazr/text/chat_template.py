@@ -264,10 +264,7 @@ class ChatTemplate:
                 extended = self._render_as(
                     spelling, chat, add_generation_prompt=False, followed_by=_NEXT_TURN
                 )
-                lengths = range(1, min(len(text), len(extended)) + 1)
-                num_same = bisect_left(
-                    lengths, 1, key=lambda count: text[:count] != extended[:count]
-                )
+                num_same = _common_length(text, extended)
             anchors.add(num_same)
         return ChatPrompt(
             text, chat, tokenizer, self._usable(tokenizer), anchors=tuple(sorted(anchors))
@@ -487,6 +484,12 @@ def _most_characters(chat: EscapedChat) -> int:
 
 def _as_parts(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _common_length(text: str, other: str) -> int:
+    """With how many characters both begin alike; by bisection, which compares whole strings."""
+    lengths = range(1, min(len(text), len(other)) + 1)
+    return bisect_left(lengths, 1, key=lambda count: text[:count] != other[:count])
 
 
 def _turn_ends(text: str, chat: EscapedChat) -> Iterator[int]:

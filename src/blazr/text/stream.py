@@ -107,29 +107,31 @@ class TextStream:
         )
         self._includes_stop = include_stop
         self._min_tokens = min_tokens
-        self._turns = StopMatcher(reply_format.turn_marks)
-        self._matcher = StopMatcher(stop, include_stop=include_stop)
+        self._turn_matcher = StopMatcher(reply_format.turn_marks)
+        self._stop_matcher = StopMatcher(stop, include_stop=include_stop)
         self.num_tokens = 0
         reasoning = reply_format.reasoning
         tool_format = reply_format.tool_format
-        self._reasoning = self._tools = None
+        self._reasoning_splitter = self._tool_parser = None
         if reasoning is not None:
             tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special=False)
-            self._reasoning = reasoning.splitter(is_inside=reasoning.has_begun(tail))
+            self._reasoning_splitter = reasoning.splitter(is_inside=reasoning.has_begun(tail))
         if tool_format is not None:
-            self._tools = tool_format.parser(reply_format.tools)
+            self._tool_parser = tool_format.parser(reply_format.tools)
         self._custom_names = {tool.name for tool in reply_format.tools if tool.is_custom}
-        self._input: Splitter | None = None  # of the call that began last, if its tool is custom
+        self._custom_input: Splitter | None = (
+            None  # of the call that began last, if its tool is custom
+        )
         self._has_one_call = reply_format.has_one_call
         self._num_calls = 0
-        self._is_calling = False
-        self._has_called = False
+        self._has_begun_call = False
+        self._has_ended_call = False
         self.num_reasoning_tokens = 0
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the reply; None while none has."""
-        return self._matcher.matched
+        return self._stop_matcher.matched
 
     @property
     def has_ended(self) -> bool:
@@ -137,18 +139,18 @@ class TextStream:
 
         A stop string came, the mark of the next turn, or all of its one call.
         """
-        is_cut = self._turns.matched is not None or self.stopped is not None
-        return is_cut or self._has_called
+        is_cut = self._turn_matcher.matched is not None or self.stopped is not None
+        return is_cut or self._has_ended_call
 
     @property
     def ended_by(self) -> str | None:
         """The string that ended the reply and is no part of its text."""
-        return self._turns.matched or (None if self._includes_stop else self.stopped)
+        return self._turn_matcher.matched or (None if self._includes_stop else self.stopped)
 
     @property
     def is_thinking(self) -> bool:
         """Whether what comes next is the model's thinking; `num_reasoning_tokens` counts it."""
-        return self._reasoning is not None and self._reasoning.is_thinking
+        return self._reasoning_splitter is not None and self._reasoning_splitter.is_thinking
 
     def push(self, token_ids: Sequence[int], *, logprobs: Sequence[TokenText] = ()) -> list[Event]:
         """Take new tokens. Those after the one that completes a stop string are dropped.
@@ -168,13 +170,13 @@ class TextStream:
             if self.has_ended:
                 break
             was_thinking = self.is_thinking
-            text = self._turns.push(self._detokenizer.push(token_id))
+            text = self._turn_matcher.push(self._detokenizer.push(token_id))
             used += 1
             may_end = self.num_tokens + used > self._min_tokens
-            through = self._matcher.push(text, may_end=may_end)
-            if self._turns.matched is not None and self.stopped is None:
-                through += self._matcher.flush()  # what could have become a stop string
-            pieces += self._split(through)
+            passed = self._stop_matcher.push(text, may_end=may_end)
+            if self._turn_matcher.matched is not None and self.stopped is None:
+                passed += self._stop_matcher.flush()  # what could have become a stop string
+            pieces += self._split(passed)
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
@@ -194,15 +196,15 @@ class TextStream:
         text = ""
         is_cut = reason != "stop" and not self.has_ended
         if not self.has_ended:
-            last = self._turns.push(self._detokenizer.flush()) + self._turns.flush()
+            last = self._turn_matcher.push(self._detokenizer.flush()) + self._turn_matcher.flush()
             may_end = self.num_tokens > self._min_tokens
-            text = self._matcher.push(last, may_end=may_end) + self._matcher.flush()
+            text = self._stop_matcher.push(last, may_end=may_end) + self._stop_matcher.flush()
         pieces = self._split(text)
-        if self._reasoning is not None:
-            pieces += self._find_calls(self._reasoning.flush(is_cut=is_cut))
-        if self._tools is not None:
-            pieces += self._first_call(self._tools.flush(is_cut=is_cut))
-        events = [*self._events(merge(pieces)), *self._end_input()]
+        if self._reasoning_splitter is not None:
+            pieces += self._find_calls(self._reasoning_splitter.flush(is_cut=is_cut))
+        if self._tool_parser is not None:
+            pieces += self._first_call(self._tool_parser.flush(is_cut=is_cut))
+        events = [*self._events(merge(pieces)), *self._end_custom_input()]
         stop = self.stopped
         end = Finished(
             self._index,
@@ -217,41 +219,45 @@ class TextStream:
     def _split(self, text: str) -> list[Piece]:
         if not text:
             return []
-        return self._find_calls([text] if self._reasoning is None else self._reasoning.push(text))
+        return self._find_calls(
+            [text] if self._reasoning_splitter is None else self._reasoning_splitter.push(text)
+        )
 
     def _find_calls(self, pieces: Iterable[Piece]) -> list[Piece]:
-        if self._tools is None:
+        if self._tool_parser is None:
             return list(pieces)
         found: list[Piece] = []
         for piece in pieces:
-            found += self._tools.push(piece) if isinstance(piece, str) else [piece]
+            found += self._tool_parser.push(piece) if isinstance(piece, str) else [piece]
         return self._first_call(found)
 
     def _first_call(self, pieces: list[Piece]) -> list[Piece]:
         """Up to the end of the first call, where one is all there may be; the rest is dropped."""
-        if not self._has_one_call or self._tools is None:
+        if not self._has_one_call or self._tool_parser is None:
             return pieces
         kept: list[Piece] = []
         for piece in pieces:
-            is_next = isinstance(piece, str | CallBegin) and self._is_calling
-            self._has_called = self._has_called or is_next
-            if self._has_called:
+            is_next = isinstance(piece, str | CallBegin) and self._has_begun_call
+            self._has_ended_call = self._has_ended_call or is_next
+            if self._has_ended_call:
                 break
-            self._is_calling = self._is_calling or isinstance(piece, CallBegin)
+            self._has_begun_call = self._has_begun_call or isinstance(piece, CallBegin)
             kept.append(piece)
-        self._has_called = self._has_called or (self._is_calling and self._tools.is_outside)
+        self._has_ended_call = self._has_ended_call or (
+            self._has_begun_call and self._tool_parser.is_outside
+        )
         return kept
 
     def _events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
         for piece in pieces:
             if isinstance(piece, CallArguments):
                 text = piece.text
-                if self._input is not None:
-                    text = input_text(self._input.push(text))
+                if self._custom_input is not None:
+                    text = input_text(self._custom_input.push(text))
                 if text:
                     yield self._arguments(text)
                 continue
-            yield from self._end_input()
+            yield from self._end_custom_input()
             if isinstance(piece, str):
                 yield TextDelta(self._index, piece)
             elif isinstance(piece, Reasoning):
@@ -259,7 +265,7 @@ class TextStream:
             else:
                 self._num_calls += 1
                 is_custom = piece.name in self._custom_names
-                self._input = input_splitter() if is_custom else None
+                self._custom_input = input_splitter() if is_custom else None
                 yield ToolCallDelta(
                     self._index,
                     self._num_calls - 1,
@@ -269,11 +275,11 @@ class TextStream:
                 )
 
     def _arguments(self, text: str) -> Event:
-        is_custom = self._input is not None
+        is_custom = self._custom_input is not None
         return ToolCallDelta(self._index, self._num_calls - 1, arguments=text, is_custom=is_custom)
 
-    def _end_input(self) -> Iterator[Event]:
-        unsent = "" if self._input is None else input_text(self._input.flush())
+    def _end_custom_input(self) -> Iterator[Event]:
+        unsent = "" if self._custom_input is None else input_text(self._custom_input.flush())
         if unsent:
             yield self._arguments(unsent)
-        self._input = None
+        self._custom_input = None
