@@ -34,7 +34,7 @@ def value(item: object) -> bytes:
 
 
 def _items(items: list[object]) -> bytes:
-    if isinstance(items[0], str):
+    if not items or isinstance(items[0], str):
         return struct.pack("<IQ", 8, len(items)) + b"".join(string(str(each)) for each in items)
     number, letter = (6, "f") if isinstance(items[0], float) else (5, "i")
     return struct.pack(f"<IQ{len(items)}{letter}", number, len(items), *items)

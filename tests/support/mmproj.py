@@ -171,14 +171,14 @@ def _as_seeing_qwen(path: Path, sections: Sequence[int]) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The tensors and the metadata of a file, but for lists of nothing, as `ggufs.write` takes."""
+    """The tensors and the metadata of a file, as `ggufs.write` takes."""
     checkpoint = open_checkpoint(path)
     tensors = {name: checkpoint.own(info) for name, info in checkpoint.tensors.items()}
-    plain = {
+    metadata = {
         key: [*item] if isinstance(item, memoryview) else item
         for key, item in checkpoint.metadata.items()
     }
-    return tensors, {key: item for key, item in plain.items() if item != []}
+    return tensors, metadata
 
 
 def metadata(theirs: nn.Module) -> dict[str, object]:
