@@ -228,9 +228,14 @@ struct Matmul {
     if constexpr (kPiece + 1 < D::pieces) wide_step<R, C, kPiece + 1>(acc, row, x, i);
   }
 
-  // k numbers of some rows, as tiles read copies of them: kChunk apart, widened with zeros behind them.
+  // How far apart copies of k numbers lie, kCopyStride at most: an odd number of lines of the cache, so that
+  // the same columns of different rows do not take each other's place.
+  static constexpr int64_t kLine = 64 / sizeof(Wide), kCopyStride = kChunk + kLine;
+  static int64_t copy_stride(int64_t k) { return round_up(k, 2 * kLine) + kLine; }
+
+  // k numbers of some rows, as tiles read copies of them: widened with zeros behind them.
   static void copy(Rows from, int64_t rows, int64_t k, Wide* out) {
-    for (int64_t row = 0; row < rows; row++, out += kChunk) {
+    for (int64_t row = 0; row < rows; row++, out += copy_stride(k)) {
       if constexpr (!kWidens) {
         if (k) memcpy(out, from[row], size_t(k) * sizeof(T));  // what has no numbers may lie nowhere
       } else {
@@ -267,6 +272,9 @@ struct Matmul {
     }
   }
 
+  // What rows of x that are read again and again may take of a first cache, which has 32 KB or more.
+  static constexpr int64_t kNearBytes = 24 << 10;
+
   // A chunk of num_rows rows of w with all of x: sums.out[c * sums.ld + r].
   template <class X>
   static void chunk(Rows w, int64_t num_rows, X x, int64_t num_cols, int64_t k, Sums sums,
@@ -275,16 +283,16 @@ struct Matmul {
       tiles<count>(num_cols, Rows{w[r], w.stride}, x, k, {sums.out + r, sums.ld, 1, sums.accumulates},
                    next ? next + r * w.stride : nullptr, {turns, count * w.stride, count, 0});
     };
-    // where all of x makes one tile, it meets all rows of w in turn
-    const int64_t whole = num_rows / kTileRows<X>, turns = num_cols <= kCols<X> ? whole : 1;
-    int64_t r = 0;
-    for (; r < whole * kTileRows<X>; r += turns * kTileRows<X>)
-      some(std::integral_constant<int, kTileRows<X>>{}, r, turns);
-    for (; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r, 1);
+    // a tile of x meets several tiles of w in turn: all, where there is no other tile of x to read them again,
+    // and else as many as stay in the first cache
+    const int64_t whole = num_rows / kTileRows<X>;
+    const int64_t near = kNearBytes / 2 / (kTileRows<X> * larger(k, 1) * int64_t(sizeof(T)));
+    const int64_t most = num_cols <= kCols<X> ? larger(whole, 1) : larger(near, 1);
+    in_pieces(whole, most, [&](int64_t first, int64_t turns) {
+      some(std::integral_constant<int, kTileRows<X>>{}, first * kTileRows<X>, turns);
+    });
+    for (int64_t r = whole * kTileRows<X>; r < num_rows; r++) some(std::integral_constant<int, 1>{}, r, 1);
   }
-
-  // What rows of x that are read again and again may take of a first cache, which has 32 KB or more.
-  static constexpr int64_t kNearBytes = 24 << 10;
 
   // Rows [m0, m1), columns [n0, n1).
   static void part(const Linear& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
@@ -341,19 +349,20 @@ struct Matmul {
     static_assert(kCopied % kChunk == 0);
     const int64_t n = n1 - n0, turns = (m1 - m0 + kFewRows - 1) / kFewRows;
     alignas(64) float sums[2][kFewRows * kFewColumns];
-    alignas(64) Wide copied[kFewRows * kCopied];
+    alignas(64) Wide copied[kFewRows * kCopied / kChunk * kCopyStride];
     in_pieces(m1 - m0, (m1 - m0 + turns - 1) / turns, [&](int64_t m, int64_t rows) {
       const Rows x{(const T*)call.x + (m0 + m) * call.ldx, call.ldx};
       in_pieces(call.k, kCopied, [&](int64_t block, int64_t block_k) {
         in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
-          copy({x[0] + block + at, x.stride}, rows, k, copied + at * rows);
+          copy({x[0] + block + at, x.stride}, rows, k, copied + at / kChunk * rows * kCopyStride);
         });
         for (int i = 0; i < (call.w2 ? 2 : 1); i++)
           in_pieces(n, kFetchedRows, [&](int64_t r, int64_t num_rows) {
             const Rows w = matrix(call, i, n0 + r);
             in_pieces(block_k, kChunk, [&](int64_t at, int64_t k) {
               const T* from = w[0] + block + at;
-              chunk({from, w.stride}, num_rows, WideRows{copied + at * rows, kChunk}, rows, k,
+              const WideRows near{copied + at / kChunk * rows * kCopyStride, copy_stride(k)};
+              chunk({from, w.stride}, num_rows, near, rows, k,
                     {sums[i] + r, n, 1, block + at > 0}, m ? nullptr : from + kFetchedRows * w.stride);
             });
           });
@@ -369,7 +378,7 @@ struct Matmul {
     constexpr int64_t kPanel = kWidens ? 128 : kManyColumns;
     constexpr int64_t kNearRows = kNearBytes / (kChunk * sizeof(Wide));
     alignas(64) float sums[2][kManyRows * kPanel];
-    alignas(64) Wide x[kNearRows * kChunk], widened[kWidens ? kPanel * kChunk : 1];
+    alignas(64) Wide x[kNearRows * kCopyStride], widened[kWidens ? kPanel * kCopyStride : 1];
     const int num_matrices = call.w2 ? 2 : 1;
     const int64_t panel = kPanel / num_matrices;
     in_pieces(m1 - m0, kManyRows, [&](int64_t m, int64_t all_rows) {
@@ -379,8 +388,8 @@ struct Matmul {
           for (int i = 0; i < num_matrices; i++) {
             const Rows from = matrix(call, i, n0 + n);
             if constexpr (kWidens) {
-              w[i] = {widened + i * panel * kChunk, kChunk};
-              copy({from[0] + at, from.stride}, columns, k, widened + i * panel * kChunk);
+              w[i] = {widened + i * panel * kCopyStride, copy_stride(k)};
+              copy({from[0] + at, from.stride}, columns, k, widened + i * panel * kCopyStride);
             } else {
               w[i] = {from[0] + at, from.stride};
             }
@@ -388,7 +397,7 @@ struct Matmul {
           in_pieces(all_rows, kNearRows, [&](int64_t row, int64_t rows) {
             copy({(const T*)call.x + (m0 + m + row) * call.ldx + at, call.ldx}, rows, k, x);
             for (int i = 0; i < num_matrices; i++)
-              Products::chunk(w[i], columns, WideRows{x, kChunk}, rows,
+              Products::chunk(w[i], columns, WideRows{x, copy_stride(k)}, rows,
                               kWidens ? round_up(k, D::step) : k,
                               {sums[i] + row * columns, columns, 1, at > 0}, nullptr);
           });
