@@ -5,22 +5,22 @@ Source: Saxena 2023, "Prompt Lookup Decoding", github.com/apoorvumang/prompt-loo
 
 from __future__ import annotations
 
+from bisect import bisect
+
 from typing_extensions import override
 
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft, Drafter
 from blazr.nn.ops.repeats import NONE, repeat_finder
 
-# Kinds of drafts, by whether more than one token before the place are the last ones, and whether
-# others may stand for some: of an only place, as far as another place agrees, and beyond that.
+# The least tokens before the place that are the last ones: the more, the likelier drafts are kept.
+_MATCHES = (1, 2, 3, 4, 6, 10)
+# Kinds of drafts, by whether others may stand for some of these tokens, and by how many of _MATCHES
+# they reach: of an only place, as far as another place agrees, and beyond that.
 _KINDS = {
-    (is_longer, is_edited): tuple(f"{name}{end}" for end in ("", " agreed", " alone"))
-    for is_longer, is_edited, name in (
-        (False, False, "token"),
-        (False, True, "edited token"),
-        (True, False, "ngram"),
-        (True, True, "edited ngram"),
-    )
+    (is_edited, number): tuple(f"{name} of {match}{end}" for end in ("", " agreed", " alone"))
+    for is_edited, name in ((False, "ngram"), (True, "edited ngram"))
+    for number, match in enumerate(_MATCHES, 1)
 }
 
 
@@ -29,8 +29,8 @@ class NgramDrafter(Drafter):
 
     Of several places the one counts that is most like the end, also where it has other names; these
     are put into what is proposed. As far as the same followed at the latest other place, drafts are
-    kept more often: these are of a kind of their own. So are those of a text's only place, those
-    behind a single token, and those of a place that is not wholly like the end.
+    kept more often: these are of a kind of their own. So are those of a text's only place, those of
+    a place that is not wholly like the end, and those behind more tokens that are the last ones.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class NgramDrafter(Drafter):
         drafts, found, num_agreed, is_edited = self._find(sequence.tokens, most)
         if found <= match:
             return None
-        only, agreed, alone = _KINDS[found > 1, is_edited]
+        only, agreed, alone = _KINDS[is_edited, bisect(_MATCHES, found)]
         if num_agreed == NONE:
             return Draft(drafts, only)
         if not num_agreed:

@@ -63,6 +63,14 @@ def test_what_followed_at_two_places_is_another_kind() -> None:
     assert len({once[0], agreed[0], never[0]}) == 3
 
 
+def test_longer_matches_are_of_other_kinds() -> None:
+    text = [*range(1, 20)]
+    found = [kinds([*text, 50, *text[:match]], most=1)[0] for match in range(1, 15)]
+    assert found == sorted(found, key=found.index)  # each kind is of consecutive lengths
+    assert len(set(found)) == 6
+    assert found[0] != found[1] != found[2]
+
+
 def test_another_name_is_put_in_and_is_another_kind() -> None:
     text = [1, 2, 30, 3, 4, 30, 5, 6, 1, 2, 40, 3, 4]
     assert propose(text, most=2) == (40, 5)
