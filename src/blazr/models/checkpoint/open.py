@@ -26,7 +26,7 @@ _REPO = r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}"
 _REPO_ID = re.compile(_REPO, re.ASCII)
 _HUB_FILE = re.compile(rf"(?P<repo>{_REPO}):(?P<file>[\w][\w ./-]{{0,250}}\.gguf)", re.ASCII)
 _SHARD = re.compile(
-    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.(?P<suffix>safetensors|gguf)"
+    r"(?P<stem>.+)-\d{5}-of-(?!00000)(?P<total>\d{5})\.(?P<suffix>safetensors|gguf)", re.ASCII
 )
 _SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")

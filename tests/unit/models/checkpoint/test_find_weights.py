@@ -72,6 +72,13 @@ def test_one_shard_stands_for_all(tmp_path: Path) -> None:
     assert chosen(tmp_path / SHARDS[1]) == SHARDS
 
 
+@pytest.mark.parametrize("total", ["00000", 5 * "\u0660"])
+def test_a_file_of_a_set_of_none_is_taken_alone(tmp_path: Path, total: str) -> None:
+    name = f"model-00001-of-{total}.safetensors"
+    touch(tmp_path, name)
+    assert chosen(tmp_path) == chosen(tmp_path / name) == [name]
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     touch(tmp_path, SHARDS[0], SHARDS[2])
     with pytest.raises(CheckpointError, match="lacks 1 of 3 shards") as caught:
