@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _ALIGNMENT = 8
 # Numbers of GGUF's value types, and how struct spells them.
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_UNSIGNED, _SIGNED, _FLOAT, _LONG = (4, "I"), (5, "i"), (6, "f"), (11, "q")
+_UNSIGNED, _SIGNED, _UNSIGNED_LONG, _LONG = (4, "I"), (5, "i"), (10, "Q"), (11, "q")
+_FLOAT, _DOUBLE = (6, "f"), (12, "d")
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class Entry:
     def nbytes(self) -> int:
         """Size in bytes."""
         if self.dtype in ELEMENT_TYPES:
-            return prod(self.shape) * ELEMENT_TYPES[self.dtype][0]
+            return math.prod(self.shape) * ELEMENT_TYPES[self.dtype][0]
         kind = GGML_TYPES[self.dtype]
-        return prod(self.shape) // kind.length * kind.nbytes
+        return math.prod(self.shape) // kind.length * kind.nbytes
 
 
 class TensorWriter:
@@ -160,8 +162,8 @@ def gguf_header(metadata: Mapping[str, Value], entries: Mapping[str, Entry]) -> 
     """What comes before the data in a GGUF file of version 3.
 
     Args:
-        metadata: Values by key. Whole numbers become 32 bits wide where they fit, others float32;
-            arrays that were read from a file keep their type.
+        metadata: Values by key. Numbers become 32 bits wide where they are in the range of such,
+            else 64; arrays that were read from a file keep their type.
         entries: The tensors, in order.
     """
     numbers = type_numbers()
@@ -211,10 +213,13 @@ def _value(value: Value) -> bytes:
 
 
 def _scalar(values: Sequence[float]) -> tuple[int, str]:
-    """The narrowest type that holds them all."""
+    """The narrowest type, of 32 bits or more, whose range holds them all."""
     if any(isinstance(each, float) for each in values):
-        return _FLOAT
+        is_wide = any(_LARGEST_FLOAT < abs(each) < math.inf for each in values)
+        return _DOUBLE if is_wide else _FLOAT
     low, high = min(values, default=0), max(values, default=0)
+    if high >= 2**63:
+        return _UNSIGNED_LONG
     if low >= 0:
         return _UNSIGNED if high < 2**32 else _LONG
     return _SIGNED if low >= -(2**31) and high < 2**31 else _LONG

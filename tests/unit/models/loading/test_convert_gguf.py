@@ -212,7 +212,8 @@ def test_every_kind_of_value_is_read_back(tmp_path: Path) -> None:
     values: dict[str, object] = {
         "a": 7, "b": -3, "c": 2**40, "d": 0.5, "e": True, "f": "ü", "g": ["x", "", "ß"],
         "h": [1, 0, 2], "i": [-1, 2**40], "j": [0.25, 1.5], "k": [True, False],
-        "l": memoryview(array("f", [1, 2])), "m": 2**32 - 1,
+        "l": memoryview(array("f", [1, 2])), "m": 2**32 - 1, "n": 2**64 - 1, "o": 1e300,
+        "p": float("inf"),
     }  # fmt: skip
     path = tmp_path / "a.gguf"
     entries = {"x": Entry("F32", (3, 2)), "y": Entry("Q8_0", (2, 64)), "z": Entry("I8", (5,))}
