@@ -227,9 +227,6 @@ class ChatChunk(Envelope, kw_only=True):
 async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     """Answer a chat."""
     body = call.body
-    if call.models.toolbox is None and not body.agent:
-        request = await call.translate(lambda: to_request(body, call, body.tools))
-        return await reply_and_move(call, [request], ChatRenderer(call, n=request.params.n))
     approved = body.approved_tool_calls or ()
     asked = AgentFields(body.agent, body.max_tool_rounds, approved, separator="\n\n")
     taken = taken_names(body.tools or ())
