@@ -48,8 +48,8 @@ from blazr.text.events import (
 )
 from blazr.text.reasoning import thinking_variables
 
-# vLLM has it under the second name; -1 is no bound.
-Budget = Annotated[int, msgspec.Meta(ge=-1)]
+# -1 sets no limit.
+ThinkingBudget = Annotated[int, msgspec.Meta(ge=-1)]
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -77,8 +77,8 @@ class ChatBody(SamplingBody, kw_only=True):
     reasoning_effort: str | None = None
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
-    max_thinking_tokens: Budget | None = None
-    thinking_token_budget: Budget | None = None
+    max_thinking_tokens: ThinkingBudget | None = None
+    thinking_token_budget: ThinkingBudget | None = None  # vLLM's name for the same
     agent: bool | None = None
     max_tool_rounds: MostRounds | None = None
     approved_tool_calls: list[str] | None = None
@@ -252,6 +252,12 @@ def to_request(
         raise RequestError(
             "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
         )
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError(
+            "the last message cannot go on where another one begins.",
+            param="continue_final_message",
+            expected="not together with add_generation_prompt",
+        )
     most = body.max_completion_tokens
     params = sampling_params(
         body,
@@ -275,23 +281,20 @@ def to_request(
 
 
 def _template_variables(body: ChatBody) -> dict[str, object]:
-    """Variables for the template, scalars only; a template of the client's is never run."""
+    """Variables for the model's template.
+
+    Raises:
+        RequestError: The body brings a template of its own, which is never run.
+    """
     if body.chat_template is not None:
         raise RequestError(
             "chat templates come with the model, not with the request.", param="chat_template"
-        )
-    if body.continue_final_message and body.add_generation_prompt:
-        raise RequestError(
-            "the last message cannot go on where another one begins.",
-            param="continue_final_message",
-            expected="not together with add_generation_prompt",
         )
     enabled = body.enable_thinking
     if enabled is None and body.thinking is not None:
         enabled = {"enabled": True, "disabled": False}.get(body.thinking.type)
     variables = thinking_variables(enabled=enabled, effort=body.reasoning_effort)
-    variables |= body.chat_template_kwargs or {}
-    return variables
+    return variables | (body.chat_template_kwargs or {})
 
 
 class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
