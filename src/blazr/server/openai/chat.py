@@ -22,7 +22,7 @@ from blazr.server.openai.shared import (
     TokenLogprob,
     UsageReply,
     WholeEnvelope,
-    reply_and_move,
+    reply_with_kv_transfer,
     token_logprobs,
     usage_reply,
 )
@@ -236,7 +236,7 @@ async def answer(call: Call[ChatBody]) -> Reply[ChatCompletion, ChatChunk]:
     renderer = ChatRenderer(call, n=request.params.n)
     agent = tools.agent(call, request, asked)
     if agent is None:
-        return await reply_and_move(call, [request], renderer)
+        return await reply_with_kv_transfer(call, [request], renderer)
     return await reply(call, [request], renderer, stream=body.stream, agent=agent)
 
 

@@ -22,7 +22,7 @@ from blazr.server.openai.shared import (
     SamplingBody,
     WholeEnvelope,
     distinct_tops,
-    reply_and_move,
+    reply_with_kv_transfer,
     usage_reply,
 )
 from blazr.server.params import (
@@ -92,7 +92,7 @@ async def complete(call: Call[CompletionBody]) -> Reply[TextCompletion, TextComp
     """Continue one prompt or many."""
     requests = await call.translate(lambda: to_requests(call.body, call))
     renderer = CompletionRenderer(call, requests)
-    return await reply_and_move(call, requests, renderer)
+    return await reply_with_kv_transfer(call, requests, renderer)
 
 
 def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[GenerationRequest]:

@@ -44,7 +44,7 @@ _Text = Annotated[str, schema_hint(minLength=1)]
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream holds besides the text: the usage at its end, and in every chunk so far."""
+    """Whether a stream ends with the usage, and whether every chunk has the usage so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -220,12 +220,12 @@ class WholeEnvelope(Envelope, kw_only=True):
     kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
-async def reply_and_move(
+async def reply_with_kv_transfer(
     call: Call[SamplingBody],
     requests: Sequence[GenerationRequest],
     renderer: Renderer[V, E],
 ) -> Reply[V, E]:
-    """Answer as `reply`; another server may have read the prompts, or be going to continue them."""
+    """Answer as `reply`, and move the prompts' KV cache from or to another server where asked."""
     stream, params = call.body.stream, call.body.kv_transfer_params
     if params is None:
         return await reply(call, requests, renderer, stream=stream)
