@@ -27,7 +27,7 @@ class EmbeddingBody(TruncatingBody, kw_only=True):
 
 
 class EmbeddingRow(msgspec.Struct, kw_only=True):
-    """A vector; in base64 it is float32, little end first."""
+    """A vector: numbers, or their little-endian float32 in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -55,14 +55,13 @@ async def embed(call: Call[EmbeddingBody]) -> EmbeddingList:
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
     )
-    rows = []
-    for index, vector in enumerate(vectors):
-        # little-endian float32, as the official client unpacks it
-        packed = b64encode(vector.astype("<f4")).decode()
-        is_packed = body.encoding_format == "base64"
-        rows.append(EmbeddingRow(index=index, embedding=packed if is_packed else vector.tolist()))
+    numbers: list[list[float] | str]
+    if body.encoding_format == "base64":
+        numbers = [b64encode(vector.astype("<f4")).decode() for vector in vectors]
+    else:
+        numbers = vectors.tolist()
     return EmbeddingList(
         model=call.name,
-        data=rows,
+        data=[EmbeddingRow(index=index, embedding=each) for index, each in enumerate(numbers)],
         usage=EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
     )
