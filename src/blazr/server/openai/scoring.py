@@ -257,11 +257,12 @@ async def _cosines(
     if not is_search or not isinstance(call.model, ServedPipeline):
         vectors, usage = await embed_inputs(call, texts, truncation=truncation)
         return [each.score for each in score_pairs(pairs, unit(vectors))], usage
-    queries, documents = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
-    asked, usage = await embed_inputs(call, queries, truncation=truncation, role="query")
+    query = pairs[0][0]  # the same in all pairs of a search
+    documents = list(dict.fromkeys(document for _, document in pairs))
+    asked, usage = await embed_inputs(call, [query], truncation=truncation, role="query")
     found, more = await embed_inputs(call, documents, truncation=truncation, role="document")
-    products = unit(asked) @ unit(found).T
-    scores = [float(products[queries.index(a), documents.index(b)]) for a, b in pairs]
+    cosines = dict(zip(documents, (unit(asked) @ unit(found).T)[0].tolist(), strict=True))
+    scores = [cosines[document] for _, document in pairs]
     return scores, Usage(prompt_tokens=usage.prompt_tokens + more.prompt_tokens)
 
 
