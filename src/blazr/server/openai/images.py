@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from secrets import randbits
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -86,17 +86,8 @@ class ImageReply(msgspec.Struct, kw_only=True):
     output_format: ImageForm
 
 
-class _ImageEvent(msgspec.Struct, kw_only=True):
+class _ImageEvent(msgspec.Struct):
     """What an event says of an image."""
-
-    b64_json: str
-    created_at: int
-    size: str
-    output_format: ImageForm
-
-
-class _Common(TypedDict):
-    """The fields of `_ImageEvent`."""
 
     b64_json: str
     created_at: int
@@ -229,17 +220,12 @@ def _events_of(request: ImageRequest, item: ImageEvent) -> Iterable[AnyImageEven
     if not isinstance(item, (PartialImage, ImageMade)):
         return
     is_edit = request.source is not None
-    common: _Common = {
-        "b64_json": b64encode(item.data).decode(),
-        "created_at": unix_time(),
-        "size": _size(item),
-        "output_format": request.form,
-    }
+    image = (b64encode(item.data).decode(), unix_time(), _size(item), request.form)
     if isinstance(item, PartialImage):
         unfinished = PartialEditEvent if is_edit else PartialImageEvent
-        yield unfinished(partial_image_index=item.index, **common)
+        yield unfinished(*image, partial_image_index=item.index)
     else:
-        yield EditCompletedEvent(**common) if is_edit else ImageCompletedEvent(**common)
+        yield EditCompletedEvent(*image) if is_edit else ImageCompletedEvent(*image)
 
 
 def _size(made: ImageMade | PartialImage) -> str:
