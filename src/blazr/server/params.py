@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from secrets import randbits
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict, cast
 
 import msgspec
@@ -70,6 +71,7 @@ TokenId = Annotated[int, schema_hint(minimum=0)]
 TokenIds = Annotated[list[TokenId], schema_hint(minItems=1)]
 # One prompt or many, as text or token ids; a list of integers is one prompt.
 Prompts = str | Annotated[list[str | TokenId | TokenIds], schema_hint(minItems=1)]
+MediaSeed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # of an image or a sound
 Bias = Annotated[float, schema_hint(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
 _Scalar = str | int | float | bool | None
 _TAKEN = ("messages", "tools", "add_generation_prompt")  # what a chat template is given anyway
@@ -740,6 +742,11 @@ def unreadable_part(
         found=repr(kind[:50]),
         expected=expected,
     )
+
+
+def seed_or_random(seed: int | None) -> int:
+    """The seed that a body gave for an image or a sound, or one of 31 random bits."""
+    return randbits(31) if seed is None else seed
 
 
 def unix_time() -> int:

@@ -6,7 +6,6 @@ from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
@@ -29,7 +28,7 @@ from blazr.pipelines.diffusion.generation import (
 )
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.params import unix_time
+from blazr.server.params import MediaSeed, seed_or_random, unix_time
 from blazr.server.schema import Example, OneOf, schema_hint
 from blazr.server.sse import Stream
 from blazr.server.state import StoredImage
@@ -38,7 +37,6 @@ from blazr.server.work import PipelineRun, WorkStream
 if TYPE_CHECKING:
     from blazr.pipelines.diffusion.generator import ImageGenerator
 
-_SEED_BITS = 31
 _AS_IS = frozenset({None, "auto", "standard", "opaque"})
 
 
@@ -51,7 +49,7 @@ class ImageBody(msgspec.Struct, kw_only=True):
     size: str | None = None
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] | None = None
     guidance: Annotated[float, msgspec.Meta(ge=0, le=MAX_GUIDANCE)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    seed: MediaSeed | None = None
     response_format: Literal["b64_json", "url"] | None = None
     output_format: ImageForm | None = None
     output_compression: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
@@ -175,7 +173,7 @@ def _request_of(body: ImageBody) -> ImageRequest:
         num_images=body.n or 1,
         steps=body.steps,
         guidance=body.guidance,
-        seed=randbits(_SEED_BITS) if body.seed is None else body.seed,
+        seed=seed_or_random(body.seed),
         num_partial=body.partial_images or 0,
         form=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,

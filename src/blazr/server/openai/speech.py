@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable
 from operator import attrgetter
-from secrets import randbits
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn, cast
 
 import msgspec
@@ -16,14 +15,13 @@ from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
+from blazr.server.params import MediaSeed, seed_or_random
 from blazr.server.schema import Example, OneOf
 from blazr.server.sse import Framing, Stream
 from blazr.server.work import PipelineRun, WorkStream
 
 if TYPE_CHECKING:
     from blazr.pipelines.audio.speaker import Speaker
-
-_SEED_BITS = 31
 
 
 class CustomVoice(msgspec.Struct):
@@ -42,7 +40,7 @@ class SpeechBody(msgspec.Struct, kw_only=True):
     speed: Annotated[float, msgspec.Meta(ge=0.25, le=4)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    seed: MediaSeed | None = None
     example: ClassVar[Example] = {"input": "Hello.", "voice": "0", "response_format": "wav"}
 
 
@@ -101,7 +99,7 @@ async def speak(call: Call[SpeechBody]) -> Sound | Stream[SpeechEvent]:
         text=body.input,
         voice=voice.id if isinstance(voice, CustomVoice) else voice,
         speed=body.speed or 1.0,
-        seed=randbits(_SEED_BITS) if body.seed is None else body.seed,
+        seed=seed_or_random(body.seed),
     )
     speaker = cast("Speaker", call.pipeline)
     speaker.check_request(request)
