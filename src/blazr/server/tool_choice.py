@@ -47,7 +47,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 class ToolChoice(ToolRef, kw_only=True):
     """A tool that must be called, or some of which one may be."""
 
-    type: Annotated[str, schema_hint(enum=["function", "custom", "allowed_tools"])]
+    type: Annotated[str, schema_hint(enum=[*_TOOL_KINDS, "allowed_tools"])]
     allowed_tools: AllowedTools | None = None
     mode: str | None = None
     tools: list[ToolRef] | None = None
@@ -69,7 +69,7 @@ def tool_fields(
     name = None
     if isinstance(choice, ToolChoice):
         allowed = choice.allowed_tools or choice
-        if choice.type in {"function", "custom"}:
+        if choice.type in _TOOL_KINDS:
             mode = "required"
             name = choice.tool_name
         elif choice.type == "allowed_tools" and allowed.tools is not None:

@@ -95,7 +95,7 @@ async def read_texts(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     truncation: Truncation | None,
 ) -> tuple[NDArray[np.float32], Usage]:
-    """What an encoder says of texts or pairs of them, (B, C), and what that cost.
+    """An encoder's output for texts or pairs of them, (B, C), and what that cost.
 
     Raises:
         RequestError: There are none or too many, or one is too long.
@@ -107,7 +107,7 @@ async def read_texts(
 async def _read_by(
     call: Call[object], encoder: Encoder, request: ReadRequest
 ) -> tuple[NDArray[np.float32], Usage]:
-    """What an encoder says of the texts of a request, (B, C), and what that cost."""
+    """An encoder's output for the texts of a request, (B, C), and what that cost."""
     from blazr.pipelines.encoders.encoder import Gathered
 
     run = PipelineRun[TextsRead](call, lambda outlet: encoder.read_texts(request, outlet))
@@ -118,10 +118,10 @@ async def _read_by(
 
 
 def _check_inputs(inputs: Sequence[object]) -> None:
-    """Refuse none, and too many.
+    """Refuse an empty list of inputs, and one that is too long.
 
     Raises:
-        RequestError: There are.
+        RequestError: It is.
     """
     if not 0 < len(inputs) <= MAX_INPUTS:
         raise RequestError(

@@ -20,7 +20,7 @@ from blazr.server.openai.responses.items import (
     InputItem,
     Item,
     approved_of,
-    shown,
+    to_input_item,
     to_messages,
 )
 from blazr.server.openai.responses.mcp import ResponseTools, open_tools
@@ -82,9 +82,8 @@ class CountInputBody(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     agent: bool | None = None
     max_tool_rounds: MostRounds | None = None
-    prompt: Annotated[Any, schema_hint(type="null")] = (
-        None  # a template, which this server has none of
-    )
+    # the name of a template, of which this server has none
+    prompt: Annotated[Any, schema_hint(type="null")] = None
     example: ClassVar[Example] = {"input": "Once upon a time"}
 
 
@@ -224,10 +223,10 @@ def _translate(
     request = to_request(body, call, messages, mcp.offer.beside(tools.tools))
     template = _template(body, call, tools)
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    shown_items = [] if body.store is False else [shown(item) for item in items]
-    stored = StoredResponse(template, shown_items, messages)
+    kept_items = [] if body.store is False else [to_input_item(item) for item in items]
+    stored = StoredResponse(template, kept_items, messages)
 
-    def end(response: ResponseObject) -> None:
+    def store_ended(response: ResponseObject) -> None:
         """Store what has ended, unless it was in the background and has been deleted."""
         if body.store is False:
             return
@@ -240,7 +239,7 @@ def _translate(
 
     renderer = ResponseRenderer(
         template,
-        end,
+        store_ended,
         namespaces=tools.namespaces,
         wants_logprobs=request.params.logprobs is not None,
         packs_thoughts=_THOUGHTS in (body.include or ()),
@@ -256,7 +255,7 @@ def to_request(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, object]] | None,
 ) -> GenerationRequest:
-    """Translate a body, given its conversation and tools; of one to be counted, without sampling.
+    """Translate a body, given its conversation and tools; one to be counted has no sampling fields.
 
     Raises:
         RequestError: A value is out of range, or asks for what there is not.

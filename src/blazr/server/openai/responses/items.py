@@ -147,8 +147,8 @@ def to_messages(
     return messages
 
 
-def shown(item: Item) -> InputItem:
-    """An item as it is shown again: with an id, a status, and its content in parts."""
+def to_input_item(item: Item) -> InputItem:
+    """An item as lookups return it: with an id, a status, and its content in parts."""
     fields = {
         name: value for name, value in msgspec.structs.asdict(item).items() if value is not None
     }
@@ -172,12 +172,15 @@ def shown(item: Item) -> InputItem:
 
 
 def pack_text(text: str) -> str:
-    """A text as clients keep it unread and send it back. It is theirs, so this is no cipher."""
+    """A text as ``encrypted_content``, which clients store and send back.
+
+    It is encoded and not encrypted: nothing in it is secret from the client.
+    """
     return _PACKED + base64.b64encode(text.encode("utf-8", "replace")).decode()
 
 
 def unpack_text(packed: str | None) -> str:
-    """The text; none of what another server has packed, which is nothing to us."""
+    """The text of ``encrypted_content``; empty where another server has made that."""
     if packed is None or not packed.startswith(_PACKED):
         return ""
     try:
@@ -219,7 +222,7 @@ def _parts_of(
 
 
 def _messages_of(item: Item, shown_name: Callable[[str, str], str]) -> Iterator[Message]:
-    """The messages that an item is."""
+    """An item as messages; there may be none."""
     if item.type == "mcp_list_tools":
         return
     if item.type in {"mcp_call", "mcp_approval_request"} and item.name:

@@ -21,8 +21,9 @@ from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.schema import OneOf
 from blazr.text.events import TokenText, ToolStep
 
+# What the ids of items begin with, by the kind of the part.
 _ITEM_IDS = {"text": "msg", "reasoning": "rs", "tool": "fc", "custom": "ctc", "step": "mcp"}
-_APPROVAL = "mcpr"
+_APPROVAL = "mcpr"  # a call that waits for the client to agree
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text", kw_only=True):
@@ -246,7 +247,7 @@ class _WholeEvent(_Event):
 
 
 class ResponseCreated(_WholeEvent, tag="response.created"):
-    """The prompt was read."""
+    """The prompt has been read."""
 
 
 class ResponseInProgress(_WholeEvent, tag="response.in_progress"):
@@ -254,15 +255,15 @@ class ResponseInProgress(_WholeEvent, tag="response.in_progress"):
 
 
 class ResponseCompleted(_WholeEvent, tag="response.completed"):
-    """The whole, at its end."""
+    """The response is complete."""
 
 
 class ResponseIncomplete(_WholeEvent, tag="response.incomplete"):
-    """The whole, cut off."""
+    """The response ends where its tokens ran out."""
 
 
 class ResponseFailed(_WholeEvent, tag="response.failed"):
-    """It failed."""
+    """The response has failed."""
 
 
 class _ItemEvent(_Event):
@@ -355,11 +356,11 @@ class McpListInProgress(_InsideEvent, tag="response.mcp_list_tools.in_progress")
 
 
 class McpListCompleted(_InsideEvent, tag="response.mcp_list_tools.completed"):
-    """It has told them."""
+    """An MCP server has listed its tools."""
 
 
 class McpListFailed(_InsideEvent, tag="response.mcp_list_tools.failed"):
-    """It has not."""
+    """An MCP server could not be asked for its tools."""
 
 
 class McpCallInProgress(_InsideEvent, tag="response.mcp_call.in_progress"):
@@ -367,23 +368,23 @@ class McpCallInProgress(_InsideEvent, tag="response.mcp_call.in_progress"):
 
 
 class McpArgumentsDelta(_InsideEvent, tag="response.mcp_call_arguments.delta"):
-    """Its arguments."""
+    """The arguments of a call of an MCP tool."""
 
     delta: str
 
 
 class McpArgumentsDone(_InsideEvent, tag="response.mcp_call_arguments.done"):
-    """Its whole arguments."""
+    """The whole arguments of a call of an MCP tool."""
 
     arguments: str
 
 
 class McpCallCompleted(_InsideEvent, tag="response.mcp_call.completed"):
-    """It has answered."""
+    """A tool of an MCP server has answered."""
 
 
 class McpCallFailed(_InsideEvent, tag="response.mcp_call.failed"):
-    """It has failed."""
+    """A call of a tool of an MCP server has failed."""
 
 
 ResponseEvent = (
@@ -535,9 +536,9 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
         """The whole response."""
         return self._finish(usage)
 
-    def cancel(self) -> ResponseObject:
+    def cancel(self) -> None:
         """End the response because the client wants no more of it, as far as it has come."""
-        return self._end("cancelled")
+        self._end("cancelled")
 
     def _finish(self, usage: Usage) -> ResponseObject:
         return self._end(
@@ -616,10 +617,9 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
 
     def _list_items(self) -> list[McpListItem]:
         """What the MCP servers offer: the first items of a response."""
-        own_id = self._template.id.removeprefix("resp_")
         return [
             McpListItem(
-                id=f"mcpl_{own_id}_{place}",
+                id=self._id_at("mcpl", place),
                 server_label=each.server,
                 tools=[
                     McpToolShown(x.name, x.description, x.schema, {"read_only": x.only_reads})
@@ -649,7 +649,11 @@ class ResponseRenderer(PartsRenderer[ResponseObject, ResponseEvent]):
 
     def _item_id(self, part: ReplyPart) -> str:
         kind = _APPROVAL if self._asks(part) else _ITEM_IDS[part.kind]
-        return f"{kind}_{self._template.id.removeprefix('resp_')}_{self._place(part)}"
+        return self._id_at(kind, self._place(part))
+
+    def _id_at(self, kind: str, place: int) -> str:
+        """The id of the item at a place of the output."""
+        return f"{kind}_{self._template.id.removeprefix('resp_')}_{place}"
 
     def _number(self) -> int:
         """The sequence number of the next event."""
