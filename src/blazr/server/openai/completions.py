@@ -81,7 +81,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class TextCompletion(WholeEnvelope, kw_only=True):
-    """What prompts were continued with, or a piece of it."""
+    """The texts that continue the prompts, or a piece of one."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
@@ -101,29 +101,30 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
     Raises:
         RequestError: A value is out of range, or fields contradict each other.
     """
-    more: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
+    values: dict[str, Any] = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
     n = 1 if body.n is None else body.n
-    is_best_of = bool(body.best_of) and body.best_of != n and 1 <= n <= MAX_CHOICES
-    if is_best_of:  # OpenAI's schema has 0 for none
-        if not n <= (body.best_of or 0) <= MAX_CHOICES:
+    best_of = body.best_of or n  # OpenAI's schema has 0 for none
+    is_best_of = best_of != n and 1 <= n <= MAX_CHOICES
+    if is_best_of:
+        if not n <= best_of <= MAX_CHOICES:
             raise RequestError(
                 "best_of is out of range.",
                 param="best_of",
-                found=str(body.best_of)[:20],
+                found=str(best_of)[:20],
                 expected=f"a number from n ({n}) to {MAX_CHOICES}",
             )
         if body.stream:
             raise RequestError(
                 "best_of generates more than it gives back, and so cannot stream.", param="best_of"
             )
-        more |= {"n": body.best_of, "logprobs": body.logprobs or 0}
+        values |= {"n": best_of, "logprobs": body.logprobs or 0}
     if body.echo and body.logprobs is not None:
-        more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        values["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         if body.max_tokens == 1:
-            # This is how prompts are scored. Who scores expects an entry for each prompt token
+            # Clients that score prompts ask so. They expect an entry for each token of the prompt
             # and one for the token after it, whichever it is; an end token would leave none.
-            more |= {"ignore_eos": True}
-    params = sampling_params(body, **more)
+            values["ignore_eos"] = True
+    params = sampling_params(body, **values)
     prompts = to_prompts(body.prompt)
     check_num_replies(len(prompts), params.n, param="best_of" if is_best_of else "n")
     return [
@@ -181,7 +182,7 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
             )
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> TextCompletion:
-        """The whole reply: the best of what was generated to each prompt, if there is more."""
+        """The whole reply; with ``best_of``, the likeliest texts of each prompt."""
         choices = []
         for each in self._best(completions):
             echo = self._echo(each.index)
@@ -261,7 +262,7 @@ class CompletionRenderer(ChoicesRenderer[TextCompletion, TextCompletion, Complet
         hides = self._body.skip_special_tokens is not False
         offset = self._offsets.get(index, 0)
         offsets = [offset + place for place in _places(prompt, echo)]
-        # what a stream has not shown yet is not known, so that a reply's tokens are counted
+        # where a stream will show a token is not known yet, so its own characters are counted
         lengths = [
             0
             if hides and self._tokenizer.is_special(token.token_id)
