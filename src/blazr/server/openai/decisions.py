@@ -14,8 +14,8 @@ from blazr.server.openai.shared import ItemUsage, item_usage
 from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 
-_MANY = msgspec.Meta(min_length=1, max_length=400)
-_OPTIONS = msgspec.Meta(min_length=2, max_length=255)
+_QUESTION_COUNT = msgspec.Meta(min_length=1, max_length=400)
+_OPTION_COUNT = msgspec.Meta(min_length=2, max_length=255)
 
 
 class PredicateAnswer(msgspec.Struct, tag_field="type", tag="predicate"):
@@ -108,7 +108,7 @@ class PredicateQuestion(_Question, tag="predicate"):
 class ChoiceQuestion(_Question, tag="choice"):
     """Which of these fits?"""
 
-    choices: Annotated[list[Option], _OPTIONS]
+    choices: Annotated[list[Option], _OPTION_COUNT]
 
     def ask(self) -> LabelQuestion:
         """What to ask the model."""
@@ -130,7 +130,7 @@ class ChoiceQuestion(_Question, tag="choice"):
 class ScoreQuestion(_Question, tag="score"):
     """Where on a scale?"""
 
-    levels: Annotated[list[Level], _OPTIONS]
+    levels: Annotated[list[Level], _OPTION_COUNT]
 
     def ask(self) -> LabelQuestion:
         """What to ask the model."""
@@ -157,7 +157,7 @@ class DecisionBody(msgspec.Struct, kw_only=True):
     """The request."""
 
     input: str | list[Item]
-    questions: Annotated[list[PredicateQuestion | ChoiceQuestion | ScoreQuestion], _MANY]
+    questions: Annotated[list[PredicateQuestion | ChoiceQuestion | ScoreQuestion], _QUESTION_COUNT]
     model: str | None = None
     example: ClassVar[Example] = {
         "input": "Once upon a time",

@@ -19,7 +19,7 @@ from blazr.server.run import Run
 from blazr.text.messages import Message
 
 MAX_LABELS = 1024
-MAX_TOKENS = 2**22  # of all prompts, which hold the questions' common beginning each
+MAX_TOKENS = 2**22  # of all prompts; each holds the beginning that the questions share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ async def label_probabilities(
     param: str,
     context: Sequence[Message] = (),
 ) -> tuple[list[list[float]], Usage]:
-    """For each question the probability of each label, which sum to 1, and what that cost.
+    """For each question the probabilities of its labels, which sum to 1, and what that cost.
 
     Every label is scored as the continuation of its question, so the questions' common beginning
     is read once.
@@ -59,6 +59,25 @@ async def label_probabilities(
         HttpError: 408, it takes too long.
     """
     started_s = monotonic()
+    _check_labels(questions, param)
+    requests = await asyncio.to_thread(
+        _scoring_requests, call, questions, context, param=param, started_s=started_s
+    )
+    run = await Run.start(call, requests)
+    completions, usage = await run.result()
+    scores = iter(
+        sum(finite(token.logprob or 0.0) for token in each.prompt_logprobs or ())
+        for each in completions
+    )
+    probabilities = []
+    for question in questions:
+        own = [next(scores) for _ in question.labels]
+        weights = [exp(score - max(own)) for score in own]
+        probabilities.append([weight / sum(weights) for weight in weights])
+    return probabilities, usage
+
+
+def _check_labels(questions: Sequence[LabelQuestion], param: str) -> None:
     labels = [label for question in questions for label in question.labels]
     if not 0 < len(labels) <= MAX_LABELS or not all(labels):
         raise RequestError(
@@ -73,47 +92,43 @@ async def label_probabilities(
             raise RequestError(
                 "an answer to choose from is there twice.", param=param, found=repr(twice)[:100]
             )
+
+
+def _scoring_requests(
+    call: Call[object],
+    questions: Sequence[LabelQuestion],
+    context: Sequence[Message],
+    *,
+    param: str,
+    started_s: float,
+) -> list[GenerationRequest]:
+    """One request for each label, which is scored as the end of its prompt."""
     core = call.llm.core
     common = call.scheduling()
     longest_s = common["timeout_s"]
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
-
-    def to_requests() -> list[GenerationRequest]:
-        requests: list[GenerationRequest] = []
-        num_tokens = 0
-        for question in questions:
-            common["timeout_s"] = longest_s - (monotonic() - started_s)
-            if common["timeout_s"] <= 0:
-                raise HttpError(408, "the request took too long.", code="generation_timeout")
-            messages = [*context, *question.messages]
-            ids = core.encode_chat(GenerationRequest(messages=messages))
-            for label in question.labels:
-                answer = core.tokenizer.encode(label)
-                prompt = [*ids, *answer]
-                num_tokens += len(prompt)
-                if num_tokens > MAX_TOKENS:
-                    raise RequestError(
-                        "the questions with each of their answers are too long.",
-                        param=param,
-                        expected=f"at most {MAX_TOKENS:,} tokens in all, the input in each of them",
-                        hint="ask fewer at once, or of a shorter input",
-                    )
-                requests.append(
-                    GenerationRequest(
-                        prompt=prompt, params=params, num_scored=len(answer) or 1, **common
-                    )
-                )
-        return requests
-
-    run = await Run.start(call, await asyncio.to_thread(to_requests))
-    completions, usage = await run.result()
-    scores = iter(
-        sum(finite(token.logprob or 0.0) for token in each.prompt_logprobs or ())
-        for each in completions
-    )
-    probabilities = []
+    requests: list[GenerationRequest] = []
+    num_tokens = 0
     for question in questions:
-        own = [next(scores) for _ in question.labels]
-        weights = [exp(score - max(own)) for score in own]
-        probabilities.append([weight / sum(weights) for weight in weights])
-    return probabilities, usage
+        common["timeout_s"] = longest_s - (monotonic() - started_s)
+        if common["timeout_s"] <= 0:
+            raise HttpError(408, "the request took too long.", code="generation_timeout")
+        messages = [*context, *question.messages]
+        ids = core.encode_chat(GenerationRequest(messages=messages))
+        for label in question.labels:
+            answer = core.tokenizer.encode(label)
+            prompt = [*ids, *answer]
+            num_tokens += len(prompt)
+            if num_tokens > MAX_TOKENS:
+                raise RequestError(
+                    "the questions with each of their answers are too long.",
+                    param=param,
+                    expected=f"at most {MAX_TOKENS:,} tokens in all, the input in each of them",
+                    hint="ask fewer at once, or of a shorter input",
+                )
+            requests.append(
+                GenerationRequest(
+                    prompt=prompt, params=params, num_scored=len(answer) or 1, **common
+                )
+            )
+    return requests
