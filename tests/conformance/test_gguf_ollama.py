@@ -359,7 +359,7 @@ def test_a_part_under_two_names_is_refused(new: str, old: str, tmp_path: Path) -
 
 
 def test_a_way_to_split_text_that_is_not_said(tmp_path: Path) -> None:
-    assert {row.splits for row in OLLAMA_DIALECTS.values()} <= {"", *PATTERNS}
+    assert {row.pre_tokenizer for row in OLLAMA_DIALECTS.values()} <= {"", *PATTERNS}
     form = from_llama_cpp("gpt-oss", tmp_path)
     gptoss(form)
     for said, meant in (("default", "gpt-4o"), ("", "gpt-4o"), ("qwen2", "qwen2")):

@@ -194,12 +194,12 @@ class TensorInfo:
 class QuantizedInfo(TensorInfo):
     """A matrix that several tensors of a quantized checkpoint stand for.
 
-    Its name, shape and place are those of the matrix, its ``dtype`` is for people.
+    Its name, shape and place are those of the matrix; its ``dtype`` names the layout, for messages.
 
     Args:
         parts: The tensors by their suffix, the first of them where the matrix lies.
         layout: How they stand for it.
-        share: Of what they hold, how much is this matrix; the rest is others'.
+        share: How much of the parts belongs to this matrix; the rest belongs to others.
     """
 
     parts: Mapping[str, TensorInfo]
@@ -300,7 +300,7 @@ def check_ranges(
         filled_from: Where the data begin, in formats that allow no byte between tensors.
 
     Raises:
-        CheckpointError: There are such.
+        CheckpointError: A tensor lies so, or, with ``filled_from``, bytes belong to none.
     """
     position = filled_from or 0
     for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
@@ -372,7 +372,9 @@ class Checkpoint:
         return self.view(self.tensors[name])
 
     def view(self, info: TensorInfo) -> Tensor:
-        """The same for a tensor by its place: a part of a quantized matrix, or some rows of one.
+        """A tensor as `read` gives it, by its info and not its name.
+
+        Parts of a quantized matrix and some rows of a tensor have no name in `tensors`.
 
         Raises:
             CheckpointError: The file has gone or changed.
@@ -401,10 +403,10 @@ class Checkpoint:
         return raw.view(dtype).view(shape)
 
     def own(self, info: TensorInfo) -> Tensor:
-        """The same in memory of its own: what becomes of the file afterwards does not matter.
+        """A tensor as `view` gives it, in memory that does not depend on the file any more.
 
-        Reading takes no longer than mapping and touching. A tensor that is still in use comes as
-        it is: parts of a quantized matrix may be parts of several.
+        Reading takes no longer than mapping and touching. A tensor that was read before and is
+        still in use is not read again: several quantized matrices may share one.
 
         Raises:
             CheckpointError: The file has gone or changed.
@@ -431,7 +433,7 @@ class Checkpoint:
         """Refuse files that were written to since the first tensor was read.
 
         Raises:
-            CheckpointError: There is one: what was read may be of two models.
+            CheckpointError: A file was: what was read may be of two models.
         """
         for path in self._stamps:
             with open_regular(path) as file:
@@ -455,7 +457,7 @@ class Checkpoint:
         Writing to the mapping changes private copies of its pages, never the file.
 
         Raises:
-            CheckpointError: It cannot be opened, or is not what its header was read of any more.
+            CheckpointError: It cannot be opened, or has changed since its header was read.
         """
         with open_regular(path) as file:
             self._check_stamp(path, file)

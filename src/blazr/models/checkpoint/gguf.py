@@ -1,9 +1,10 @@
 """GGUF files: the header by ``core.gguf_header``, and where each tensor's bytes are.
 
-Files of Ollama's own converter are put into the words of llama.cpp's as they are read, so that no
-other module knows two vocabularies. Source: GitHub ollama/ollama, ``convert/convert_*.go`` (what is
-written; rows name their file), ``model/models/*/model.go`` and ``ml/backend/ggml/ggml.go`` (what it
-means).
+Ollama's own converter has other names and keys. They are replaced by llama.cpp's when a header is
+read, so that no other module needs to know both.
+
+Source: GitHub ollama/ollama, ``convert/convert_*.go`` (what is written; rows name their file),
+``model/models/*/model.go`` and ``ml/backend/ggml/ggml.go`` (what it means).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from blazr.models.checkpoint.base import (
 from blazr.nn.operands.packing import BlockType
 from blazr.nn.quant.gguf import GGML_TYPES
 
-# Ollama's first files with MXFP4 (fs/ggml/type.go): as Hugging Face has it, neighbours in a byte.
+# The type of Ollama's first files with MXFP4 (fs/ggml/type.go): neighbours share a byte, as in
+# Hugging Face's.
 _MXFP4_IN_PAIRS = 4
 # Beside GGML_TYPES: llama.cpp's numbers for types that are read as they are.
 _OTHERS = {"I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28}
@@ -43,9 +45,9 @@ _TYPES = {
 }
 
 _PART = re.compile(r"(blk\.\d+\.)(\w+\.?)(.*)", re.ASCII)
-_SPLITS = "tokenizer.ggml.pre"
-# What is written where a way to split text is not recognised, or like Llama 3's.
-_ANY_SPLITS = ("", "default", "llama-bpe")
+_PRE_TOKENIZER = "tokenizer.ggml.pre"
+# What Ollama writes there of a pre-tokenizer that it does not recognise, or takes for Llama 3's.
+_UNRECOGNISED = ("", "default", "llama-bpe")
 
 
 class OllamaDialect(NamedTuple):
@@ -53,26 +55,27 @@ class OllamaDialect(NamedTuple):
 
     Args:
         architecture: What llama.cpp calls it.
-        splits: How its tokenizer splits text, where the file says nothing particular.
-        defaults: What is left out.
-        keys: Keys that mean what another one does there.
+        pre_tokenizer: llama.cpp's name for its pre-tokenizer, where the file does not tell it.
+        defaults: Values of keys that are left out.
+        keys: Keys, and those by which llama.cpp means the same.
     """
 
     architecture: str
-    splits: str = ""
+    pre_tokenizer: str = ""
     defaults: Mapping[str, Value] = {}
     keys: Mapping[str, str] = {}
 
 
-# sizes of one head, where llama.cpp has those of the latent vector
-_OLLAMA_HEAD = {
+# Under these keys Ollama has the sizes of one head, and llama.cpp those of the latent vector.
+_HEAD_SIZE_KEYS = {
     f"attention.{each}_length": f"attention.{each}_length_mla" for each in ("key", "value")
 }
 OLLAMA_DIALECTS: Mapping[str, OllamaDialect] = {
     # convert_gptoss.go
     "gptoss": OllamaDialect("gpt-oss", "gpt-4o", {"rope.scaling.type": "yarn"}),
     "olmo3": OllamaDialect("olmo2", "dbrx"),  # convert_olmo.go
-    "glm4moelite": OllamaDialect("deepseek2", "glm4", keys=_OLLAMA_HEAD),  # convert_glm4moelite.go
+    # convert_glm4moelite.go
+    "glm4moelite": OllamaDialect("deepseek2", "glm4", keys=_HEAD_SIZE_KEYS),
     "nemotron_h_omni": OllamaDialect("nemotron_h_moe"),  # convert_nemotron_h.go: it sees and hears
     "mistral3": OllamaDialect("mistral3", "tekken"),  # convert_mistral.go
     "lfm2": OllamaDialect("lfm2", "lfm2"),  # convert_lfm2.go
@@ -101,7 +104,7 @@ _OLLAMA_KEYS = {
 
 
 def type_numbers() -> dict[str, int]:
-    """What types are called in files, by their names."""
+    """The numbers that stand for types in files, by their names."""
     return {row.name: row.number for row in _TYPES.values()}
 
 
@@ -127,16 +130,16 @@ def read_header(path: Path) -> Header:
 
 
 def check_parts(headers: Mapping[Path, Header]) -> None:
-    """Whether files are all parts of a model, each in its place, as far as they say so.
+    """Refuse files that say that they are parts of a model and are not all of them, in order.
 
-    What a part that is not there would hold may be missed by nobody: an output head for one, in
-    whose place the embedding is taken.
+    A missing part may go unnoticed otherwise: in the place of its output head the embedding would
+    be taken.
 
     Args:
         headers: By file, in order.
 
     Raises:
-        CheckpointError: They are not.
+        CheckpointError: A file is a part, and another is missing or in its place.
     """
     for place, (file, header) in enumerate(headers.items()):
         count, number = (header.metadata.get(f"split.{key}") for key in ("count", "no"))
@@ -205,8 +208,8 @@ def as_llama_cpp(header: Header) -> Header:
     }
     metadata = {k: value for k, value in header.metadata.items() if not k.startswith(begin)}
     metadata["general.architecture"] = ours
-    if dialect.splits and metadata.get(_SPLITS, "") in _ANY_SPLITS:
-        metadata[_SPLITS] = dialect.splits
+    if dialect.pre_tokenizer and metadata.get(_PRE_TOKENIZER, "") in _UNRECOGNISED:
+        metadata[_PRE_TOKENIZER] = dialect.pre_tokenizer
     keys = {**dialect.defaults, **_keys_of_ollama(own, _OLLAMA_KEYS), **own}
     keys |= _keys_of_ollama(own, dialect.keys)
     return Header(tensors, metadata | {f"{ours}.{key}": value for key, value in keys.items()})
@@ -215,7 +218,10 @@ def as_llama_cpp(header: Header) -> Header:
 def _tensors_of_ollama(
     stored: TensorInfo, name: str, present: Mapping[str, TensorInfo]
 ) -> list[TensorInfo]:
-    """What a tensor is there; itself where that is there as well, for the plan to complain of."""
+    """A tensor under llama.cpp's name, or two that it consists of.
+
+    It keeps its own name where the file has another by llama.cpp's; the plan then complains.
+    """
     found = _PART.fullmatch(stored.name)
     at, part, end = found.groups() if found else ("", "", stored.name)
     part = _OLLAMA_TENSORS.get(f"{name} {part}", _OLLAMA_TENSORS.get(part, part))
@@ -246,5 +252,5 @@ def _tensors_of_ollama(
 
 
 def _keys_of_ollama(own: Mapping[str, Value], keys: Mapping[str, str]) -> dict[str, Value]:
-    """A zero says that there is none, unless it is a truth."""
+    """Values under llama.cpp's keys, without zeros: by these Ollama says that there is nothing."""
     return {keys[key]: own[key] for key in keys if own.get(key) or own.get(key) is False}

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 # Of config.json, or of its text_config.
 CONFIG_KEYS = ("quantization_config", "compression_config")
-# Files of their own in which older writers keep the settings, and the method each means.
-_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# The same, of a writer whose tensors' names are those of plain ones.
-_MODELOPT = "hf_quant_config.json"
-# Read by the rules of the family that has it.
-_ELSEWHERE = {"mxfp4"}
+# Files in which older writers keep the settings, and the method that each stands for.
+_SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Such a file of NVIDIA's Model Optimizer, by whose tensors' names nothing looks quantized.
+_MODELOPT_FILE = "hf_quant_config.json"
+# Methods that the rules of the family with such models read.
+_READ_BY_FAMILIES = {"mxfp4"}
 
 
 def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
@@ -40,10 +40,10 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
     if settings is None:
         return checkpoint
     method = settings.text("quant_method", "").lower()
-    if method in _ELSEWHERE:
+    if method in _READ_BY_FAMILIES:
         return checkpoint
     if method not in SCHEMES:
-        raise settings.wrong("quant_method", ", ".join((*SCHEMES, *_ELSEWHERE)))
+        raise settings.wrong("quant_method", ", ".join((*SCHEMES, *_READ_BY_FAMILIES)))
     scheme = SCHEMES[method]
     tensors = checkpoint.tensors
     found = dict[str, TensorInfo]()
@@ -76,7 +76,7 @@ def join_quantized(checkpoint: Checkpoint) -> Checkpoint:
 def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
     """What config.json, or a file of its own, says about the quantization."""
     config = checkpoint.config
-    text = config.get("text_config")  # where some that are of more than text say it: Kimi K2.5
+    text = config.get("text_config")  # where models that also see have it: Kimi K2.5
     inner = text if isinstance(text, Mapping) else {}
     for section, key in itertools.product((config, inner), CONFIG_KEYS):
         raw = section.get(key)
@@ -89,13 +89,13 @@ def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
                 expected="an object",
             )
         return QuantizationConfig({"quant_method": _guess(checkpoint), **raw})
-    path = checkpoint.directory / _MODELOPT
+    path = checkpoint.directory / _MODELOPT_FILE
     if path.exists():
-        quantization = QuantizationConfig(read_json(path), _MODELOPT).section("quantization")
-        return QuantizationConfig({**quantization.raw, "quant_method": "modelopt"}, _MODELOPT)
+        quantization = QuantizationConfig(read_json(path), _MODELOPT_FILE).section("quantization")
+        return QuantizationConfig({**quantization.raw, "quant_method": "modelopt"}, _MODELOPT_FILE)
     if "qweight" not in {name.rpartition(".")[2] for name in checkpoint.tensors}:
         return None
-    for name, method in _FILES.items():
+    for name, method in _SETTINGS_FILES.items():
         path = checkpoint.directory / name
         if path.exists():
             return QuantizationConfig({**read_json(path), "quant_method": method}, name)

@@ -25,7 +25,7 @@ from blazr.models.checkpoint.base import (
 )
 
 MAX_HEADER_BYTES = 100_000_000
-MAX_DIMENSIONS = 16  # models have at most 5; the product of thousands takes minutes, and no print
+MAX_DIMENSIONS = 16  # models have at most 5; to multiply thousands of sizes takes minutes
 _LENGTH_BYTES = 8
 
 

@@ -21,8 +21,8 @@ from blazr.nn.quant.gguf import GGML_TYPES
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ALIGNMENT = 8
-# Numbers of GGUF's value types, and how struct spells them.
+_SAFETENSORS_ALIGNMENT = 8  # of the data
+# GGUF's value types: their numbers, and of scalars the letters by which struct packs them.
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _UNSIGNED, _SIGNED, _UNSIGNED_LONG, _LONG = (4, "I"), (5, "i"), (10, "Q"), (11, "q")
 _FLOAT, _DOUBLE = (6, "f"), (12, "d")
@@ -43,7 +43,7 @@ class Entry:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Entry:
-        """That of a tensor as it is."""
+        """The entry of a tensor that is written in its own dtype."""
         return cls(element_type(tensor.dtype), tuple(tensor.shape))
 
     @property
@@ -146,7 +146,7 @@ def safetensors_writer(
         }
         position = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text += b" " * (-len(text) % _SAFETENSORS_ALIGNMENT)
     return _tensor_writer(path, len(text).to_bytes(8, "little") + text, entries)
 
 

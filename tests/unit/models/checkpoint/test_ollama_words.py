@@ -62,7 +62,7 @@ def test_each_dialect_says_it_in_its_architecture(name: str) -> None:
     assert found.metadata["general.name"] == "x"
     assert found.metadata[f"{name}x.y"] == 1
     assert said(found) == {"block_count": 2, "other": "a", **row.defaults}
-    assert found.metadata.get(PRE, "") == row.splits
+    assert found.metadata.get(PRE, "") == row.pre_tokenizer
     assert list(found.tensors) == ["blk.0.ssm_dt.bias"]
     assert all(info.name == key for key, info in found.tensors.items())
     assert as_llama_cpp(found) == found
@@ -73,8 +73,8 @@ def test_each_dialect_says_it_in_its_architecture(name: str) -> None:
 def test_what_a_file_says_of_splitting_counts(name: str, written: str) -> None:
     mine = header(name)
     found = as_llama_cpp(replace(mine, metadata=mine.metadata | {PRE: written}))
-    known = written == "qwen2" or not OLLAMA_DIALECTS[name].splits
-    assert found.metadata[PRE] == (written if known else OLLAMA_DIALECTS[name].splits)
+    known = written == "qwen2" or not OLLAMA_DIALECTS[name].pre_tokenizer
+    assert found.metadata[PRE] == (written if known else OLLAMA_DIALECTS[name].pre_tokenizer)
 
 
 def test_what_a_file_says_goes_before_what_is_left_out() -> None:
