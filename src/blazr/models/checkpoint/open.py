@@ -31,8 +31,8 @@ _SHARD = re.compile(
 _SHARD_NUMBER = re.compile(r"\d{5}(?=-of-\d{5}\.gguf$)", re.ASCII)
 _STEP = re.compile(r".*_step_(?P<step>\d{1,18})\.safetensors")
 _LAYER = re.compile(r"layers\.\d", re.ASCII)
-_BESIDE = ("lm_head.", "mtp.")  # what no model that is part of a whole has among its own
-_OF_TRANSFORMERS = ("architectures", "transformers_version")  # keys of a config.json it writes
+_UNPREFIXED = ("lm_head.", "mtp.")  # how names begin that have no prefix in whole models
+_TRANSFORMERS_KEYS = ("architectures", "transformers_version")  # in a config.json that it writes
 _PROGRAM_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # What a tokenizer and chat templates are read from.
 TEXT_FILES = (
@@ -56,15 +56,15 @@ _WANTED = [
     "modules.json",
     *TEXT_FILES,
 ]
-# A star stands for slashes too: of what lies in folders only templates are wanted, and the modules
-# of sentence-transformers, which are numbered.
+# A star stands for slashes, too. Only templates are wanted from folders, and the modules of
+# sentence-transformers, whose folders are numbered.
 _UNWANTED = [
     *(f"[!0-9]*/{each}" for each in _WANTED if each != "*.jinja"),
     "tokenizer*/*",
     "consolidated*",
     "adapter_*",
 ]
-# Of one that diffusers has saved: an index, and a folder for each part.
+# What diffusers saves: an index, and a folder for each part of a pipeline.
 PIPELINE_INDEX = "model_index.json"
 _WANTED_PARTS = [f"*/*{end}" for end in (".json", ".txt", ".model", ".jinja", ".safetensors")]
 _UNWANTED_PARTS = ["*/*/*", "*.fp16*", "*.bf16*", "*non_ema*"]
@@ -72,7 +72,7 @@ _HINT = (
     "pass a directory with model.safetensors, a .safetensors or .gguf file, a Hub id (org/name), or"
     " a file of one (org/name:file.gguf)"
 )
-_LISTED = 12
+_MAX_LISTED = 12  # names in a message
 _MMPROJ = "mmproj"  # how the names of the files of vision encoders begin
 
 
@@ -164,7 +164,7 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
             gguf = _gguf_files(repo, revision)
             raise CheckpointError(
                 f"{repo!r} has no file {file[:100]!r}, as far as can be seen from here.",
-                found=_listed(gguf, _LISTED),
+                found=_listed(gguf, _MAX_LISTED),
                 hint="name one that is there, as its page on huggingface.co lists it",
             )
         return path
@@ -181,7 +181,7 @@ def fetch_model(model: str, *, revision: str | None = None) -> Path:
     if gguf:
         raise CheckpointError(
             f"{model!r} holds GGUF files alone.",
-            expected=_listed(gguf, _LISTED),
+            expected=_listed(gguf, _MAX_LISTED),
             hint=f"name one of them: {model}:{gguf[0]}",
         )
     return path
@@ -311,21 +311,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path=config_path if has_config else None,
         metadata=metadata,
     )
-    return checkpoint if checkpoint.metadata else join_quantized(_named_as_whole(checkpoint))
+    return checkpoint if checkpoint.metadata else join_quantized(_with_prefix(checkpoint))
 
 
-def _named_as_whole(checkpoint: Checkpoint) -> Checkpoint:
-    """The names of a whole model, where transformers has saved it without its head.
+def _with_prefix(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the prefix that names lack where transformers has saved no head.
 
-    oxidizr's names begin like these, but transformers has not written its config.json, in which
-    somebody may have put a ``model_type``.
+    oxidizr's names lack it as well and are to stay so. Its config.json may have a ``model_type``,
+    but none of the other keys that transformers writes.
     """
     tensors, own = checkpoint.tensors, checkpoint.config
-    is_of_transformers = "model_type" in own and not own.keys().isdisjoint(_OF_TRANSFORMERS)
+    is_of_transformers = "model_type" in own and not own.keys().isdisjoint(_TRANSFORMERS_KEYS)
     if not is_of_transformers or not any(map(_LAYER.match, tensors)):
         return checkpoint
     prefix = "backbone." if "norm_f.weight" in tensors else "model."
-    named = {n if n.startswith(_BESIDE) else prefix + n: info for n, info in tensors.items()}
+    named = {n if n.startswith(_UNPREFIXED) else prefix + n: info for n, info in tensors.items()}
     return replace(checkpoint, tensors={n: replace(info, name=n) for n, info in named.items()})
 
 
@@ -373,7 +373,7 @@ def find_mmproj(path: Path) -> Path | None:
 
 
 def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
-    """What a directory can be loaded from, the first to take first."""
+    """What a directory can be loaded from, in the order of preference."""
     if "model.safetensors" in names:
         yield WeightFiles((directory / "model.safetensors",))
     if INDEX in names:
@@ -386,10 +386,10 @@ def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
     if "pytorch_model.safetensors" in names:
         yield WeightFiles((directory / "pytorch_model.safetensors",))
     if finals := [directory / name for name in names if name.endswith("_final.safetensors")]:
-        yield WeightFiles((max(finals, key=_age),))
+        yield WeightFiles((max(finals, key=_written_at),))
     matches = (found for name in names if (found := _STEP.fullmatch(name)))
     if steps := [(int(found["step"]), directory / found[0]) for found in matches]:
-        yield WeightFiles((max(steps, key=lambda step: (step[0], _age(step[1])))[1],))
+        yield WeightFiles((max(steps, key=lambda step: (step[0], _written_at(step[1])))[1],))
     safetensors = [name for name in names if name.endswith(".safetensors")]
     gguf = [name for name in names if name.endswith(".gguf")]
     language = [name for name in gguf if not name.startswith(_MMPROJ)]
@@ -400,8 +400,8 @@ def _choices(directory: Path, names: Sequence[str]) -> Iterator[WeightFiles]:
             yield WeightFiles((directory / only[0],))
 
 
-def _age(path: Path) -> tuple[int, str]:
-    """Sorts by time of writing; a file that cannot be asked sorts first."""
+def _written_at(path: Path) -> tuple[int, str]:
+    """When a file was written, and its name, to sort by; 0 where the system does not tell."""
     try:
         return path.stat().st_mtime_ns, path.name
     except OSError:
