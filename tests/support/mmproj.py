@@ -127,7 +127,7 @@ def _write_text(theirs: nn.Module, directory: Path, target: Path) -> None:
             own["model_type"] = config.model_type[:5]
         sections = own["rope_parameters"].pop("mrope_section", ())
         (text / "config.json").write_text(json.dumps(own))
-    convert(str(text), target / "model.gguf", dtype="float32", text=gguf_vocabulary)
+    convert(str(text), target / "model.gguf", dtype="float32", vocabulary=gguf_vocabulary)
     if sections:
         _as_seeing_qwen(target / "model.gguf", sections)
 

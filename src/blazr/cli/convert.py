@@ -49,7 +49,7 @@ def convert(
             quantize=quantize,
             dtype=dtype,
             merge_adapter=merge_adapter,
-            text=gguf_vocabulary,
+            vocabulary=gguf_vocabulary,
             progress=progress,
         )
     if as_json:

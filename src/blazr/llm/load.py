@@ -29,7 +29,7 @@ from blazr.text.tool_calls.choose import choose_tool_format
 if TYPE_CHECKING:
     from blazr.core.gguf_header import Value
     from blazr.engine.ranks.processes import RankProcesses
-    from blazr.models.loading.load import LoadedModel
+    from blazr.models.loading.load import LoadedModel, Progress
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
     from blazr.pipelines.pipeline import Pipeline
@@ -41,9 +41,7 @@ _FAMILIES_WITHOUT_BOS = {"oxidizr"}
 _ONLY_FOR_TEXT = ("vocab", "quantize", "adapter", "chat_template")
 
 
-def load_text_engine(
-    options: LoadOptions, *, progress: Callable[[int, int], None] | None = None
-) -> TextEngine:
+def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) -> TextEngine:
     """Load a model and start its engine.
 
     Args:
@@ -96,7 +94,7 @@ def _check_names(options: LoadOptions) -> dict[str, str]:
 
 
 def _load_on_ranks(
-    options: LoadOptions, device: Device, *, progress: Callable[[int, int], None] | None
+    options: LoadOptions, device: Device, *, progress: Progress | None
 ) -> TextEngine:
     from blazr.llm.ranks import load_on_ranks
 
@@ -123,7 +121,7 @@ def _load_weights(
     options: LoadOptions,
     device: Device,
     drafters: Mapping[str, str],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> LoadedModel | FallbackModel:
     """Load a network; one that blazr does not have itself is run by transformers.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from blazr.engine.ranks.orders import PartOptions, load_part
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.llm.options import LoadOptions
-from blazr.models.loading.load import LoadedModel, load
+from blazr.models.loading.load import LoadedModel, Progress, load
 from blazr.models.loading.parts import part_of_config
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import Device
@@ -18,7 +16,7 @@ def load_on_ranks(
     options: LoadOptions,
     device: Device,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[LoadedModel, RankProcesses]:
     """Start the other ranks, and have each load its part while this one loads its own.
 

@@ -39,7 +39,7 @@ from blazr.models.checkpoint.write import (
 )
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
-from blazr.models.loading.load import tiles_of
+from blazr.models.loading.load import Progress, no_progress, tiles_of
 from blazr.models.loading.plan import DTYPES, PlannedModel, choose_storage, plan_model, stored_dtype
 from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
@@ -57,8 +57,8 @@ _COPIED_FILES = (
 _BITS = {"Q4_0": 4, "Q8_0": 8}
 _SPARE_BYTES = 64 * 2**20
 
-Progress = Callable[[int, int], None]
-Text = Callable[[Path, int], Mapping[str, Value]]
+# From a model's directory and the rows of its embedding to what a GGUF file says of its vocabulary.
+VocabularyMetadata = Callable[[Path, int], Mapping[str, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Converted:
     """What a conversion made.
 
     Args:
-        path: The directory.
+        path: The directory, or the GGUF file.
         nbytes: Size of its weights.
         num_quantized: Matrices that were quantized.
         num_plain: Tensors that were not.
@@ -84,7 +84,7 @@ class _Job:
 
     info: TensorInfo
     dtype: torch.dtype
-    name: str | None = None  # of a quantization, with its quantizer
+    quantization: str | None = None  # a name of WRITABLE, where there is a quantizer
     quantizer: Quantizer | None = None
     change: StoredChange | None = None  # by an adapter
 
@@ -92,10 +92,10 @@ class _Job:
     def group(self) -> int:
         """Columns that share a scale."""
         assert self.quantizer is not None
-        assert self.name is not None
-        is_shared = self.name.startswith("int")
-        columns = self.info.shape[-1]
-        return group_of(self.name, columns) if is_shared else self.quantizer.kind.length
+        assert self.quantization is not None
+        if self.quantization.startswith("int"):
+            return group_of(self.quantization, self.info.shape[-1])
+        return self.quantizer.kind.length
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """The tensors that will be written."""
@@ -120,7 +120,7 @@ def convert(
     dtype: str = "auto",
     revision: str | None = None,
     merge_adapter: Path | None = None,
-    text: Text | None = None,
+    vocabulary: VocabularyMetadata | None = None,
     progress: Progress | None = None,
 ) -> Converted:
     """Write a model again, quantized or in another dtype, as safetensors or as GGUF.
@@ -134,9 +134,8 @@ def convert(
             matrices takes that of the tensors beside them.
         revision: Branch, tag or commit of a Hub id.
         merge_adapter: The directory of an adapter (LoRA) to add to the weights; None adds none.
-        text: What a GGUF file says of the vocabulary, from a model's directory and the rows of its
-            embedding; None for nothing.
-        progress: Told the bytes done so far, and all of them; before the first, too.
+        vocabulary: Makes what a GGUF file says of the vocabulary; None leaves it out.
+        progress: Told the bytes done so far, and all of them.
 
     Raises:
         CheckpointError: There is no such model, or its files are not sound; or the adapter is of
@@ -166,8 +165,8 @@ def convert(
     if out.suffix == ".gguf":
         plan = plan_gguf(planned, parse_policy(quantize), dtype)
         about: Mapping[str, Value] = {}
-        if text is not None and not planned.checkpoint.metadata:
-            about = text(planned.checkpoint.directory, planned.derivation.config.vocab_size)
+        if vocabulary is not None and not planned.checkpoint.metadata:
+            about = vocabulary(planned.checkpoint.directory, planned.derivation.config.vocab_size)
         entries = plan.entries
         nbytes = sum(entry.nbytes for entry in entries.values())
         _check_disk(out, nbytes)
@@ -272,7 +271,7 @@ def _write(
 ) -> None:
     total = sum(job.info.nbytes for job in jobs)
     done = 0
-    report = progress or (lambda _done, _total: None)
+    report = progress or no_progress
     for job in jobs:
         nbytes = job.info.nbytes
         report(done, total)

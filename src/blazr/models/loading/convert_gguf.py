@@ -7,7 +7,7 @@ checkpoint holds.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +52,13 @@ from blazr.models.families.rules import (
     Transpose,
     split_layer,
 )
-from blazr.models.loading.load import read_plain, stored_weight, tiles_of
+from blazr.models.loading.load import (
+    Progress,
+    no_progress,
+    read_plain,
+    stored_weight,
+    tiles_of,
+)
 from blazr.models.loading.plan import (
     DTYPES,
     LoadStep,
@@ -352,7 +358,7 @@ def write_gguf(
     plan: GgufPlan,
     checkpoint: Checkpoint,
     writer: TensorWriter,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> None:
     """Write the tensors of a plan.
 
@@ -360,11 +366,11 @@ def write_gguf(
         plan: The plan.
         checkpoint: Where the model is.
         writer: The file, whose header is written.
-        progress: Told the bytes written so far, and all of them; before the first, too.
+        progress: Told the bytes written so far, and all of them.
     """
     total = sum(entry.nbytes for entry in plan.entries.values())
     done = 0
-    report = progress or (lambda _done, _total: None)
+    report = progress or no_progress
     report(done, total)
     for name, tensor in plan.factors.items():
         writer.write(name, tensor)

@@ -76,6 +76,8 @@ from blazr.nn.quant.weight import (
 )
 
 log = logging.getLogger(__name__)
+# Told the bytes done so far and the bytes in all; first before anything is done.
+Progress = Callable[[int, int], None]
 SSM_A = ("stored", "trained")
 _LISTED_NAMES = 5
 # Of the free memory, the share that weights may take as plain numbers, which are faster.
@@ -151,7 +153,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     ssm_a: str | None = None,
     quantize: str | None = None,
     with_mtp: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     ranks: Ranks = ALONE,
     free_bytes: int | None = None,
     in_stages: bool = False,
@@ -326,6 +328,10 @@ def _apply_ssm_a(module: CausalLM, choice: str) -> None:
         )
 
 
+def no_progress(_done: int, _total: int) -> None:
+    """The `Progress` that nobody is told of."""
+
+
 def read_weights(
     plan: LoadPlan,
     checkpoint: Checkpoint,
@@ -335,7 +341,7 @@ def read_weights(
     storage: Storage,
     stays: Callable[[str], bool] = lambda _: False,
     kept: KeptWeights | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Tensor | Weight]:
     """Every parameter by name; there is a warning of those that hold NaN or infinity.
 
@@ -347,7 +353,7 @@ def read_weights(
         storage: Which are packed, and how.
         stays: Which go to the CPU instead.
         kept: Where they are taken from if they are there, and put if not.
-        progress: Told the bytes that have been read, and all of them; from zero on.
+        progress: Told the bytes that have been read, and all of them.
 
     Raises:
         CheckpointError: A file has gone or changed.
@@ -356,7 +362,7 @@ def read_weights(
     extremes: list[tuple[str, Tensor]] = []  # the smallest and the largest element of each tensor
     total = sum(info.nbytes for step in plan.steps for info in step.sources)
     done = 0
-    report = progress or (lambda _done, _total: None)
+    report = progress or no_progress
     for step in plan.steps:
         report(done, total)
         done += sum(info.nbytes for info in step.sources)
