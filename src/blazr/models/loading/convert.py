@@ -38,7 +38,7 @@ from blazr.models.checkpoint.write import (
     writing,
 )
 from blazr.models.families.rules import AsStored, Stack
-from blazr.models.loading.convert_gguf import plan_gguf, write_gguf
+from blazr.models.loading.convert_gguf import GgufPlan, plan_gguf, write_gguf
 from blazr.models.loading.load import Progress, no_progress, tiles_of
 from blazr.models.loading.plan import DTYPES, PlannedModel, choose_storage, plan_model, stored_dtype
 from blazr.nn.quant.exact import take_blocks
@@ -164,31 +164,45 @@ def convert(
         )
     if out.suffix == ".gguf":
         plan = plan_gguf(planned, parse_policy(quantize), dtype)
-        about: Mapping[str, Value] = {}
         if vocabulary is not None and not planned.checkpoint.metadata:
-            about = vocabulary(planned.checkpoint.directory, planned.derivation.config.vocab_size)
-        entries = plan.entries
-        nbytes = sum(entry.nbytes for entry in entries.values())
-        _check_disk(out, nbytes)
-        with writing(out):
-            out.absolute().parent.mkdir(parents=True, exist_ok=True)
-            with gguf_writer(out, {**plan.metadata, **about}, entries) as writer:
-                write_gguf(plan, planned.checkpoint, writer, progress)
-        return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
+            config = planned.derivation.config
+            about = vocabulary(planned.checkpoint.directory, config.vocab_size)
+            plan = replace(plan, metadata={**plan.metadata, **about})
+        return _write_gguf_file(planned.checkpoint, out, plan, progress)
     if planned.checkpoint.metadata:
         raise ConfigError(
             "a GGUF file cannot become safetensors.",
             hint="its blocks load as they are; name a file that ends in .gguf to pack it again",
         )
     jobs = _merged(_jobs(planned, quantize, dtype), planned, merge_adapter)
+    return _write_directory(planned.checkpoint, out, jobs, progress)
+
+
+def _write_gguf_file(
+    checkpoint: Checkpoint, out: Path, plan: GgufPlan, progress: Progress | None
+) -> Converted:
+    entries = plan.entries
+    nbytes = sum(entry.nbytes for entry in entries.values())
+    _check_disk(out, nbytes)
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with gguf_writer(out, plan.metadata, entries) as writer:
+            write_gguf(plan, checkpoint, writer, progress)
+    return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
+
+
+def _write_directory(
+    checkpoint: Checkpoint, out: Path, jobs: list[_Job], progress: Progress | None
+) -> Converted:
+    """Write a directory of safetensors, with the config and the files that go with a model."""
     entries = dict(entry for job in jobs for entry in job.entries())
     nbytes = sum(entry.nbytes for entry in entries.values())
     _check_disk(out, nbytes)
     with writing(out), _new_directory(out):
         with safetensors_writer(out / "model.safetensors", entries) as writer:
-            _write(jobs, planned.checkpoint, writer, progress)
-        _write_config(out, planned.checkpoint, jobs)
-        source = planned.checkpoint.directory
+            _write_tensors(jobs, checkpoint, writer, progress)
+        _write_config(out, checkpoint, jobs)
+        source = checkpoint.directory
         beside = (path for pattern in _COPIED_FILES for path in sorted(source.glob(pattern)))
         for path in filter(Path.is_file, beside):
             copy = out / path.relative_to(source)
@@ -200,7 +214,7 @@ def convert(
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[None]:
-    """Make a directory, of which nothing is left after an error."""
+    """Make a directory, and take it away again after an error."""
     was_there = path.exists()
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -213,6 +227,7 @@ def _new_directory(path: Path) -> Iterator[None]:
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:
+    """What becomes of each tensor, in the order of the plan."""
     policy = parse_policy(quantize)
     for name in {policy.default, *policy.rules.values()} - {None, "none"}:
         if name not in WRITABLE:
@@ -244,7 +259,7 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
 
 
 def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[_Job]:
-    """The same with an adapter's changes, if there is one."""
+    """Jobs with the changes by the adapter at a path, if there is one."""
     if path is None:
         return jobs
     is_tied = planned.derivation.config.tie_word_embeddings
@@ -266,7 +281,7 @@ def _check_disk(out: Path, nbytes: int) -> None:
         )
 
 
-def _write(
+def _write_tensors(
     jobs: list[_Job], checkpoint: Checkpoint, writer: TensorWriter, progress: Progress | None
 ) -> None:
     total = sum(job.info.nbytes for job in jobs)
@@ -299,7 +314,7 @@ def _write(
 
 
 def _tiles(job: _Job, checkpoint: Checkpoint) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of a tensor as plain numbers, some at a time, with what an adapter changes."""
+    """The rows of a tensor as plain numbers, some at a time, with an adapter's changes."""
     for rows, numbers in tiles_of(job.info, checkpoint):
         yield rows, numbers if job.change is None else job.change.apply(rows, numbers)
 
@@ -313,7 +328,7 @@ def _write_config(out: Path, checkpoint: Checkpoint, jobs: list[_Job]) -> None:
     if isinstance(text := config.get("text_config"), Mapping):
         config["text_config"] = {k: v for k, v in text.items() if k not in replaced}
     if quantized:
-        # compressed-tensors calls this a config: schemes, and the modules that each is for
+        # one group of the config for each scheme, with the modules that it is for
         modules: dict[tuple[int, int | None], list[str]] = {}
         for job in quantized:
             assert job.quantizer is not None

@@ -75,11 +75,11 @@ from blazr.nn.quant.exact import mxfp4_blocks, plain_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer
 from blazr.nn.quant.packed import QuantizePolicy
 
-# What llama.cpp calls files by most of their tensors, and whether it computes with a type there.
+# llama.cpp's ``general.file_type``, by the type of most bytes; for other types it has to guess.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "BF16": 32, "MXFP4": 38}
 _GUESSED = 1024
 _VERSION_OF_BLOCKS = 2
-# Matrices that files have as plain numbers, not as float32 like all that is small.
+# Matrices that are never packed, and yet are not float32 as vectors are.
 _PLAIN_MATRICES = ("k_up", "v_up")
 
 
@@ -197,7 +197,7 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
 
 
 def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> GgufPlan:
-    """A GGUF file once more: only what is to be packed otherwise changes."""
+    """The plan for a model that is a GGUF file: only the types of its tensors change."""
     checkpoint = planned.checkpoint
     matrices = packable(planned.module)
     storage = choose_storage(planned.plan, planned.module, policy)
@@ -299,9 +299,13 @@ def _factors(target: ModelConfig) -> dict[str, Tensor]:
 
 
 def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
-    """What readers find in such a file, which is tried with one that has holes for its tensors."""
+    """What a reader finds in the planned file, tried with a sparse one that lacks the tensors.
+
+    Raises:
+        ConfigError: It is not the model that was planned.
+    """
     header = gguf_header(plan.metadata, plan.entries)
-    size = sum(-(-entry.nbytes // DEFAULT_ALIGNMENT) for entry in plan.entries.values())
+    num_units = sum(-(-entry.nbytes // DEFAULT_ALIGNMENT) for entry in plan.entries.values())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "draft.gguf"
         with writing(path), path.open("wb") as file:
@@ -309,7 +313,7 @@ def _read_back(plan: GgufPlan, target: ModelConfig) -> PlannedModel:
             for tensor in plan.factors.values():
                 file.write(tensor.numpy().tobytes())
                 file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
-            file.truncate(len(header) + size * DEFAULT_ALIGNMENT)
+            file.truncate(len(header) + num_units * DEFAULT_ALIGNMENT)
         try:
             draft = plan_model(str(path))
         except BlazrError as error:
@@ -330,6 +334,7 @@ def _unwritable(message: str, found: str, expected: str = "") -> ConfigError:
 
 
 def _about(jobs: list[GgufJob]) -> dict[str, Value]:
+    """What the metadata say of the tensors' types."""
     most = most_used_type((job.entry.dtype, job.entry.nbytes) for job in jobs)
     return {
         "general.file_type": _FILE_TYPES.get(most, _GUESSED),
