@@ -1,7 +1,8 @@
-"""What a load will do, from headers alone: no tensor is read.
+"""What a load will do, from the headers of a model's files.
 
-A model is found, its family and config told, every parameter matched with its tensors, and chosen
-what it is computed in and kept as.
+A model is found, its family and config are derived, every parameter is matched with its tensors,
+and it is chosen what they are computed in and stored as. Of tensors only biases are read, where a
+quantized checkpoint may have such as a layer does not.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ DTYPES: Table[torch.dtype] = Table(
         "f16": torch.float16,
     },
 )
-SMALL_BYTES = 64 * 2**20
+SMALL_BYTES = 64 * 2**20  # weights of a model that is computed in float32 on a CPU
 _LOADABLE = ("F16", "BF16", "F32", "F64")
 _STACKS = ("gate_proj", "up_proj", "down_proj")
 Kind = Literal["missing", "left over", "ambiguous", "wrong shape"]
@@ -90,7 +91,7 @@ quantized checkpoint stay as they are stored.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """A model whose headers have been read, and nothing else.
+    """A model before its weights are read.
 
     Args:
         name: What to call it.
@@ -110,7 +111,7 @@ class PlannedModel:
 
 
 def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = False) -> PlannedModel:
-    """Find a model, derive its config and match every tensor, reading headers only.
+    """Find a model, derive its config and match every tensor, before weights are read.
 
     Args:
         model: A directory, a file, ``nano``, or a Hub id.
@@ -140,21 +141,11 @@ def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = Fals
     with torch.device("meta"):
         module = CausalLM(derivation.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    rules = derivation.rules
-    # some quantizers write biases of nothing but zeros where the layer has none
-    zero_biases = []
-    for name in checkpoint.tensors:
-        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
-        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
-            continue
-        match = rules.match(name)
-        has_place = match is not None and match.parameter in shapes
-        if not has_place and not checkpoint.read(name).count_nonzero():
-            zero_biases.append(name)
+    zero_biases = _zero_biases(checkpoint, shapes, derivation.rules)
     plan = plan_load(
         checkpoint.tensors,
         shapes,
-        rules,
+        derivation.rules,
         ignored=family.ignored,
         ignored_beginnings=(*derivation.unused, *zero_biases),
     )
@@ -167,6 +158,20 @@ def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = Fals
         module=module,
         plan=plan,
     )
+
+
+def _zero_biases(checkpoint: Checkpoint, shapes: Mapping[str, Shape], rules: RuleBook) -> list[str]:
+    """Biases of nothing but zeros, which some quantizers write where the layer has none."""
+    found = []
+    for name in checkpoint.tensors:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('.bias')}.weight")
+        if not name.endswith(".bias") or not isinstance(weight, QuantizedInfo):
+            continue
+        match = rules.match(name)
+        has_place = match is not None and match.parameter in shapes
+        if not has_place and not checkpoint.read(name).count_nonzero():
+            found.append(name)
+    return found
 
 
 def detect_family(checkpoint: Checkpoint) -> Family:
@@ -342,7 +347,7 @@ def plan_load(
 
 
 def stage_name(parameter: str, config: ModelConfig) -> str | None:
-    """What a parameter is called by a rank that has some of the layers; None where it has it not.
+    """What a parameter is called by a rank that has some of the layers; None if it is not there.
 
     Args:
         parameter: Its name in the whole network.
@@ -466,8 +471,9 @@ def stored_as(plan: LoadPlan) -> str:
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
     """
-    in_blocks = [step for step in plan.steps if isinstance(step.transform, Mxfp4)]
-    for info in (info for step in in_blocks for info in step.sources):
+    infos = [info for step in plan.steps for info in step.sources if not _is_mxfp4(step)]
+    four_bits = [info for step in plan.steps for info in step.sources if _is_mxfp4(step)]
+    for info in four_bits:
         if info.dtype != "U8":
             raise CheckpointError(
                 f"tensor {info.name[:100]!r} is not made of bytes, as numbers of four bits are.",
@@ -475,7 +481,6 @@ def stored_as(plan: LoadPlan) -> str:
                 expected="U8",
                 hint="take the model as it was published",
             )
-    infos = [info for step in plan.steps if step not in in_blocks for info in step.sources]
     for info in infos:
         if info.dtype not in _LOADABLE and not info.is_packed:
             raise CheckpointError(
@@ -487,10 +492,14 @@ def stored_as(plan: LoadPlan) -> str:
     return most_used_type((info.dtype, info.nbytes) for info in infos)
 
 
-def stored_dtype(plan: LoadPlan) -> torch.dtype:
-    """The dtype most bytes are stored in.
+def _is_mxfp4(step: LoadStep) -> bool:
+    return isinstance(step.transform, Mxfp4)
 
-    For packed blocks it is bfloat16, for quantized matrices that of the tensors beside them.
+
+def stored_dtype(plan: LoadPlan) -> torch.dtype:
+    """The dtype that most bytes are stored in.
+
+    Packed blocks count as bfloat16, quantized matrices as what the tensors beside them are.
 
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
@@ -507,11 +516,11 @@ def stored_dtype(plan: LoadPlan) -> torch.dtype:
 
 
 def choose_dtype(name: str, plan: LoadPlan, device: Device, config: ModelConfig) -> torch.dtype:
-    """What to compute in: ``"auto"`` is the stored dtype, or float32 where that does not do.
+    """What to compute in: ``"auto"`` is the stored dtype, or float32 where that is no use.
 
-    On a CPU it does where it has instructions for it, or kernels, which widen numbers in registers.
-    The weights must be more than a few, or float32 costs nothing; and float16 needs a network that
-    does not scale up its embeddings, whose sums go beyond 65,504.
+    A CPU needs instructions for the stored dtype, or kernels, which widen numbers in registers; and
+    small models are computed in float32, which costs them little. Networks that scale up their
+    embeddings are not computed in float16: their sums exceed its 65,504.
 
     Raises:
         CheckpointError: Some tensors hold no floating-point numbers.
@@ -549,7 +558,10 @@ def packable(module: CausalLM) -> frozenset[str]:
 
 
 def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> Storage:
-    """Pack what is stored packed, and what the policy names where its rows are whole blocks."""
+    """How to hold each parameter: packed if it is stored so, or the policy says so and it can be.
+
+    Rows can be packed that are whole blocks.
+    """
     names = packable(module)
     found = dict[str, Storing]()
     head = module.head_parameter
@@ -567,7 +579,7 @@ def choose_storage(plan: LoadPlan, module: CausalLM, policy: QuantizePolicy) -> 
 
 def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
     stored = stored_kind(step)
-    if isinstance(step.transform, Mxfp4):
+    if _is_mxfp4(step):
         return stored  # nothing is smaller
     if wanted is not None and wanted.kind != stored and step.shape[-1] % wanted.kind.length == 0:
         return wanted
@@ -580,8 +592,8 @@ def _storing(step: LoadStep, wanted: Quantizer | None) -> Storing | None:
 
 
 def stored_kind(step: LoadStep) -> BlockType | None:
-    """The type that all tensors of a step are packed in, if there is one."""
-    if isinstance(step.transform, Mxfp4):
+    """The type of GGML blocks that all tensors of a step are stored in, or None."""
+    if _is_mxfp4(step):
         return GGML_TYPES["MXFP4"]
     kinds = {info.dtype for info in step.sources}
     (first, *more) = sorted(kinds)
@@ -598,15 +610,15 @@ def dequantize_if_room(
     has_kernels: bool = False,
     lies_there: Callable[[str], bool] = lambda _: True,
 ) -> Storage:
-    """Let floats and tables become plain numbers where there is room, as those are far faster.
+    """Dequantize float formats and tables if there is room, as plain numbers are far faster.
 
     Args:
         plan: A plan that was checked.
         storage: What was chosen.
         dtype: Of plain parameters.
-        room: Bytes that they may take in all.
-        has_kernels: Whether kernels read floats there; then they stay.
-        lies_there: Of which parameters it is the room; others stay as they are.
+        room: Bytes that these may take in all.
+        has_kernels: Whether kernels read the float formats; then those stay.
+        lies_there: Which parameters go where the room is; others stay as they are.
     """
 
     def is_slow(step: LoadStep) -> bool:
