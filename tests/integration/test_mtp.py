@@ -31,7 +31,7 @@ MIXES = {
     "states alone": (("mamba2", "mamba1"), "gqa+mlp"),
     "gated delta": (("gated_delta", "gqa"), "gqa+mlp"),
 }
-# Of EAGLE-3 heads: the network's layers, which of them are tapped, rows of an own embedding, tokens
+# Of EAGLE-3 heads: the network's layers, which of them are read, rows of an own embedding, tokens
 # that can be guessed, and where the residual is normalised.
 HEADS = {
     "EAGLE-3, attention": (("gqa+mlp", "gqa"), (0, 1), 0, VOCAB, False),
@@ -40,7 +40,9 @@ HEADS = {
 }
 
 
-def eagle3(taps: tuple[int, ...], vocab_size: int, num_guessed: int, before: bool) -> Eagle3Config:
+def eagle3(
+    layers: tuple[int, ...], vocab_size: int, num_guessed: int, before: bool
+) -> Eagle3Config:
     """A head of a layer of attention."""
     norm = NormConfig(HIDDEN, 1e-5)
     attention = MIXER_EXAMPLES["gqa"]
@@ -52,8 +54,8 @@ def eagle3(taps: tuple[int, ...], vocab_size: int, num_guessed: int, before: boo
             feed_forward_norm=norm,
         ),
         norm=norm,
-        taps=taps,
-        tapped_size=HIDDEN,
+        aux_layers=layers,
+        aux_size=HIDDEN,
         vocab_size=vocab_size,
         draft_vocab_size=num_guessed,
         norm_before_residual=before,

@@ -234,20 +234,20 @@ class CausalLM(Joined, nn.Module):
             if given is not None:
                 x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
-            tapped = []
+            aux_hidden = []
             num_added = 0 if given is None else len(given.added)
             for index, (layer, cache) in enumerate(
                 zip(self.layers, caches, strict=self.mtp is None)
             ):
-                if index in self._taps:
-                    tapped.append(x)
+                if index in self._aux_layers:
+                    aux_hidden.append(x)
                 x = layer(x, batch, cache, embedded)
                 if given is not None and index < num_added:
                     x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
         if self.config.stage.count > 1:
             return self._leave(x)
         if self.mtp is not None:
-            hidden = self._seen_by_mtp(x, tapped)
+            hidden = self._seen_by_mtp(x, aux_hidden)
             recordable(self.mtp.remember, embedded, hidden, batch, caches[-1], like=hidden)
         return x
 
@@ -285,8 +285,8 @@ class CausalLM(Joined, nn.Module):
         Returns:
             Logits, (B, T, V), float32.
         """
-        x, tapped = self._forward_sequences(token_ids)
-        hidden = self._seen_by_mtp(x, tapped)
+        x, aux_hidden = self._forward_sequences(token_ids)
+        hidden = self._seen_by_mtp(x, aux_hidden)
         embedded = self._embed(token_ids)
         if isinstance(self.mtp, Eagle3):
             return self.mtp.scores(self.mtp.forward_sequences(embedded, token_ids, hidden))
@@ -345,25 +345,30 @@ class CausalLM(Joined, nn.Module):
         return self.stages.receive(x, stage.count - 1) if stage.number == 0 else x
 
     def _forward_sequences(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(B, T) to hidden states before the final norm and the tapped layers, (B, T, C) each."""
+        """(B, T) to hidden states before the final norm and auxiliary layers, (B, T, C) each."""
         x = embedded = self._embed(token_ids)
-        tapped = []
+        aux_hidden = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            if index in self._taps:
-                tapped.append(x)
+            if index in self._aux_layers:
+                aux_hidden.append(x)
             x = layer.forward_sequences(x, embedded)
-        return x, tapped
+        return x, aux_hidden
 
     @property
-    def _taps(self) -> tuple[int, ...]:
-        """The layers of which `mtp` sees what goes into them."""
-        return self.mtp.taps if isinstance(self.mtp, Eagle3) else ()
+    def _aux_layers(self) -> tuple[int, ...]:
+        """The layers whose inputs `mtp` reads."""
+        return self.mtp.aux_layers if isinstance(self.mtp, Eagle3) else ()
 
-    def _seen_by_mtp(self, x: Tensor, tapped: list[Tensor]) -> Tensor:
-        """What `mtp` sees of each token, of the hidden states before the final norm and others."""
+    def _seen_by_mtp(self, x: Tensor, aux_hidden: list[Tensor]) -> Tensor:
+        """What `mtp` reads of each token.
+
+        Args:
+            x: Hidden states before the final norm.
+            aux_hidden: Hidden states before each of the auxiliary layers.
+        """
         if isinstance(self.mtp, Eagle3):
-            return self.mtp.fuse(tapped)
+            return self.mtp.fuse(aux_hidden)
         return recordable(self.norm, x, like=x)
 
     def _scores(self, normed: Tensor, adapters: Tensor | None = None) -> Tensor:

@@ -32,9 +32,10 @@ _PARAMETERS = {
     "norm.weight": "norm.weight",
     "lm_head.weight": "lm_head.weight",
 }
-_PARTS = {"layer.mixer.": "midlayer.self_attn.", "layer.feed_forward.": "midlayer.mlp."}
-_OFFSETS, _IS_GUESSED = "d2t", "t2d"  # from draft ids to the network's, and whether those have one
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_PREFIXES = {"layer.mixer.": "midlayer.self_attn.", "layer.feed_forward.": "midlayer.mlp."}
+_TO_TARGET = "d2t"  # what is added to a draft id for the network's id of the same token
+_HAS_DRAFT_ID = "t2d"  # by the network's ids; nothing is made of it
+_AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _TRAITS = Traits(attention=LLAMA_BIASES, mlp={"bias": "mlp_bias"})
 
 
@@ -64,11 +65,11 @@ def with_eagle3(loaded: LoadedModel, model: str) -> LoadedModel:
         found = read(source, module.get_parameter(name).shape).to(like.device, like.dtype)
         setattr(module.get_submodule(owner), last, nn.Parameter(found, requires_grad=False))
     token_ids = torch.arange(config.draft_vocab_size)
-    if _OFFSETS in tensors:
-        token_ids = token_ids + read(_OFFSETS, token_ids.shape).long()
+    if _TO_TARGET in tensors:
+        token_ids = token_ids + read(_TO_TARGET, token_ids.shape).long()
     if token_ids.min() < 0 or token_ids.max() >= loaded.vocab_size:
         raise ShapeError(
-            f"{_OFFSETS} of the EAGLE-3 head points to tokens that {loaded.name} does not have.",
+            f"{_TO_TARGET} of the EAGLE-3 head points to tokens that {loaded.name} does not have.",
             found=f"ids {int(token_ids.min())} to {int(token_ids.max())}",
             expected=f"0 to {loaded.vocab_size - 1}",
         )
@@ -133,8 +134,8 @@ def _derive(
             feed_forward_norm=norm,
         ),
         norm=norm,
-        taps=_taps(raw, len(loaded.config.layers)),
-        tapped_size=target,
+        aux_layers=_aux_layers(raw, len(loaded.config.layers)),
+        aux_size=target,
         vocab_size=0 if own is None else loaded.vocab_size,
         draft_vocab_size=checkpoint.tensors[tensors["lm_head.weight"]].shape[0]
         if "lm_head.weight" in tensors
@@ -143,27 +144,27 @@ def _derive(
     )
 
 
-def _taps(raw: Mapping[str, object], num_layers: int) -> tuple[int, ...]:
-    """The layers of which the head sees what goes into them.
+def _aux_layers(raw: Mapping[str, object], num_layers: int) -> tuple[int, ...]:
+    """The layers whose inputs the head reads.
 
-    `speculators` counts so; the other format names the layers whose output that is.
+    `speculators` names these layers, the other format those whose outputs are the same.
     """
-    found, behind = raw.get(_LAYERS), 0
+    found, offset = raw.get(_AUX_LAYERS), 0
     nested = raw.get("eagle_config")
     if found is None and isinstance(nested, Mapping):
-        found, behind = nested.get(_LAYERS), 1
+        found, offset = nested.get(_AUX_LAYERS), 1
     if found is None:
         return tuple(sorted({min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0)}))
-    taps = []
+    layers = []
     if isinstance(found, list) and all(type(each) is int for each in found):
-        taps = [each + behind for each in found]
-    if not taps or sorted(set(taps)) != taps or taps[0] < 0 or taps[-1] >= num_layers:
+        layers = [each + offset for each in found]
+    if not layers or sorted(set(layers)) != layers or layers[0] < 0 or layers[-1] >= num_layers:
         raise ConfigError(
-            f"{_LAYERS} of the EAGLE-3 head does not fit.",
+            f"{_AUX_LAYERS} of the EAGLE-3 head does not fit.",
             found=str(found)[:100],
             expected=f"layers of a network of {num_layers}, in ascending order",
         )
-    return tuple(taps)
+    return tuple(layers)
 
 
 def _plain_name(name: str) -> str:
@@ -173,8 +174,8 @@ def _plain_name(name: str) -> str:
 
 
 def _tensor_name(parameter: str) -> str:
-    """The same of one of the module's parameters."""
-    for own, theirs in _PARTS.items():
+    """The name of the tensor for a parameter of the module, in the authors' format."""
+    for own, theirs in _PREFIXES.items():
         if parameter.startswith(own):
             return theirs + parameter.removeprefix(own)
     return _PARAMETERS[parameter]
@@ -182,7 +183,7 @@ def _tensor_name(parameter: str) -> str:
 
 def _check_names(tensors: Mapping[str, str], wanted: Iterable[str], checkpoint: Checkpoint) -> None:
     missing = sorted(set(wanted) - tensors.keys())
-    extra = sorted(tensors.keys() - set(wanted) - {_OFFSETS, _IS_GUESSED})
+    extra = sorted(tensors.keys() - set(wanted) - {_TO_TARGET, _HAS_DRAFT_ID})
     if missing or extra:
         raise CheckpointError(
             f"{checkpoint.path.name} is no EAGLE-3 head that is known.",

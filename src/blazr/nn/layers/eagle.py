@@ -1,4 +1,4 @@
-"""EAGLE-3: from a token and what three layers saw of the one before, the token after it.
+"""EAGLE-3: the next token from a token and three layers' hidden states of the one before it.
 
 Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test", arXiv:2503.01840.
@@ -31,19 +31,20 @@ class Eagle3Config:
     Args:
         layer: Its only layer: the mixer takes 2 * C channels, a token's embedding and a hidden
             state, and puts out C.
-        norm: Of C channels, of the embedded token, of the hidden state, and before the scores.
-        taps: The network's layers of which it sees what goes into them, in ascending order.
-        tapped_size: Channels of each of these.
+        norm: Over C channels: each of the embedded token, the hidden state and what goes to the
+            output head has one.
+        aux_layers: The network's layers whose inputs it reads, in ascending order.
+        aux_size: Channels of each of these inputs.
         vocab_size: Rows of its embedding; 0 where it uses the network's.
         draft_vocab_size: Tokens that it can guess.
-        norm_before_residual: Whether the hidden state is normalised before it is added to what the
-            mixer puts out, too.
+        norm_before_residual: Whether the hidden state that is added to the mixer's output is
+            normalised, as is the one that goes into the mixer.
     """
 
     layer: LayerConfig
     norm: NormConfig
-    taps: tuple[int, ...]
-    tapped_size: int
+    aux_layers: tuple[int, ...]
+    aux_size: int
     vocab_size: int
     draft_vocab_size: int
     norm_before_residual: bool = False
@@ -62,20 +63,20 @@ class Eagle3Config:
 class Eagle3(nn.Module):
     """One layer over the embedded token beside a hidden state, with a head of its own.
 
-    The hidden state of a token is a projection of what went into three of the network's layers, or,
-    where that is not known yet, what this layer put out for it. As in `Mtp`, what is remembered at
-    a token's place is made of that token and the hidden state before it.
+    The hidden state of a token is a projection of the inputs of three of the network's layers, or,
+    where these are not known yet, the output of this layer for it. As in `Mtp`, what is remembered
+    at a token's place is made of that token and the hidden state before it.
     """
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.taps = config.taps
+        self.aux_layers = config.aux_layers
         self.norm_before_residual = config.norm_before_residual
         size = config.norm.size
         self.embed_tokens = (
             nn.Parameter(torch.empty(config.vocab_size, size)) if config.vocab_size else None
         )
-        self.fc = Linear(len(config.taps) * config.tapped_size, size)
+        self.fc = Linear(len(config.aux_layers) * config.aux_size, size)
         self.embedding_norm = config.norm.build()
         self.hidden_norm = config.norm.build()
         self.layer = DecoderLayer(config.layer)
@@ -86,11 +87,11 @@ class Eagle3(nn.Module):
     token_ids: Tensor
     """What each guess stands for, (V',) int64."""
 
-    def fuse(self, tapped: Sequence[Tensor]) -> Tensor:
-        """Hidden states, (T, C), of what went into the layers that are tapped, each (T, C')."""
-        wide = tapped[0].new_empty(*tapped[0].shape[:-1], self.fc.weight.shape[1])
-        joined = recordable(lambda *each: torch.cat(each, -1), *tapped, like=wide)
-        return recordable(self.fc, joined, like=tapped[0])
+    def fuse(self, aux_hidden: Sequence[Tensor]) -> Tensor:
+        """One hidden state of a token, (T, C), from the inputs of the auxiliary layers, (T, C')."""
+        wide = aux_hidden[0].new_empty(*aux_hidden[0].shape[:-1], self.fc.weight.shape[1])
+        joined = recordable(lambda *each: torch.cat(each, -1), *aux_hidden, like=wide)
+        return recordable(self.fc, joined, like=aux_hidden[0])
 
     def remember(
         self, embedded: Tensor, hidden: Tensor, batch: ForwardBatch, cache: LayerCache
@@ -104,7 +105,7 @@ class Eagle3(nn.Module):
             cache: The head's memory.
 
         Returns:
-            What the layer's mixer put out, (T, C), of which nothing is made.
+            The output of the layer's mixer, (T, C), which nobody needs.
         """
         normed = self.hidden_norm(hidden)
         x = join_previous(
@@ -126,7 +127,8 @@ class Eagle3(nn.Module):
             Hidden states for `scores`, (B, C).
         """
         embedded = self._embed(embedded, batch.token_ids)
-        # a step of one token each looks at nothing but the log
+        # with one token a sequence all states before come from the log; the second argument only
+        # has their shape
         x = join_previous(embedded, embedded, cache.log[_NORMED], batch.table)
         kept = cache.log[_NORMED if self.norm_before_residual else _HIDDEN]
         residual = dense(join_previous(embedded, embedded, kept, batch.table).chunk(2, -1)[1])
