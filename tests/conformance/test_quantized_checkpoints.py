@@ -201,7 +201,7 @@ def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     packed = pack_weight(read_matrix(tmp_path))
     inner = packed.inner if isinstance(packed, ShiftedWeight) else packed
     assert isinstance(inner, PackedWeight)
-    # codes of 0 are in the packing, but for eight bits
+    # zero points are in the packing, but for eight bits
     assert getattr(packed, "shift", None) is None or inner.packing.bits == 8
     rounding = 3e-7 if name == "bitsandbytes int8" else 0
     torch.testing.assert_close(packed.dequantize(torch.float32), whole, rtol=rounding, atol=0)

@@ -1,4 +1,4 @@
-"""Quantized matrices as GGML blocks, where the blocks stand for exactly the same numbers.
+"""Quantized matrices repacked as GGML blocks, where these stand for exactly the same numbers.
 
 ``(q - zero) * scale`` with a float16 scale is ``(q - 8) * scale``, which is a block of Q4_0 (or
 with 128 of Q8_0), plus ``(8 - zero) * scale``, which is one number for a whole group: the sum of a
@@ -6,7 +6,7 @@ group's inputs times that number is added to the product. Where a row has one sc
 scales are 1 and the product is multiplied with it, whatever float it is. Columns whose groups are
 not runs are put in the order of their groups, and inputs with them.
 
-MXFP4 is a GGML type, too: only where a block has each of its numbers differs.
+MXFP4 is a GGML type, too, which differs only in the order of the numbers in a block.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ShiftedWeight(Weight):
         return ShiftedWeight(inner, scale=scale, shift=shift, order=self.order, piece=self.piece)
 
     def _in_place(self, inner: Tensor) -> Tensor:
-        """Columns in the order that inputs have."""
+        """The matrix with its columns in the order of the inputs."""
         if self.order is None:
             return inner
         pieces = inner.unflatten(-1, (-1, self.piece))
@@ -155,7 +155,7 @@ def in_blocks(weight: StoredWeight) -> Weight:
 
 
 def plain_blocks(weight: StoredWeight) -> GgufWeight | None:
-    """The same numbers in blocks and nothing beside them, as files have them; None if they differ.
+    """The same numbers in blocks alone, as files have them; None where blocks cannot hold them.
 
     A scale for a whole row becomes that of each of its blocks.
     """
@@ -174,7 +174,7 @@ def plain_blocks(weight: StoredWeight) -> GgufWeight | None:
 
 
 def _is_even(grid: Grid) -> bool:
-    """Whether all groups are whole blocks, and alike once columns are put in their order."""
+    """Whether all groups are whole blocks and of one size, once columns are sorted by group."""
     columns, count = grid.codes.shape[1], grid.scales.shape[1]
     size = columns // max(1, count)
     if size * count != columns or size == 0 or size % _KINDS[_NARROW].length:

@@ -1,6 +1,6 @@
-"""Packed weights: which parameters become some, and the order that the CPU kernels read.
+"""Packed weights: which parameters are packed, and the order of bytes that the CPU kernels read.
 
-What a user asks for is ``"q8_0"``, or ``"experts=q4_0,lm_head=q8_0"``.
+A user asks for ``"q8_0"``, for example, or for ``"experts=q4_0,lm_head=q8_0"``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("mixer", ".mixer."),
     ("feed_forward", ".feed_forward."),
 )
-# Where little is stored in coarse steps, the scores still deserve finer ones.
+# What the output head has in place of four bits: its rounding goes straight into the scores.
 _HEAD = {"q4_0": "q8_0", "q4_k": "q8_0", "int4": "int8"}
-# In place of one whose blocks are longer than a weight's rows allow.
+# What weights have in place of a quantization whose blocks their rows do not fill.
 SHORTER = {"q4_k": "q8_0"}
-# Blocks of 32 that may share a scale and a code of 0, most first.
+# How many blocks of 32 may share a scale and a zero point, most first.
 _RUNS = (4, 2)
-_CENTER, _LARGEST_ZERO = 8, 255  # the code of 0 in Q4_0, and what it can be in int4
-# What packings that are no GGML type are packed from.
+_CENTER, _LARGEST_ZERO = 8, 255  # the zero point of Q4_0, and the largest of int4
+# The GGML types that packings of no GGML type are packed from.
 _SOURCES = {"int8": "Q8_0", **{f"int4 by {size}": "Q4_0" for size in (32, 64, 128)}}
 
 
@@ -95,7 +95,7 @@ def parse_policy(text: str | None) -> QuantizePolicy:
     for item in text.split(",") if text else ():
         part, _, name = (word.strip().lower() for word in item.rpartition("="))
         if name != KEEP and name not in QUANTIZERS:
-            QUANTIZERS[name]  # says what there is
+            QUANTIZERS[name]  # raises, and lists the names
         if not part and default is None:
             default = name
         elif part in dict(PARTS) and part not in rules:
@@ -199,7 +199,7 @@ def can_pack(kind: BlockType, dtype: torch.dtype) -> bool:
 
 
 def pack_weight(weight: Weight) -> Weight:
-    """The same numbers as the kernels want them, or the weight itself where they cannot have it."""
+    """The same numbers in the order that CPU kernels read; the weight itself if they have none."""
     if weight.device.type != "cpu":
         return weight
     if isinstance(weight, GgufWeight):
@@ -229,7 +229,7 @@ def _one_stack(matrices: Sequence[Weight]) -> PackedWeight | None:
 
 
 def _pack_shifted(weight: ShiftedWeight) -> Weight:
-    """What is multiplied with rows and added to groups goes into the packing, where it can."""
+    """Pack a weight with its scale and shift, if the packing can hold the shift as zero points."""
     inner, scale = weight.inner, weight.scale
     if not isinstance(inner, GgufWeight) or not can_pack(inner.kind, inner.dtype):
         return weight
@@ -246,7 +246,7 @@ def _pack_shifted(weight: ShiftedWeight) -> Weight:
 
 
 def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:
-    """The codes of 0 in groups, (out, G) uint8, if that is what is added; else None."""
+    """The zero points of groups, (out, G) uint8, where the shift is due to them; else None."""
     if inner.kind.name != "Q4_0":
         return None
     step = inner.shape[1] // inner.kind.length // shift.shape[1]
@@ -281,13 +281,13 @@ def _packed(
 
 
 def _packing_of(weight: GgufWeight, zeros: Tensor | None) -> str:
-    """The packing that takes least: a scale that blocks share is kept once."""
+    """The packing that takes least memory: a scale that blocks share is stored once."""
     name, count = weight.kind.name, weight.shape[-1] // weight.kind.length
     if name == "Q8_0" and count > 1 and _share_scales(weight, count):
         return "int8"
     if name != "Q4_0":
         return name
-    whole = count if zeros is None else count // zeros.shape[1]  # blocks with one code of 0
+    whole = count if zeros is None else count // zeros.shape[1]  # blocks with one zero point
     for run in _RUNS:
         if whole % run == 0 and _share_scales(weight, run):
             return f"int4 by {run * weight.kind.length}"
@@ -303,7 +303,7 @@ def _block_scales(weight: GgufWeight) -> Tensor:
 def _share_scales(weight: GgufWeight, run: int) -> bool:
     """Whether all runs of so many blocks have one scale each."""
     scales = _block_scales(weight).flatten(0, -3)
-    # one row says it of nearly all that have not
+    # the first row alone tells most weights whose scales differ
     parts = (part.unflatten(1, (-1, run)) for part in (scales[:1], scales))
     return all(bool((part == part[:, :, :1]).all()) for part in parts)
 
@@ -315,7 +315,7 @@ def pack_blocks(name: str, blocks: Tensor, zeros: Tensor | None = None) -> Tenso
         name: A name of PACKINGS. int8 is packed from blocks of Q8_0 and without their scales, int4
             from blocks of Q4_0, of which those of a superblock have the same scale.
         blocks: (out, bytes of a row), uint8.
-        zeros: (out, superblocks), uint8: the codes of 0 of int4; None for 8.
+        zeros: (out, superblocks), uint8: the zero points of int4; None for 8.
 
     Returns:
         (out / 16 rounded up, superblocks, bytes), uint8.
@@ -334,7 +334,7 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
         blocks: (out, bytes of a row), uint8.
         name: A name of PACKINGS.
         supers: Superblocks of a row.
-        zeros: (out, superblocks), uint8: the codes of 0; None for 8.
+        zeros: (out, superblocks), uint8: the zero points; None for 8.
 
     Returns:
         (out / 16 rounded up, superblocks, bytes), uint8.

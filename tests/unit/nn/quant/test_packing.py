@@ -54,7 +54,7 @@ def test_groups_keep_one_scale(columns: int, size: int, name: str, *, zeros: boo
     expected = weight.dequantize(torch.float32)
     packed = pack_weight(weight)
     assert isinstance(packed, PackedWeight)
-    # without codes of 0, a scale for each block is less than one and a code
+    # without zero points, a scale for each block is less than one and a code
     expects = "Q4_0" if size in {32, 96} and not zeros else name
     assert packed.packing is PACKINGS[expects]
     assert torch.equal(packed.dequantize(torch.float32), expected)

@@ -22,7 +22,7 @@ _LARGEST, _LARGEST_SCALE = 15, 63
 # Into how many steps the numbers of a group are divided at first.
 _STEPS = [_LARGEST - 1 + 0.1 * step for step in range(21)]
 _NEIGHBOURS = [(0, 0), *((s, m) for s in (-1, 0, 1) for m in (-1, 0, 1) if s or m)]
-# Blocks at a time: what is computed with them should stay in the second cache.
+# Blocks at a time: what is computed with them should fit in the level-2 cache.
 _TILE = 128
 
 
@@ -58,7 +58,7 @@ def _inverse(values: Tensor) -> Tensor:
 
 
 def _error(x: Tensor, weights: Tensor, numbers: Tensor) -> Tensor:
-    """Of what stands for x, by group."""
+    """The weighted squared error of numbers that stand for x, by group: (N, 8, 1)."""
     return (numbers - x).square_().mul_(weights).sum(-1, keepdim=True)
 
 
@@ -70,7 +70,7 @@ def _fit(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     codes = ((x - low) * _inverse(scale)).round_()
     best = _error(x, weights, codes * scale + low)
     for steps in _STEPS:
-        # from the best lowest number so far
+        # the range of codes begins at the lowest number that was best so far
         codes = ((x - low) * (steps * _inverse(high - low))).round_().clamp_(0, _LARGEST)
         new_scale, new_low = _least_squares(x, weights, codes, sums)
         error = _error(x, weights, codes * new_scale + new_low)

@@ -56,7 +56,7 @@ def q5_1(blocks: Tensor) -> CodesAndScales:
 
 
 def _negated(minimum: Tensor) -> Tensor:
-    """Packings take minima off, where these formats add them: the sign is the last bit."""
+    """Minus the float16 minimum: these formats add it, and packings subtract theirs."""
     return minimum ^ torch.tensor([0, 0x80], dtype=torch.uint8, device=minimum.device)
 
 

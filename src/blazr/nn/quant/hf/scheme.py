@@ -78,7 +78,6 @@ class Layout(ABC):
     Args:
         name: For people: method and width, for example ``"gptq-int4"``.
         shape: (out, in), of the matrix.
-
     """
 
     is_grid = False  # whether its numbers are whole numbers on a scale
@@ -106,7 +105,7 @@ class Layout(ABC):
         return None
 
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:
-        """All of it as small floats with scales, in the same memory, or None if it is else."""
+        """The matrix as small floats with scales, in the same memory; None if it is none."""
         del parts
         return None
 
@@ -119,7 +118,7 @@ class GridLayout(Layout):
     @override
     @abstractmethod
     def grid(self, parts: Mapping[str, Tensor], rows: slice) -> Grid:
-        """The rows as whole numbers on a scale; there are always such."""
+        """The rows as whole numbers on a scale."""
 
     @override
     def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
@@ -248,7 +247,7 @@ def need(
 
 
 def group_size(parts: Parts, columns: int, groups: int, wanted: int) -> int:
-    """Columns of a group: as the settings say where that fits, else equal runs.
+    """Columns of a group: as many as the settings say where that fits, else equal shares.
 
     Args:
         parts: The tensors, for messages.
