@@ -118,7 +118,6 @@ def convert(
     *,
     quantize: str | None = None,
     dtype: str = "auto",
-    revision: str | None = None,
     merge_adapter: Path | None = None,
     vocabulary: VocabularyMetadata | None = None,
     progress: Progress | None = None,
@@ -132,7 +131,6 @@ def convert(
         quantize: As for loading: names of WRITABLE, alone or by part. None for plain numbers.
         dtype: Of plain tensors; ``"auto"`` keeps what they are stored in, and for quantized
             matrices takes that of the tensors beside them.
-        revision: Branch, tag or commit of a Hub id.
         merge_adapter: The directory of an adapter (LoRA) to add to the weights; None adds none.
         vocabulary: Makes what a GGUF file says of the vocabulary; None leaves it out.
         progress: Told the bytes done so far, and all of them.
@@ -154,7 +152,7 @@ def convert(
             expected="a directory, which also gets config and tokenizer, or a .gguf file",
             hint=str(out.with_suffix("")),
         )
-    planned = plan_model(model, revision=revision)
+    planned = plan_model(model)
     if merge_adapter is not None and (out.suffix == ".gguf" or planned.checkpoint.metadata):
         raise ConfigError(
             "adapters are merged into safetensors alone.",
