@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from blazr.bench.reference.refusal import NoReferenceError
 
-# A truth or an integer is a float, too.
+# A boolean or an integer is a float, too.
 Setting: TypeAlias = "str | float | Sequence[Setting] | Mapping[str, Setting] | None"
 Settings: TypeAlias = Mapping[str, Setting]
 T = TypeVar("T")

@@ -22,8 +22,8 @@ KEY = "tokenizer.ggml."
 SPACE_PREFIX_ONCE = "space_prefix_once"
 # Ours: characters are composed first, Unicode's form NFC.
 COMPOSES = "composes"
-# What llama.cpp takes in SentencePiece's byte pairs that name none, as in files that were converted
-# from Meta's own: those that Llama has.
+# Llama's tokens, which llama.cpp takes where SentencePiece's byte pairs name none, as in files that
+# were converted from Meta's own.
 _USUAL = {"bos_token_id": (1, "<s>"), "unknown_token_id": (0, "<unk>")}
 
 
@@ -39,7 +39,7 @@ class Entries:
         self.types: Sequence[int] = types if isinstance(types, memoryview) else ()
         if self.types and len(self.types) < len(self.tokens):
             raise wrong("token_type", f"{len(self.types)} for {len(self.tokens)} tokens")
-        self.types = self.types or [1] * len(self.tokens)
+        self.types = self.types or [NORMAL] * len(self.tokens)
         self.model_name = str(metadata.get("general.name", "")).lower()
 
     def has(self, key: str) -> bool:
@@ -57,13 +57,13 @@ class Entries:
         """A list of strings; an empty one where there is none."""
         value = self._metadata.get(KEY + key, [])
         if isinstance(value, memoryview) and not value:
-            return []  # of nothing some writers say that it is of numbers
+            return []  # some writers give an empty list the type of numbers
         if not isinstance(value, list):
             raise wrong(key, repr(value))
         return [str(each) for each in value]
 
     def scores(self) -> Sequence[float]:
-        """One of each token."""
+        """The score of each token, for SentencePiece."""
         value = self._metadata.get(KEY + "scores", ())
         count = len(value) if isinstance(value, memoryview | tuple) else 0
         if not isinstance(value, memoryview) or count < len(self.tokens):
@@ -76,20 +76,20 @@ class Entries:
         return value.tobytes() if isinstance(value, memoryview) else b""
 
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001  (as `dict.get` takes it)
-        """Yes or no."""
+        """A boolean; the default where there is none."""
         value = self._metadata.get(KEY + key, default)
         if not isinstance(value, bool):
             raise wrong(key, repr(value))
         return value
 
     def token_ids(self, key: str) -> list[int]:
-        """Tokens of the vocabulary that share a role: Ollama's word, convert/convert.go."""
+        """The ids of the tokens that share a role, for keys of Ollama's (convert/convert.go)."""
         value = self._metadata.get(KEY + key)
         listed = value.tolist() if isinstance(value, memoryview) else []
         return [each for each in listed if isinstance(each, int) and 0 <= each < len(self.tokens)]
 
     def token_id(self, key: str) -> int | None:
-        """A token with a role, where one of the vocabulary is named or usual."""
+        """The id of the token with a role; None where none is named and none is usual."""
         value = self._metadata.get(KEY + key)
         if type(value) is int and 0 <= value < len(self.tokens):
             return value

@@ -1,9 +1,9 @@
 """The values of config.json that a GGUF file was made from.
 
-Most keys only change their names, by one table that is read both ways: llama.cpp has one word for
-what Hugging Face's families call by several, of which `as_file` writes the first. Where config.json
-has no word, ours says what is meant. Then comes the rest: what the tensors tell better, what
-depends on the layer, and rotation.
+Most keys only change their names, by one table that is read both ways: llama.cpp has one key for
+what Hugging Face's families have several keys for. Where config.json has none, the table has a word
+of ours. The functions below have the rest: what the tensors tell better, what depends on the layer,
+and rotation.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _KIND_BY_TENSOR = {
 _TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
 
 ConfigValues = dict[str, object]
-# llama.cpp has one eps for all norms, so that this key is ours.
+# This key is ours: llama.cpp has one epsilon for all norms.
 INNER_EPS = "ssm.dt_b_c_rms_epsilon"
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-# llama.cpp's numbers for what scores experts; 0 is none of them, the last is over those chosen
+# llama.cpp's numbers for what scores experts; 0 says nothing, the last is over the chosen ones
 SOFTMAX, SIGMOID, CHOSEN_SOFTMAX = 1, 2, 3
 
 CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -252,7 +252,7 @@ class GgufFile:
         return value_or(self.reader.number(self.key(name)), 0.0)
 
     def flag(self, name: str) -> bool | None:
-        """A truth, or None where nothing is said.
+        """A boolean; None where there is no such key.
 
         Raises:
             ConfigError: It is something else.
@@ -313,8 +313,8 @@ def config_values(file: GgufFile) -> ConfigValues:
     return {word: value for key, value in values.items() for word in CONFIG_KEYS.get(key, (key,))}
 
 
-# These give values under keys of config.json, or under one of llama.cpp's for all that it stands
-# for there.
+# Keys of the values below are those of config.json, or one of llama.cpp's, which stands for all the
+# keys of config.json beside it in CONFIG_KEYS.
 
 
 def _feed_forwards(file: GgufFile) -> ConfigValues:
@@ -454,8 +454,9 @@ def _attention(file: GgufFile) -> ConfigValues:
 def _latent(file: GgufFile, at: str) -> ConfigValues:
     """Latent attention.
 
-    Files tell it as one head of keys that all queries share, which is how llama.cpp computes it;
-    what the heads were before has keys of its own, and in old files is all there is.
+    Files describe it as one head of keys that all queries share, which is how llama.cpp computes
+    it. The sizes of the heads that were there before have keys of their own, and are the only ones
+    in old files.
     """
     ending = "_mla" if file.has(at + "attn_k_b.weight") else ""
     rotated = file.integer("rope.dimension_count")
@@ -523,7 +524,7 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             "original_max_position_embeddings": trained or file.integer("context_length"),
             "attention_factor": stretch,
         }
-    # what llama.cpp takes a factor alone for
+    # a factor without a type is a linear one, as in llama.cpp
     name = value_or(file.reader.text(file.key("rope.scaling.type")), "linear")
     if name in {"none", "", "default"}:  # Ollama writes the latter two
         return {}
@@ -539,7 +540,7 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             expected="linear, yarn with its original_context_length, none, or factors in a tensor",
         )
     blend = value_or(file.reader.number(file.key("rope.scaling.yarn_ext_factor")), 1.0)
-    if blend not in {1.0, -1.0}:  # the latter says that nothing was said
+    if blend not in {1.0, -1.0}:  # -1 stands for YaRN's own, which is 1
         raise ConfigError(
             f"the metadata's {file.key('rope.scaling.yarn_ext_factor')!r} is not supported.",
             found=f"{blend:g}",

@@ -1,7 +1,7 @@
-"""GGUF files: a dialect of config.json, read by the Hugging Face family that it is written from.
+"""GGUF files: their metadata are read as a config.json, by the family of Hugging Face's models.
 
-Metadata become keys of config.json, the family of the architecture derives, and what no key says
-the tensors show: biases, norms and sizes.
+The metadata become keys of config.json, from which the architecture's family derives a config. What
+no key says is seen from the tensors: biases, norms and sizes.
 """
 
 from __future__ import annotations
@@ -53,25 +53,7 @@ _OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
     file = GgufFile(checkpoint)
-    usual = {  # with any other value these two of Ollama's, both of YaRN, would change scores
-        "rope.scaling.extrapolation_factor": 1.0,
-        "rope.scaling.mscale": file.any_number("rope.scaling.mscale_all_dim")
-        or file.any_number("rope.scaling.mscale"),
-    }
-    for key, wanted in usual.items():
-        if file.any_number(key) not in {0.0, wanted}:
-            raise ConfigError(
-                f"the metadata's {file.key(key)!r} is not supported.",
-                found=f"{file.any_number(key):g}",
-                expected=f"{wanted:g}",
-                hint="take another model: its scores would come out wrong",
-            )
-    if file.flag("attention.causal") is False:
-        raise ConfigError(
-            f"the metadata's {file.key('attention.causal')!r} is not supported.",
-            found="false",
-            expected="true: only causal decoders run here",
-        )
+    _check_supported(file)
     read_from = FAMILIES[family_of(file)].derive_from
     assert read_from is not None
     values = config_values(file)
@@ -111,8 +93,36 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     )
 
 
+def _check_supported(file: GgufFile) -> None:
+    """Refuse values of keys that nothing else reads, and that would change the scores.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    mscale = file.any_number("rope.scaling.mscale")
+    supported = {  # Ollama's keys for YaRN
+        "rope.scaling.extrapolation_factor": 1.0,
+        "rope.scaling.mscale": file.any_number("rope.scaling.mscale_all_dim") or mscale,
+    }
+    for key, wanted in supported.items():
+        found = file.any_number(key)
+        if found not in {0.0, wanted}:
+            raise ConfigError(
+                f"the metadata's {file.key(key)!r} is not supported.",
+                found=f"{found:g}",
+                expected=f"{wanted:g}",
+                hint="take another model: its scores would come out wrong",
+            )
+    if file.flag("attention.causal") is False:
+        raise ConfigError(
+            f"the metadata's {file.key('attention.causal')!r} is not supported.",
+            found="false",
+            expected="true: only causal decoders run here",
+        )
+
+
 def _mixer(file: GgufFile, mixer: MixerConfig, index: int) -> MixerConfig:
-    """A mixer with what its tensors show."""
+    """A mixer with what its tensors tell: biases and norms."""
     at = f"blk.{index}."
     match mixer:
         case ParallelMixerConfig():
@@ -157,7 +167,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     wanted = (heads + 2 * mixer.num_kv_heads if is_fused else heads) * dim
     # a gate of the output may lie behind each head's queries
     is_gated = not is_fused and rows == 2 * wanted
-    if dim % 2 or rows not in ({wanted, 2 * wanted} if not is_fused else {wanted}):
+    if dim % 2 or not (rows == wanted or is_gated):
         raise ShapeError(
             f"{at}attn_q does not fit the metadata.",
             found=f"{rows} rows; {heads} and {mixer.num_kv_heads} heads of {dim}"[:100],
@@ -181,7 +191,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
 
 
 def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedForwardConfig:
-    """A feed-forward with what its tensors show: sizes, biases, what is beside experts."""
+    """A feed-forward with what its tensors tell: sizes, biases, what is beside experts."""
     at = f"blk.{index}."
     match feed:
         case MlpConfig():
@@ -252,7 +262,7 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
 
 
 def _with_layers(config: ModelConfig, layers: Sequence[LayerConfig]) -> ModelConfig:
-    """A config with others in the place of every layer."""
+    """A config with these in the place of its layers; the last is that of MTP, if there is one."""
     mtp = config.mtp and replace(config.mtp, layer=layers[-1])
     return replace(config, layers=tuple(layers[: len(config.layers)]), mtp=mtp)
 
@@ -296,7 +306,7 @@ def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
 
 
 def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
-    """The names of one file's tensors."""
+    """The names of one file's tensors, which depend on what the file has."""
     up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
     is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
     joins_gates = bool(file.layers_with("ssm_ba.weight"))
@@ -312,7 +322,10 @@ def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
-    """Layers that predict further tokens, which come after the others, and parts of other use."""
+    """How names begin of tensors that are not used: further layers, and parts that see or hear.
+
+    The layers that predict further tokens come after all others.
+    """
     more = min(file.integer("nextn_predict_layers", 0), 100)
     behind = (f"blk.{file.num_layers + index}." for index in range(more))
     return (*behind, *_OTHER_PARTS)
