@@ -71,7 +71,8 @@ _KNOWN = frozenset(
         "kimi-linear",
     ]
 )
-# Rows of queries and keys are laid out, or were, so that neighbours are rotated together.
+# Rows of queries and keys are laid out so that neighbours are rotated together, by the model itself
+# or by the converter.
 _INTERLEAVED = frozenset(
     [
         "llama",
@@ -86,7 +87,7 @@ _INTERLEAVED = frozenset(
     ]
 )
 _NEVER_ROTATED = frozenset(["jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"])
-# The norm before a feed-forward has the name of one behind attention.
+# The norm before a feed-forward is called as one after attention is elsewhere.
 _LATE_NORM = frozenset(["glm4moe", "gpt-oss", "qwen3next", "qwen35", "qwen35moe"])
 _BY_SIGMOID = frozenset(["glm4moe", "nemotron_h_moe", "lfm2moe", "kimi-linear"])
 _UNNORMALISED = frozenset(["qwen2moe", "olmoe", "glm4moe", "deepseek2", "jamba"])
@@ -95,8 +96,8 @@ _FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6}
 # Layers with a window are rotated without scaling.
 _PLAIN_WINDOW = frozenset(("olmo2", "gemma3"))
 _GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
-# What the first files of an architecture do not say.
-_UNSAID: Mapping[str, Settings] = {
+# Values that the first files of an architecture leave out.
+_LEFT_OUT: Mapping[str, Settings] = {
     "gemma2": {
         "gemma2.attention.sliding_window": 4096,
         "gemma2.attn_logit_softcapping": 50.0,
@@ -163,7 +164,7 @@ class _File:
     def __init__(self, w: Weights, metadata: Settings) -> None:
         self.w = w
         self.kind = str(metadata.get("general.architecture"))
-        self.metadata = {**_UNSAID.get(self.kind, {}), **metadata}
+        self.metadata = {**_LEFT_OUT.get(self.kind, {}), **metadata}
         self.hidden = w.shape("token_embd.weight")[1]
         self.count = self.need("block_count") - self.get("nextn_predict_layers", 0)
         first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -244,7 +245,7 @@ def _layer(file: _File, index: int) -> Layer:
         alone = mixer is None and f"{name}.weight" not in w
         before = norm("attn_norm" if alone else name)
         if file.kind == "falcon-h1" and "ffn_norm" in w:  # without an ending in some files
-            before = lambda x: norm_of(w.under("", {"n.weight": "ffn_norm"}), "n", file.eps)(x)  # noqa: E731, PLW0108
+            before = norm_of(w.under("", {"norm.weight": "ffn_norm"}), "norm", file.eps)
         halves.append(Half(inner=feed, before=before, after=norm("post_ffw_norm"), scale=scale))
     return layer_of(*halves)
 
