@@ -47,43 +47,46 @@ class Architecture:
     """What a name in ``general.architecture`` stands for, as differences from Llama.
 
     Args:
-        families: Names of FAMILIES that are written as this one, with ``attention`` behind them
-            where that is for models of nothing else, ``experts`` for those that have some.
-        read_by: The row of FAMILIES that reads its files where that is not the first of these,
-            by what is in the file: ``experts``, a ``window``, a ``sigmoid`` for scores; else "".
+        families: Names of FAMILIES whose models are written as this one: those of attention alone
+            where ``attention`` follows the name, those with experts where ``experts`` does.
+        read_by: The row of FAMILIES that reads its files, by what these have: ``experts``, a
+            ``window``, experts scored by a ``sigmoid``, or under "" any; else the first family.
         defaults: Metadata that its first files leave out.
         implied: Values of config.json that files of this architecture leave out.
-        is_hybrid: Whether its layers' tensors say what they are made of.
+        is_hybrid: Whether layers differ, so that their tensors tell what each is made of.
         own_names: Names of tensors that others do not have.
-        has_post_attention_norm: Whether the norm before a feed-forward is called so, by what it is
-            behind.
-        rotation: Whether it is the family's, or what ``rope.scaling.finetuned`` says.
-        has_fused_mlp: Whether both upward matrices of an MLP are one.
+        has_post_attention_norm: Whether the norm before a feed-forward is called
+            ``post_attention_norm``.
+        rotation: What says whether attention has rotary embeddings: the family, or the metadata's
+            ``rope.scaling.finetuned``.
+        has_fused_mlp: Whether the gate and up projections of an MLP are one matrix.
         has_fused_qkv: Whether queries, keys and values are one matrix in files that are written;
             files of any architecture may have one.
-        pairs_rows: Whether channels that are rotated together are neighbours in files, rows of
-            queries and keys having been moved.
-        full_every: Every n-th layer has no window; 0 means that all have the one there is.
+        pairs_rows: Whether converters move rows of queries and keys, so that channels that are
+            rotated together are neighbours.
+        full_every: Every n-th layer has no window; with 0 all layers have the window, if any.
         truncates_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
         has_unscaled_window: Whether layers with a window are rotated without any scaling.
-        window_theta: Base of the rotation in these, where the file names none; 0: as elsewhere.
-        theta: Base of the rotation elsewhere, where the file names none.
-        eps: What norms add, where the file does not say.
+        window_theta: Base of the rotation in layers with a window, if the file names none; 0 for
+            that of the other layers.
+        theta: Base of the rotation in other layers, if the file names none.
+        eps: The epsilon of norms, if the file names none.
         long_factor: What positions are divided by in models of 131,072 tokens whose file names
             neither that nor the base, as Ollama's of Gemma 3.
-        norm_topk_prob: Whether a token's experts share all of its weight.
+        norm_topk_prob: Whether the weights of a token's experts are normalised to sum to 1.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
-        wide_scale_layers: A model of so many layers scales scores by hidden size over heads.
-        is_folded: Whether files have the model's multipliers in its matrices.
-        has_tiled_values: Whether values of delta networks that share a key lie apart.
-        biases: Which files may have: of ``qkv``, ``o`` (the output of attention), ``mlp``, ``ssm``
-            (the projections of a state space).
-        needs_biases: Whether it wants all of these to be there.
-        head: Whether it wants a matrix of the vocabulary's scores of its ``own``, none (``tied``),
-            or takes ``either``.
-        reads_weights_norm: Whether it looks at ``expert_weights_norm``.
-        axes: How the channels lie that turn with the time, row and column of an image's tokens: in
-            ``runs``, ``mixed``, or none.
+        wide_scale_layers: A model of so many layers scales attention's scores by the root of hidden
+            size over heads, not of the size of a head.
+        is_folded: Whether converters multiply matrices by the model's multipliers.
+        has_tiled_values: Whether value heads of delta networks that share a key head lie apart.
+        biases: Which biases llama.cpp loads: of ``qkv``, ``o`` (the output of attention), ``mlp``,
+            ``ssm`` (the projections of a state space).
+        needs_biases: Whether llama.cpp wants all of these to be there.
+        head: Whether llama.cpp wants an output head of its ``own``, none (``tied``), or takes
+            ``either``.
+        reads_weights_norm: Whether llama.cpp reads ``expert_weights_norm``.
+        axes: How the channels for the time, row and column of an image's tokens lie (M-RoPE): in
+            ``runs``, ``mixed`` (interleaved), or "" for models without them.
     """
 
     families: tuple[str, ...] = ()
