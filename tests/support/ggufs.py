@@ -66,6 +66,7 @@ def encode(
 ) -> bytes:
     """A whole file, the last tensor without padding behind it."""
     pairs = [pair(key, item) for key, item in (metadata or {}).items()]
+    alignment = int(str((metadata or {}).get("general.alignment", ALIGNMENT)))
     entries, data = [], b""
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor):
@@ -74,11 +75,11 @@ def encode(
         else:
             number, shape, blocks = tensor
             raw = blocks.contiguous().numpy().tobytes()
-        data = padded(data)
+        data = padded(data, alignment)
         entries.append(entry(name, shape, number, len(data)))
         data += raw
     start = header(len(entries), len(pairs)) + b"".join(pairs) + b"".join(entries)
-    return padded(start) + data
+    return padded(start, alignment) + data
 
 
 def write(

@@ -22,6 +22,7 @@ Value = int | float | bool | str | Sequence[int] | Sequence[float] | Sequence[st
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65_535
@@ -95,7 +96,7 @@ def read_gguf_header(file: BinaryIO) -> GgufHeader:
         metadata: dict[str, Value] = {}
         for _ in range(num_pairs):
             _read_pair(cursor, metadata)
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment not in [2**power for power in range(3, 17)]:
             raise _damaged(f"alignment {alignment!r}"[:100], "a power of two from 8 to 65,536")
         tensors = tuple(_read_tensor(cursor) for _ in range(num_tensors))

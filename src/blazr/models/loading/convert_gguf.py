@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import BlazrError, ConfigError
-from blazr.core.gguf_header import DEFAULT_ALIGNMENT, Value
+from blazr.core.gguf_header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
@@ -216,8 +216,11 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
         part = GgufPart(Recipe(source=info.name), step)
         entry = Entry(kind, info.shape)
         jobs.append(GgufJob(name=info.name, entry=entry, parts=(part,), quantizer=quantizer))
+    # the new file is whole and has the default alignment, whatever the old one says of itself
     kept = {
-        key: value for key, value in checkpoint.metadata.items() if not key.startswith("split.")
+        key: value
+        for key, value in checkpoint.metadata.items()
+        if not key.startswith("split.") and key != ALIGNMENT_KEY
     }
     return GgufPlan({**kept, **_about(jobs)}, tuple(jobs), {})
 

@@ -19,12 +19,13 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.llm import LLM
 from blazr.models.checkpoint.gguf import read_header
+from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.checkpoint.write import Entry, gguf_writer
 from blazr.models.loading import convert as module
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tests.support import tiny
+from tests.support import ggufs, tiny
 from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny
 
@@ -159,6 +160,16 @@ def test_a_gguf_file_once_more(quantize: str | None, dtype: str, tmp_path: Path)
         assert ("Q4_0" in kinds) == (quantize == "q4_0")
     else:
         assert kinds == {"F32", "F16"}
+
+
+def test_a_file_of_another_alignment_gets_the_usual_one(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    usual = open_checkpoint(convert(str(source), tmp_path / "b.gguf").path)
+    tensors = {name: usual.read(name) for name in usual.tensors}
+    path = tmp_path / "c.gguf"
+    ggufs.write(path, tensors, {**usual.metadata, "general.alignment": 128})
+    made = convert(str(path), tmp_path / "d.gguf", quantize="q8_0")
+    assert torch.equal(logits(made.path), logits(path, "q8_0"))
 
 
 def test_a_model_without_an_architecture_is_refused_first(tmp_path: Path) -> None:
