@@ -257,7 +257,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
 
 
 def _plan_part(planned: PlannedModel, ranks: Ranks, *, in_stages: bool) -> PlannedModel:
-    """What one of several ranks loads: the same network where there is one."""
+    """What one of several ranks loads; of a single rank the whole plan."""
     rank, config = ranks.rank, planned.derivation.config
     if rank.count == 1:
         return planned
@@ -402,13 +402,13 @@ _EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.experts\.")
 
 
 def _stays_on_cpu(parameter: str, *, num_layers: int) -> bool:
-    """Whether this is of the experts of one of the first layers, so many of them."""
+    """Whether a parameter belongs to the experts of one of the first ``num_layers`` layers."""
     found = _EXPERTS.match(parameter)
     return found is not None and int(found[1]) < num_layers
 
 
 def _leave_on_cpu(module: CausalLM, stays: Callable[[str], bool]) -> None:
-    """Have experts that are there stay there when the rest of the network is moved."""
+    """Let experts on the CPU stay there when the rest of the network is moved."""
     for name, part in module.named_modules():
         if isinstance(part, Experts):
             part.stays = stays(f"{name}.")
@@ -420,7 +420,7 @@ def _check_room(
     stays: Callable[[str], bool],
     free: int,
 ) -> None:
-    """Refuse weights that have no room.
+    """Refuse weights that do not fit into memory.
 
     Args:
         plan: All of them.
@@ -548,7 +548,10 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _with_columns_moved(stored: GgufWeight, columns: TiledColumns) -> Weight:
-    """Blocks in another order; where they hold columns of several heads, inputs in theirs."""
+    """Blocks with their columns in the network's order.
+
+    Where a block holds columns of several heads it stays where it is, and inputs are reordered.
+    """
     piece = stored.shape[-1] // columns.heads.heads
     kind = stored.kind
     if piece % kind.length == 0:
@@ -565,7 +568,7 @@ def _fill(
     storing: BlockType | Quantizer,
     transform: Transform,
 ) -> None:
-    """Put the blocks of one tensor in ``out``, (rows, bytes of a row), dropping what was read."""
+    """Write a tensor's blocks to ``out``, (rows, bytes of a row), and drop the pages it was in."""
     if isinstance(storing, BlockType):
         out.copy_(checkpoint.view(info).flatten(0, -2))
     else:
@@ -576,7 +579,7 @@ def _fill(
 
 
 def _rows_of(tensor: Tensor) -> Tensor:
-    """All its rows under each other; a vector, which some files have in blocks, is one row."""
+    """The tensor as a matrix of all its rows; a vector, which some files have in blocks, is one."""
     return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor[None]
 
 
@@ -609,7 +612,7 @@ def stored_weight(info: QuantizedInfo, checkpoint: Checkpoint, dtype: torch.dtyp
 def read_matrix(
     info: TensorInfo, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Weight:
-    """In blocks of GGUF files where those stand for the same numbers; as stored elsewhere."""
+    """A matrix as GGML blocks where these stand for the same numbers, else as it is stored."""
     if not isinstance(info, QuantizedInfo):
         return PlainWeight(_placed(checkpoint.own(info), device).to(dtype))
     parts = {key: checkpoint.own(part) for key, part in info.parts.items()}

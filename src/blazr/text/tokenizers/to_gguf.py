@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  (letters of many scripts)
 """The tokenizer of a directory as the metadata of a GGUF file.
 
-GGUF names the way in which a vocabulary splits words, so that of a tokenizer.json has to be
-recognised: it is the first by which a text full of hard cases becomes the same tokens.
+GGUF names the pre-tokenizer of a vocabulary, so that of a tokenizer.json has to be recognised: it
+is the first by which a text full of hard cases becomes the same tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, HuggingFaceTokenizer
 from blazr.text.tokenizers.sentencepiece import SPACE
 
-# Files of which the metadata can be told as they are.
+# Vocabulary files whose contents are metadata as they are, by their kind.
 _METADATA: Mapping[str, Callable[[Path], dict[str, Value]]] = MappingProxyType(
     {
         "tokenizer.model": sentencepiece_file.metadata,
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 _ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
 _TEMPLATE = "tokenizer.chat_template"
-# What tells ways of splitting apart: digits, contractions, spaces, letters of many scripts.
+# What tells pre-tokenizers apart: digits, contractions, spaces, letters of many scripts.
 _PROBE_TEXT = (
     "Hello, world! I'm 1 of 22, 333, 4444 or 55555; they'LL say it's 3.14 (or 2,718).\n\n\n"
     "  two  spaces\tand\ttabs \n \r\n x=y+1;//z != w && {a: [b]} <p>$5</p> foo_bar fooBar"
@@ -110,7 +110,7 @@ def _of_tokenizer_json(file: Path, vocab_size: int) -> dict[str, Value]:
 
 
 def _padded(metadata: dict[str, Value], vocab_size: int) -> dict[str, Value]:
-    """Metadata with a token for each row of an embedding; none where it has too few rows."""
+    """Metadata with a token for each row of an embedding; empty where it has too few rows."""
     entries = Entries(metadata)
     missing = range(len(entries.tokens), vocab_size)
     if len(entries.tokens) > vocab_size:
@@ -130,9 +130,9 @@ def _padded(metadata: dict[str, Value], vocab_size: int) -> dict[str, Value]:
 def _tokens(
     tokenizer: HuggingFaceTokenizer, stored: Mapping[str, object], vocab_size: int
 ) -> tuple[list[str], array[int]]:
-    """Tokens and their types, those that an embedding has beside them as unused ones.
+    """Tokens and their types, with an unused token for each further row of the embedding.
 
-    None where the embedding has too few rows.
+    Both are empty where the embedding has too few rows.
     """
     tokens = list[str]()
     types = array("i")
@@ -163,7 +163,7 @@ def _tokens(
 def _likely_splittings(
     stored: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]
 ) -> Iterator[dict[str, Value]]:
-    """How a vocabulary may cut words, in the words of GGUF, the likeliest first."""
+    """The metadata that may describe how a vocabulary splits text, the likeliest first."""
     model = stored.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
     if isinstance(model, dict) and kind == "BPE":
@@ -173,8 +173,8 @@ def _likely_splittings(
         mark = str(model.get("continuing_subword_prefix", "##"))
         unknown = model["vocab"].get(model.get("unk_token", "[UNK]"))
         spelled = [
-            name if kind != NORMAL else name[len(mark) :] if name.startswith(mark) else SPACE + name
-            for name, kind in zip(tokens, types, strict=True)
+            name if each != NORMAL else name[len(mark) :] if name.startswith(mark) else SPACE + name
+            for name, each in zip(tokens, types, strict=True)
         ]
         named = {} if unknown is None else {KEY + "unknown_token_id": unknown}
         yield {KEY + "model": "bert", KEY + "pre": "default", KEY + "tokens": spelled, **named}
