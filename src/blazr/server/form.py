@@ -23,8 +23,9 @@ B = TypeVar("B", bound=msgspec.Struct)
 async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     """Decode a form; of its files, the content, by the names of their fields.
 
-    The name of a file is the field ``filename``. A field whose name ends in ``[]`` is an item of a
-    list, as is each of the fields that have the name of one.
+    The name of a file is the field ``filename``, if the form has no field of that name. A field
+    whose name ends in ``[]`` is an item of a list, as is each of the fields that have the name of
+    one.
 
     Args:
         headers: Of the request.
@@ -51,6 +52,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
     except (MultiPartException, KeyError, ValueError) as error:
         message = clean(f"the form cannot be read: {str(error).rstrip('.')}.", 200)
         raise HttpError(400, message, code="invalid_form") from None
+    of_file: dict[str, Any] = {}
     found: dict[str, Any] = {}
     items: dict[str, Any] = {}
     lists = {each.name for each in msgspec.structs.fields(kind) if _takes_list(each.type)}
@@ -59,7 +61,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
             content: object = value
             if isinstance(value, UploadFile):
                 content = await value.read()
-                found["filename"] = value.filename or ""
+                of_file["filename"] = value.filename or ""
             is_item = name in lists and content != "null"
             if is_item or name.endswith("[]"):
                 items.setdefault(name.removesuffix("[]"), []).append(content)
@@ -67,7 +69,7 @@ async def decode_form(headers: Headers, raw: bytes, kind: type[B]) -> B:
                 found[name] = content
     finally:
         await form.close()
-    return msgspec.convert({**found, **items}, kind, strict=False)
+    return msgspec.convert({**of_file, **found, **items}, kind, strict=False)
 
 
 def _takes_list(annotation: object) -> bool:

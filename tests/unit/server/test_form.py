@@ -16,11 +16,15 @@ class Body(msgspec.Struct):
     file: bytes
     prompt: str | None = None
     kinds: list[str] | None = None
+    filename: str = "a"
+
+
+FILE = ("file", b"sound")
 
 
 def decode(*fields: tuple[str, bytes], more: str = "") -> Body:
     raw = b""
-    for name, value in (("file", b"sound"), *fields):
+    for name, value in fields if FILE in fields else (FILE, *fields):
         file = '; filename="a"' if name == "file" else ""
         raw += f'--x\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode()
         raw += value + b"\r\n"
@@ -38,6 +42,11 @@ def test_a_list_without_brackets(names: tuple[str, str]) -> None:
     one, other = names
     assert decode((one, b"a"), (other, b"b")) == Body(b"sound", None, ["a", "b"])
     assert decode(("kinds", b"null")) == Body(b"sound", None, None)
+
+
+def test_a_name_that_is_given_goes_before_that_of_the_file() -> None:
+    name = ("filename", b"b")
+    assert decode(name, FILE) == decode(FILE, name) == Body(b"sound", filename="b")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "UTF-8", '"utf8"'])
