@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONFIG_KEYS = ("quantization_config", "compression_config")
 # Files in which older writers keep the settings, and the method that each stands for.
 _SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# Such a file of NVIDIA's Model Optimizer, by whose tensors' names nothing looks quantized.
+# The settings of NVIDIA's Model Optimizer, whose tensors go by the names of plain ones.
 _MODELOPT_FILE = "hf_quant_config.json"
 # Methods that the rules of the family with such models read.
 _READ_BY_FAMILIES = {"mxfp4"}

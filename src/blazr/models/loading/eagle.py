@@ -34,7 +34,7 @@ _PARAMETERS = {
 }
 _PREFIXES = {"layer.mixer.": "midlayer.self_attn.", "layer.feed_forward.": "midlayer.mlp."}
 _TO_TARGET = "d2t"  # what is added to a draft id for the network's id of the same token
-_HAS_DRAFT_ID = "t2d"  # by the network's ids; nothing is made of it
+_HAS_DRAFT_ID = "t2d"  # which of the network's ids have a draft id; the other tensor tells it, too
 _AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _TRAITS = Traits(attention=LLAMA_BIASES, mlp={"bias": "mlp_bias"})
 
