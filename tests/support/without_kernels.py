@@ -21,11 +21,9 @@ from tests.support.agreement import function_of
 @contextmanager
 def without_kernels() -> Iterator[None]:
     """Within, operations run on their references."""
-    with pytest.MonkeyPatch.context() as patch:
+    with _chosen_anew(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("BLAZR_KERNELS", "reference")
-        _forget()
         yield
-    _forget()
 
 
 @contextmanager
@@ -55,13 +53,15 @@ def kernels_for_gpus(*, exact: bool) -> Iterator[Counter[str]]:
 
         return counted
 
-    with pytest.MonkeyPatch.context() as patch, exactness(is_exact=exact):
+    with (
+        _chosen_anew(),
+        pytest.MonkeyPatch.context() as patch,
+        exactness(is_exact=exact),
+    ):
         patch.setattr("blazr.nn.ops.op.resolve_kernel", resolve)
         for name in _PRODUCTS if exact else ():
             patch.setattr(name, _refuse)
-        _forget()
         yield used
-    _forget()
 
 
 _PRODUCTS = ("torch.bmm", "torch.matmul", "torch.einsum", "torch.nn.functional.linear")
@@ -69,6 +69,20 @@ _PRODUCTS = ("torch.bmm", "torch.matmul", "torch.einsum", "torch.nn.functional.l
 
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise AssertionError("a product of torch's, which is cuBLAS's on a GPU")
+
+
+@contextmanager
+def _chosen_anew() -> Iterator[None]:
+    """Within, and afterwards, operations choose again what they run on.
+
+    Afterwards also where a test fails within: an operation keeps what it has chosen, so all later
+    tests of the process would run on it, and their replies would depend on company.
+    """
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
 
 
 def _forget() -> None:

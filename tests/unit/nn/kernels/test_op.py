@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 from blazr.core.table import Table
 from blazr.nn.kernels.kernel import Kernel
 from blazr.nn.ops import op as op_module
+from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.op import Op, describe_kernels
+from tests.support.without_kernels import without_kernels
 
 pytestmark = pytest.mark.smoke
 
@@ -60,6 +63,20 @@ def test_the_reference_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLAZR_KERNELS", "reference")
     assert _op()(torch.ones(1)).item() == 2
     assert set(describe_kernels().values()) == {"reference (BLAZR_KERNELS)"}
+
+
+@torch.inference_mode()
+def test_no_reference_is_left_behind_by_a_test_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Tensor] = []
+    monkeypatch.setattr(rms_norm, "reference", lambda x, *_: calls.append(x))
+    ones = torch.ones(4)
+    with suppress(ZeroDivisionError), without_kernels():
+        rms_norm(ones, ones, 1e-6)
+        raise ZeroDivisionError
+    assert len(calls) == 1
+    if rms_norm.has_kernel(torch.float32):
+        rms_norm(ones, ones, 1e-6)
+        assert len(calls) == 1
 
 
 def test_the_reference_runs_where_gradients_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
