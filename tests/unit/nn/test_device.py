@@ -109,7 +109,7 @@ def test_a_control_group_bounds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.fixture
-def eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_processors(monkeypatch: pytest.MonkeyPatch, kernels_as_before: None) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(device, "_NUM_THREADS", 8)
     torch.set_num_threads(8)
