@@ -110,5 +110,5 @@ class Peers:
 def _offer_of(header: str) -> Offer:
     try:
         return msgspec.json.decode(header, type=Offer)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise TransferError(f"it lends what is no memory: {error}") from error
