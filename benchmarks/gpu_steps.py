@@ -481,7 +481,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _gated_delta("Olmo Hybrid 7B, prompt of 4,096", _OLMO, (1, 4096, 0), most_stack=1536),
         _gated_delta("Kimi Linear, 1 reply", _KIMI, (1, 1, 1055), by_channel=True),
         _gated_delta(
-            "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=1984
+            "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=2048
         ),
         _gated_delta(
             "Qwen3-Next in float32", _QWEN, (1, 4096, 0), dtype=torch.float32, most_stack=3456
