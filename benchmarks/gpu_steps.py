@@ -322,12 +322,16 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
 
 
 def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
-    """A weight in one of GGML's types, as ``"AWQ"``, ``"FP8"`` or ``"NVFP4"``, or plain."""
+    """A weight in one of GGML's types, of another format, or plain.
+
+    ``"GPTQ"`` has columns in another order; the others are ``"AWQ"``, ``"FP8"`` and ``"NVFP4"``.
+    """
     *stack, rows, columns = shape
-    if kind == "AWQ":
+    if kind in ("AWQ", "GPTQ"):
         blocks = _stored("Q4_0", *shape)
         assert isinstance(blocks, Blocks)
-        return ShiftedBlocks(blocks, None, _numbers(*stack, rows, columns // 128))
+        order = _empty(*stack, columns, dtype=torch.int64) if kind == "GPTQ" else None
+        return ShiftedBlocks(blocks, None, _numbers(*stack, rows, columns // 128), order)
     if kind == "FP8":
         scales = _numbers(*stack, -(-rows // 128), -(-columns // 128))
         return ScaledFloats(_empty(*shape, dtype=torch.float8_e4m3fn), scales, (128, 128))
@@ -346,7 +350,8 @@ def _nbytes(kind: str, *shape: int) -> float:
     if isinstance(weight, ScaledFloats):
         return sum(each.nbytes for each in weight.tensors())
     if isinstance(weight, ShiftedBlocks):
-        return sum(each.nbytes for each in (weight.inner.blocks, weight.shift) if each is not None)
+        each = weight.inner.blocks, weight.shift, weight.order
+        return sum(one.nbytes for one in each if one is not None)
     return (weight.blocks if isinstance(weight, Blocks) else weight).nbytes
 
 
@@ -473,6 +478,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _experts("Qwen3-30B-A3B, FP8, 256 replies", _QWEN3_EXPERTS, 256, "FP8"),
         _experts("Qwen3-30B-A3B, NVFP4, 256 replies", _QWEN3_EXPERTS, 256, "NVFP4"),
         _experts("Qwen3-30B-A3B, AWQ, 256 replies", _QWEN3_EXPERTS, 256, "AWQ"),
+        _experts("Qwen3-30B-A3B, GPTQ in act order, 256 replies", _QWEN3_EXPERTS, 256, "GPTQ"),
     ),
     "gated_delta": (
         _gated_delta("Qwen3-Next, 1 reply", _QWEN, (1, 1, 1055)),

@@ -179,6 +179,15 @@ def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
     for index, matrix in enumerate(matrices):
         found = joined.select(index).dequantize(torch.float32)
         assert torch.equal(found, matrix.dequantize(torch.float32))
+    if isinstance(matrices[0], ShiftedWeight) and matrices[0].order is not None:
+        # columns that happen to be in order beside others that are not
+        own = matrices[0]
+        moved = ShiftedWeight(own.inner, scale=own.scale, shift=own.shift)
+        joined = join_stack(StoredStack([moved, own]), torch.device("cpu"))
+        assert joined.operand is not None
+        for index, matrix in enumerate((moved, own)):
+            decoded = joined.operand.select(index).decode(slice(0, 96))
+            assert torch.equal(decoded, matrix.dequantize(torch.float32))
     other = StoredStack([matrices[0], PlainWeight(torch.ones(96, 128))])
     assert isinstance(join_stack(other, torch.device("cpu")), StoredStack)
 

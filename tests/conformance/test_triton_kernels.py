@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blazr.models.loading.stacks import join_stack
 from blazr.nn.device import exactness
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.kernel import Kernel
@@ -20,9 +21,19 @@ from blazr.nn.operands.attention import Pages
 from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable
+from blazr.nn.quant.exact import in_blocks
+from blazr.nn.quant.hf.gptq import GptqLayout
+from blazr.nn.quant.weight import StoredStack, StoredWeight
 from tests.support.agreement import agree, fits, function_of, tensors_in
 from tests.support.networks import Lab, build_network
-from tests.support.op_samples import FLOATS, SAMPLES, random_blocks, random_floats
+from tests.support.op_samples import (
+    FLOATS,
+    SAMPLES,
+    random_blocks,
+    random_floats,
+    random_shifted,
+)
+from tests.support.quantized import gptq
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
 from tests.support.without_kernels import kernels_for_gpus
 
@@ -184,11 +195,42 @@ def test_exact_products_do_not_depend_on_company(op: str) -> None:
                 assert torch.equal(run(x[first:last], weight, *more), whole[first:last])
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "Q4_K", "FP8 by rows"])
+@pytest.mark.parametrize("has_order", [False, True])
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_experts_of_gptq_agree_with_the_reference(bits: int, size: int, has_order: bool) -> None:
+    """As they are loaded: groups up to a whole row, and with act order each expert in its own."""
+    row = KERNELS["triton.experts"]
+    gate, up, down = (_gptq_stack(bits, size, has_order=has_order) for _ in range(3))
+    mlps = ExpertMlps(gate=gate, up=up, down=down)
+    # one expert is never used
+    for dtype, tokens in zip(row.dtypes, (1, 5, 20), strict=True):
+        x, weights = torch.randn(tokens, 128).to(dtype), torch.rand(tokens, 2)
+        chosen = torch.rand(tokens, 3).argsort(-1)[:, :2] + 1
+        agree(row, dtype, (x, weights, chosen, mlps), ("interpreted",))
+
+
+def _gptq_stack(bits: int, size: int, *, has_order: bool) -> Stack:
+    """Four matrices, (128, 128); of three bits with zero points that are no centers."""
+    matrices = []
+    for _ in range(4):
+        numbers = torch.randn(128, 128) / 11
+        parts, _ = gptq(numbers, bits=bits, size=size, zeros=bits == 3, order=has_order)
+        layout = GptqLayout((128, 128), bits, size, offset=1)
+        matrices.append(in_blocks(StoredWeight(layout, parts, torch.float32)))
+    operand = join_stack(StoredStack(matrices), torch.device("cpu")).operand
+    assert operand is not None
+    assert getattr(operand, "order", None) is None or has_order
+    return operand
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "Q4_K", "FP8 by rows", "GPTQ with act order"])
 def test_experts_do_not_depend_on_company(name: str) -> None:
     run = function_of(KERNELS["triton.experts"])
 
     def stack() -> Stack:
+        if name == "GPTQ with act order":
+            return random_shifted("Q4_0", 4, 4, 256, 256, has_order=True)
         if name in FLOATS:
             return random_floats(name, 4, 256, 256)
         is_plain = name == "bfloat16"

@@ -218,12 +218,18 @@ def random_blocks(name: str, *shape: int) -> Blocks:
     return Blocks(kind, blocks.flatten(-2))
 
 
-def random_shifted(name: str, groups: int, *shape: int, has_scale: bool = False) -> ShiftedBlocks:
-    """The same with numbers added by group, as of GPTQ and AWQ; or with a scale for each row."""
-    *rows, _ = shape
+def random_shifted(
+    name: str, groups: int, *shape: int, has_scale: bool = False, has_order: bool = False
+) -> ShiftedBlocks:
+    """The same with numbers added by group, as of GPTQ and AWQ; or with a scale for each row.
+
+    Or with columns in another order, as of GPTQ's act order.
+    """
+    *rows, columns = shape
     scale = 0.5 + torch.rand(rows) if has_scale else None
     shift = torch.randn(*rows, groups) * 0.05 if groups else None
-    return ShiftedBlocks(random_blocks(name, *shape), scale, shift)
+    order = torch.rand(*rows[:-1], columns).argsort(-1) if has_order else None
+    return ShiftedBlocks(random_blocks(name, *shape), scale, shift, order)
 
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -272,6 +278,8 @@ def _stored_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         for count in (3, 300):
             x = torch.randn(count, columns).to(dtype)
             yield x, random_shifted(name, groups, 37, columns), torch.randn(37).to(dtype)
+            ordered = random_shifted(name, groups, 37, columns, has_order=True)
+            yield x, ordered, torch.randn(37).to(dtype)
     yield torch.randn(2, 64).to(dtype), random_shifted("Q8_0", 1, 9, 64, has_scale=True)
     yield torch.randn(2, 50).to(dtype), random_floats("FP8 by rows", 9, 50)
     yield torch.randn(2, 50).to(dtype), random_floats("FP8 E5M2", 9, 50)
@@ -376,6 +384,19 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     )
     chosen = torch.rand(9, 3).argsort(-1)[:, :2]
     yield torch.randn(9, 128).to(dtype), torch.rand(9, 2), chosen, mlps
+    # one token leaves most experts unused
+    for tokens, name, groups in ((1, "Q4_0", 4), (70, "Q8_0", 2), (9, "Q4_0", 0), (0, "Q4_0", 1)):
+        gate, up, down = (
+            random_shifted(name, groups, 4, *shape, has_order=True)
+            for shape in ((256, 128), (256, 128), (128, 256))
+        )
+        mlps = ExpertMlps(gate=gate, up=up, down=down, down_bias=numbers(4, 128))
+        x, weights = torch.randn(tokens, 136).to(dtype)[:, 8:], torch.rand(tokens, 2)
+        chosen = torch.rand(tokens, 4).argsort(-1)[:, :2]
+        yield x, weights, chosen, mlps
+        if tokens == 9:
+            yield x, weights, chosen, replace(mlps, gate=random_blocks("Q4_0", 4, 256, 128))
+            yield x, weights, chosen, replace(mlps, gate=None, activation="relu2")
     for tokens, name in ((1, "FP8 by blocks"), (70, "FP8 by rows"), (5, "NVFP4")):
         mlps = ExpertMlps(
             gate=random_floats(name, 3, 160, 144),

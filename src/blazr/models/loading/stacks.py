@@ -28,15 +28,20 @@ def join_stack(stack: StoredStack, device: torch.device) -> Weight:
     if blocks:
         whole = _side_by_side([each.blocks for each in blocks], device)
         return GgufWeight(whole, blocks[0].kind, stack.dtype)
-    shifted = _alike(ShiftedWeight, matrices, _form_of_shifted)
+    # an expert whose columns happen to be in order may have nothing beside its blocks
+    shifted = _alike(ShiftedWeight, [_as_shifted(each) for each in matrices], _form_of_shifted)
     if shifted:
         inner = join_stack(StoredStack([each.inner for each in shifted]), device)
         scales = [each.scale for each in shifted if each.scale is not None]
         shifts = [each.shift for each in shifted if each.shift is not None]
+        is_ordered = any(each.order is not None for each in shifted)
+        same = torch.arange(stack.shape[-1])
+        orders = [same if each.order is None else each.order for each in shifted]
         return ShiftedWeight(
             inner,
             scale=_side_by_side(scales, device) if scales else None,
             shift=_side_by_side(shifts, device) if shifts else None,
+            order=_side_by_side(orders, device) if is_ordered else None,
         )
     floats = _alike(FloatWeight, matrices, lambda each: each.operand.form)
     if floats:
@@ -66,10 +71,14 @@ def _alike(kind: type[W], weights: Sequence[Weight], form: Callable[[W], object]
     return found if is_one else []
 
 
+def _as_shifted(weight: Weight) -> ShiftedWeight:
+    return weight if isinstance(weight, ShiftedWeight) else ShiftedWeight(weight)
+
+
 def _form_of_shifted(weight: ShiftedWeight) -> object:
-    """What must be equal; nothing equals that of one whose columns have an order of their own."""
+    """What must be equal; nothing equals that of one whose pieces have an order, or no blocks."""
     inner = weight.inner
-    if weight.order is not None or not isinstance(inner, GgufWeight):
+    if weight.piece > 1 or not isinstance(inner, GgufWeight):
         return object()
     sizes = [None if each is None else each.shape for each in (weight.scale, weight.shift)]
     return inner.kind.name, inner.blocks.shape, sizes

@@ -99,12 +99,14 @@ class ShiftedBlocks(NamedTuple):
     Args:
         inner: (..., out, in).
         scale: (..., out), float32; None for 1.
-        shift: (..., out, G), float32, of equal runs of columns; None for nothing.
+        shift: (..., out, G), float32, of equal runs of the inner columns; None for nothing.
+        order: (..., in), int64: which of the columns each of the inner ones is; None for the same.
     """
 
     inner: Blocks
     scale: Tensor | None
     shift: Tensor | None
+    order: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,13 +115,16 @@ class ShiftedBlocks(NamedTuple):
 
     def select(self, index: int) -> ShiftedBlocks:
         """One matrix of a stack."""
-        scale, shift = (None if each is None else each[index] for each in self[1:])
-        return ShiftedBlocks(self.inner.select(index), scale, shift)
+        scale, shift, order = (None if each is None else each[index] for each in self[1:])
+        return ShiftedBlocks(self.inner.select(index), scale, shift, order)
 
     def decode(self, rows: slice) -> Tensor:
         """Some rows of a matrix as plain numbers: (R, in), float32."""
-        scale, shift = (None if each is None else each[rows] for each in self[1:])
-        return scale_and_shift(self.inner.decode(rows), scale, shift)
+        scale, shift = (None if each is None else each[rows] for each in (self.scale, self.shift))
+        found = scale_and_shift(self.inner.decode(rows), scale, shift)
+        if self.order is None:
+            return found
+        return found.new_empty(found.shape).index_copy_(-1, self.order, found)
 
 
 def scale_and_shift(inner: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:

@@ -32,14 +32,14 @@ _KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
 class ShiftedWeight(Weight):
     """A matrix in blocks, with rows scaled, numbers added by group, or columns in another order.
 
-    Or a stack of them; the order is then one for all.
+    Or a stack of them.
 
     Args:
         inner: The blocks.
         scale: (..., out), float32: what rows are multiplied with; None for 1.
         shift: (..., out, G), float32: what is then added to a row's groups; None for nothing.
-        order: (in / piece,), int64: which piece of the columns each of the inner ones is; None for
-            the same.
+        order: (..., in / piece), int64: which piece of the columns each of the inner ones is; None
+            for the same.
         piece: Columns that stay together.
     """
 
@@ -68,9 +68,9 @@ class ShiftedWeight(Weight):
     @override
     def operand(self) -> ShiftedBlocks | None:  # type: ignore[override]  # read only
         blocks = self.inner.operand
-        if self.order is not None or not isinstance(blocks, Blocks):
+        if self.piece > 1 or not isinstance(blocks, Blocks):
             return None
-        return ShiftedBlocks(blocks, self.scale, self.shift)
+        return ShiftedBlocks(blocks, self.scale, self.shift, self.order)
 
     @override
     def tensors(self) -> Iterator[Tensor]:
@@ -97,6 +97,8 @@ class ShiftedWeight(Weight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
+        if self.order is not None and self.order.dim() > 1:
+            return super().dequantize(dtype)  # each matrix has an order of its own
         whole = self.inner.dequantize(torch.float32)
         return self._in_place(scale_and_shift(whole, self.scale, self.shift)).to(dtype)
 
@@ -108,9 +110,11 @@ class ShiftedWeight(Weight):
 
     @override
     def select(self, index: int) -> ShiftedWeight:
-        scale, shift = (None if each is None else each[index] for each in (self.scale, self.shift))
+        scale, shift, order = (
+            None if each is None else each[index] for each in (self.scale, self.shift, self.order)
+        )
         inner = self.inner.select(index)
-        return ShiftedWeight(inner, scale=scale, shift=shift, order=self.order, piece=self.piece)
+        return ShiftedWeight(inner, scale=scale, shift=shift, order=order, piece=self.piece)
 
     def _in_place(self, inner: Tensor) -> Tensor:
         """The matrix with its columns in the order of the inputs."""

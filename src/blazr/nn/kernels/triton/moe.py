@@ -20,6 +20,7 @@ from blazr.nn.kernels.triton.tensors import dense, rows_of
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.floats import StoredMatrix
+from blazr.nn.operands.packing import ShiftedBlocks
 
 MAX_EXPERTS = 1024
 # Of a tile: pairs of a token and an expert, and columns of the result; fewer of weights that are
@@ -43,6 +44,19 @@ def _pairs_of(tiles, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
     last = tl.load(firsts_ptr + expert + 1, mask=expert < EXPERTS, other=0)
     rows = first + (tile - before) * ROWS + tl.arange(0, ROWS)
     return expert, tl.load(order_ptr + rows, mask=rows < last, other=0), rows < last
+
+
+@triton.jit
+def _take_columns(x, order_ptr, chosen_ptr, out_ptr, size, per_row, COLUMNS: tl.constexpr):
+    """Some columns of a pair's row of x, in the order of those of its expert's matrix."""
+    pair = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_place = places < size
+    expert = tl.load(chosen_ptr + pair)
+    columns = tl.load(order_ptr + expert * size + places, mask=is_place, other=0)
+    x_ptr, x_row = x
+    found = tl.load(x_ptr + pair // per_row * x_row + columns, mask=is_place, other=0)
+    tl.store(out_ptr + pair * size + places, found, mask=is_place)
 
 
 @triton.jit
@@ -76,7 +90,8 @@ def _add_bias(acc, bias_ptr, expert, size, columns, is_column):
 
 @triton.jit
 def _hidden(
-    x,
+    gate_x,
+    up_x,
     gate,
     up,
     gate_bias_ptr,
@@ -85,7 +100,6 @@ def _hidden(
     tiles,
     size,
     inner,
-    top,
     limit,
     alpha,
     COUNT: tl.constexpr,
@@ -108,12 +122,14 @@ def _hidden(
     expert = expert.to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < inner
-    x_ptr, x_row = x
-    x_rows = x_ptr + pairs // top * x_row
+    x_ptr, x_row, per_row = up_x
+    x_rows = x_ptr + pairs // per_row * x_row
     ups = _product(x_rows, is_pair, up, expert, columns, is_column, size, UP_FORM, INNER)
     if HAS_UP_BIAS:
         ups = _add_bias(ups, up_bias_ptr, expert, inner, columns, is_column)
     if HAS_GATE:
+        x_ptr, x_row, per_row = gate_x
+        x_rows = x_ptr + pairs // per_row * x_row
         gates = _product(x_rows, is_pair, gate, expert, columns, is_column, size, GATE_FORM, INNER)
         if HAS_GATE_BIAS:
             gates = _add_bias(gates, gate_bias_ptr, expert, inner, columns, is_column)
@@ -188,6 +204,33 @@ def _fits(x: Tensor, _: Tensor, __: Tensor, mlps: ExpertMlps) -> bool:
     return all(_is_read(each, x.dtype) and each.shape[0] <= MAX_EXPERTS for each in stacks)
 
 
+def _rows_for(
+    stack: Tensor | StoredMatrix, x: Tensor, chosen: Tensor, per_row: int
+) -> tuple[Tensor, int, int]:
+    """Rows, with their columns in the order of the matrices that they are multiplied with.
+
+    They are copied once, for all programs that read them: where each of these took single columns
+    from all over a row, that would take longer than the product.
+
+    Args:
+        stack: (E, out, in).
+        x: (T * k / per_row, in).
+        chosen: (T, k), int64.
+        per_row: Pairs of a token and an expert that share a row.
+
+    Returns:
+        The rows, numbers from one to the next, and how many pairs share one of these.
+    """
+    if not isinstance(stack, ShiftedBlocks) or stack.order is None:
+        return *rows_of(x), per_row
+    order, size = stack.order.contiguous(), x.shape[1]
+    found = x.new_empty(chosen.numel(), size)
+    _take_columns[len(found), triton.cdiv(size, 1024)](
+        rows_of(x), order, chosen, found, size, per_row, COLUMNS=1024
+    )
+    return *rows_of(found), 1
+
+
 @limited_to(_fits)
 def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
     """See ``blazr.nn.ops.moe.experts``, for stacks that are plain, or as files store them."""
@@ -200,7 +243,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     top, out = chosen.shape[1], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    x = dense(x)
+    x, chosen = dense(x), chosen.contiguous()
     # counted on the device, and launched for the most tiles that there can be
     pairs = chosen.flatten()
     order = pairs.argsort(stable=True)
@@ -209,6 +252,8 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     ends = ((counts + _ROWS - 1) // _ROWS).cumsum(0)
     firsts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     tiles = (ends, firsts, order)
+    up_rows = _rows_for(up, x, chosen, top)
+    gate_rows = up_rows if mlps.gate is None else _rows_for(gate, x, chosen, top)
     num_tiles = min(len(pairs), len(pairs) // _ROWS + count)
     hidden = x.new_empty(len(pairs), inner)
     shares = x.new_empty(len(pairs), size, dtype=torch.float32)
@@ -226,7 +271,8 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         "INNER": at_once,
     }
     _hidden[num_tiles, triton.cdiv(inner, tile)](
-        rows_of(x),
+        gate_rows,
+        up_rows,
         gates,
         ups,
         x if mlps.gate_bias is None else mlps.gate_bias.contiguous(),
@@ -235,7 +281,6 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         tiles,
         size,
         inner,
-        top,
         mlps.limit or 0.0,
         mlps.alpha,
         HAS_GATE=mlps.gate is not None,
@@ -247,6 +292,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         UP_FORM=up_form,
         **how,
     )
+    hidden, _, _ = _rows_for(down, hidden, chosen, 1)
     _down[num_tiles, triton.cdiv(size, tile)](
         hidden,
         downs,

@@ -26,6 +26,7 @@ from blazr.nn.kernels.triton.tensors import dense, heads_of
 from blazr.nn.kernels.triton.weights import INNER, WIDE_INNER, can_read, stored, weight_tile
 from blazr.nn.operands.floats import StoredMatrix
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
+from blazr.nn.operands.packing import ShiftedBlocks
 
 MAX_ROWS = 256
 # Of a tile: rows of x, and columns of the result; and of one of many rows times plain numbers of
@@ -168,6 +169,8 @@ def _matrix(x: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
 @limited_to(lambda _, weight, *__, **___: can_read(weight))
 def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -> Tensor:
     """See ``blazr.nn.ops.stored.stored_linear``."""
+    if isinstance(weight, ShiftedBlocks) and weight.order is not None:
+        x = x.index_select(-1, weight.order)
     out, rows, places = _matrix(x, weight.shape[0], x.dtype)
     if len(rows) <= MAX_ROWS:
         _product(rows, weight, places, bias=bias)

@@ -75,7 +75,7 @@ def can_read(weight: object) -> bool:
 
 
 def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
-    """A weight for a kernel.
+    """A weight for a kernel; of shifted blocks the columns as the blocks have them.
 
     Args:
         weight: (..., out, in).
@@ -119,7 +119,8 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
 def _stored_shifted(weight: ShiftedBlocks, inner: int) -> Stored:
     """Shifts are where floats have scales, and scales of rows where these have that of all."""
     (blocks, *_, stack, row, column, _, _), form = stored(weight.inner, inner)
-    scale, shift = (None if each is None else each.contiguous() for each in weight[1:])
+    beside = (weight.scale, weight.shift)
+    scale, shift = (None if each is None else each.contiguous() for each in beside)
     groups = 0 if shift is None else shift.shape[-1]
     arguments = (
         blocks,
