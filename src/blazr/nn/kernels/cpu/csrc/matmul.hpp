@@ -396,10 +396,12 @@ struct Matmul {
           }
           in_pieces(all_rows, kNearRows, [&](int64_t row, int64_t rows) {
             copy({(const T*)call.x + (m0 + m + row) * call.ldx + at, call.ldx}, rows, k, x);
+            const bool is_far = !kWidens && m == 0 && row == 0;  // later rows find w in the second cache
             for (int i = 0; i < num_matrices; i++)
               Products::chunk(w[i], columns, WideRows{x, copy_stride(k)}, rows,
                               kWidens ? round_up(k, D::step) : k,
-                              {sums[i] + row * columns, columns, 1, at > 0}, nullptr);
+                              {sums[i] + row * columns, columns, 1, at > 0},
+                              is_far ? w[i][kFetchedRows] : nullptr);
           });
         });
         finish_linear<T>(call, m0 + m, all_rows, n0 + n, columns, sums[0], sums[1], columns);

@@ -261,18 +261,19 @@ struct MatmulQ {
     static_assert(I::cols * kManyColumns <= kFewRows * kFewColumns);
     for (int64_t m = m0; m < m1; m += group) {
       const int64_t rows = smaller(group, m1 - m);
-      strip(call.w, {call.x, m}, rows, g0, g1, sums[0], few);
-      if (call.w2.blocks) strip(call.w2, {call.x, m}, rows, g0, g1, sums[1], few);
+      const bool is_far = m == m0;  // later rows find w in the second cache
+      strip(call.w, {call.x, m}, rows, g0, g1, sums[0], is_far);
+      if (call.w2.blocks) strip(call.w2, {call.x, m}, rows, g0, g1, sums[1], is_far);
       finish_rows(call, m, rows, g0, g1, sums[0], sums[1]);
     }
   }
 
   static void strip(const PackedMatrix& matrix, Rows x, int64_t rows, int64_t g0, int64_t g1,
-                    float* sums, bool few) {
+                    float* sums, bool is_far) {
     const int64_t num_blocks = x.x.k / kBlock, group_bytes = num_blocks / P::kBlocks * P::kBytes;
     const int64_t ld = (g1 - g0) * kGroup, num_tiles = (rows + I::cols - 1) / I::cols;
     // several tiles of a group fetch the next one together, a share each
-    const int lines = few ? int((kLines + num_tiles - 1) / num_tiles) : 0;
+    const int lines = is_far ? int((kLines + num_tiles - 1) / num_tiles) : 0;
     const uint8_t* w = matrix.blocks + g0 * group_bytes;
     for (int64_t g = g0; g < g1; g++, w += group_bytes, sums += kGroup) {
       const uint8_t* next = w + (num_tiles == 1 ? kRunAhead : group_bytes);
