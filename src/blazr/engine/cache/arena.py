@@ -41,63 +41,67 @@ class Arena:
         self.free: tuple[list[int], list[int]] = ([], [])
         self._spare = list(range(num_superpages))[::-1]
         self._fixed: set[int] = set()
-        for cls in (ItemClass.STATE, ItemClass.PAGE):  # state 0 must lie in superpage 0
-            self._fixed.update(self._take(cls) for _ in range(floor[cls]))
+        for item_class in (ItemClass.STATE, ItemClass.PAGE):  # state 0 must lie in superpage 0
+            self._fixed.update(self._take(item_class) for _ in range(floor[item_class]))
 
-    def allocate(self, cls: ItemClass) -> int:
+    def allocate(self, item_class: ItemClass) -> int:
         """A free item, with one reference.
 
         Raises:
             OutOfMemoryError: There is none.
         """
-        if not self.free[cls]:
-            if not self._spare or not self.items_per_superpage[cls]:
-                raise OutOfMemoryError(cls.name.lower())
-            self._take(cls)
-        item = heapq.heappop(self.free[cls])  # low ids first: superpages with a floor fill up first
-        self.references[cls][item] = 1
-        self.live[item // self.items_per_superpage[cls]] += 1
+        if not self.free[item_class]:
+            if not self._spare or not self.items_per_superpage[item_class]:
+                raise OutOfMemoryError(item_class.name.lower())
+            self._take(item_class)
+        item = heapq.heappop(
+            self.free[item_class]
+        )  # low ids first: superpages with a floor fill up first
+        self.references[item_class][item] = 1
+        self.live[item // self.items_per_superpage[item_class]] += 1
         return item
 
-    def share(self, cls: ItemClass, item: int) -> None:
+    def share(self, item_class: ItemClass, item: int) -> None:
         """Add a reference to an item that has one."""
-        self.references[cls][item] += 1
+        self.references[item_class][item] += 1
 
-    def release(self, cls: ItemClass, item: int) -> bool:
+    def release(self, item_class: ItemClass, item: int) -> bool:
         """Drop a reference. True if it was the last, and the item is free now."""
-        count = self.references[cls][item] - 1
+        count = self.references[item_class][item] - 1
         if count:
-            self.references[cls][item] = count
+            self.references[item_class][item] = count
             return False
-        del self.references[cls][item]
-        superpage = item // self.items_per_superpage[cls]
+        del self.references[item_class][item]
+        superpage = item // self.items_per_superpage[item_class]
         self.live[superpage] -= 1
-        heapq.heappush(self.free[cls], item)
+        heapq.heappush(self.free[item_class], item)
         if not self.live[superpage] and superpage not in self._fixed:
-            low = superpage * self.items_per_superpage[cls]
-            inside = range(low, low + self.items_per_superpage[cls])
-            self.free[cls][:] = [item for item in self.free[cls] if item not in inside]
-            heapq.heapify(self.free[cls])
+            low = superpage * self.items_per_superpage[item_class]
+            inside = range(low, low + self.items_per_superpage[item_class])
+            self.free[item_class][:] = [
+                item for item in self.free[item_class] if item not in inside
+            ]
+            heapq.heapify(self.free[item_class])
             self.owner[superpage] = None
             self._spare.append(superpage)
         return True
 
-    def is_private(self, cls: ItemClass, item: int) -> bool:
+    def is_private(self, item_class: ItemClass, item: int) -> bool:
         """Whether the item has exactly one reference."""
-        return self.references[cls][item] == 1
+        return self.references[item_class][item] == 1
 
-    def room(self, cls: ItemClass) -> int:
+    def room(self, item_class: ItemClass) -> int:
         """Items of this class that can be allocated now."""
-        return len(self.free[cls]) + len(self._spare) * self.items_per_superpage[cls]
+        return len(self.free[item_class]) + len(self._spare) * self.items_per_superpage[item_class]
 
-    def used(self, cls: ItemClass) -> int:
+    def used(self, item_class: ItemClass) -> int:
         """Items of this class with a reference."""
-        return len(self.references[cls])
+        return len(self.references[item_class])
 
-    def _take(self, cls: ItemClass) -> int:
+    def _take(self, item_class: ItemClass) -> int:
         superpage = self._spare.pop()
-        self.owner[superpage] = cls
-        low = superpage * self.items_per_superpage[cls]
-        for item in range(low, low + self.items_per_superpage[cls]):
-            heapq.heappush(self.free[cls], item)
+        self.owner[superpage] = item_class
+        low = superpage * self.items_per_superpage[item_class]
+        for item in range(low, low + self.items_per_superpage[item_class]):
+            heapq.heappush(self.free[item_class], item)
         return superpage

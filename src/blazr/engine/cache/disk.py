@@ -58,14 +58,14 @@ class DiskItem(NamedTuple):
     """What a file holds.
 
     Args:
-        cls: A page or a state.
+        item_class: A page or a state.
         name: Hash of all that decides its content, 32 bytes.
         kind: Why the state is kept; of a page, "end".
         depth: Blocks up to there.
         saves: Tokens that need not be computed with it.
     """
 
-    cls: ItemClass
+    item_class: ItemClass
     name: bytes
     kind: StateKind
     depth: int
@@ -124,7 +124,7 @@ class DiskCache:
         self._directory = directory
         self._limit = limit
         self.sizes = sizes
-        self.file_sizes = {cls: _HEADER.size + size for cls, size in sizes.items()}
+        self.file_sizes = {item_class: _HEADER.size + size for item_class, size in sizes.items()}
         self._read = read
         self._write = write
         self._known: set[Path] = set()
@@ -156,9 +156,9 @@ class DiskCache:
             each.name = next_name(before, each.key)
         return node.name
 
-    def has(self, cls: ItemClass, name: bytes) -> bool:
+    def has(self, item_class: ItemClass, name: bytes) -> bool:
         """Whether there is a file."""
-        path = self._path(cls, name)
+        path = self._path(item_class, name)
         try:
             if path not in self._known and path.exists():
                 self._known.add(path)
@@ -166,11 +166,11 @@ class DiskCache:
             self._note_error(f"{path} cannot be looked for", error)
         return path in self._known
 
-    def load(self, cls: ItemClass, name: bytes, item: int) -> StateKind | None:
+    def load(self, item_class: ItemClass, name: bytes, item: int) -> StateKind | None:
         """Read a file into memory.
 
         Args:
-            cls: A page or a state.
+            item_class: A page or a state.
             name: Its name.
             item: Where in memory it goes.
 
@@ -178,11 +178,11 @@ class DiskCache:
             Why the state is kept; None where there is no file, or its content is not what was
             written: it is deleted then.
         """
-        path = self._path(cls, name)
+        path = self._path(item_class, name)
         try:
-            found = _read_file(path, cls, name, self.sizes[cls])
+            found = _read_file(path, item_class, name, self.sizes[item_class])
             if found is not None:
-                self._write(cls, item, found[1])
+                self._write(item_class, item, found[1])
         except FileNotFoundError:
             self._known.discard(path)
             return None
@@ -195,7 +195,7 @@ class DiskCache:
             self.counts.spoiled += 1
             self._delete(path)
             return None
-        if cls is ItemClass.PAGE:
+        if item_class is ItemClass.PAGE:
             self.counts.read_pages += 1
         else:
             self.counts.read_states += 1
@@ -209,10 +209,10 @@ class DiskCache:
             item: Where in memory it is; it is copied at once.
             waits: Whether to wait while much is to be written; else it is not kept then.
         """
-        if self.has(what.cls, what.name):
+        if self.has(what.item_class, what.name):
             return
-        path = self._path(what.cls, what.name)
-        size = self.sizes[what.cls]
+        path = self._path(what.item_class, what.name)
+        size = self.sizes[what.item_class]
         with self._written:
             while self._num_waiting + size > max(MOST_WAITING, size):
                 if not waits:
@@ -221,7 +221,7 @@ class DiskCache:
                 self._written.wait()
             self._num_waiting += size
         try:
-            content = self._read(what.cls, item)
+            content = self._read(what.item_class, item)
         except MemoryError as error:
             self._note_error(f"{path} is not written", error)
             self._release_waiting(size)
@@ -229,18 +229,18 @@ class DiskCache:
         self._known.add(path)
         self._queue.put(partial(self._store, path, what, content))
 
-    def read_raw(self, cls: ItemClass, name: bytes) -> bytes | None:
+    def read_raw(self, item_class: ItemClass, name: bytes) -> bytes | None:
         """A file as it is, for another process, which checks it; None where there is none."""
         try:
-            data = self._path(cls, name).read_bytes()
+            data = self._path(item_class, name).read_bytes()
         except OSError:
             return None
-        if len(data) != self.file_sizes[cls]:
+        if len(data) != self.file_sizes[item_class]:
             return None
         self._queue.put(partial(self._count_moved, sent=len(data)))
         return data
 
-    def write_raw(self, cls: ItemClass, name: bytes, data: bytes) -> bool:
+    def write_raw(self, item_class: ItemClass, name: bytes, data: bytes) -> bool:
         """Keep a file that another process has sent, if it is what that has written.
 
         Returns:
@@ -250,9 +250,12 @@ class DiskCache:
             OSError: The disk is full, or the like.
         """
         header, content = data[: _HEADER.size], memoryview(data)[_HEADER.size :]
-        if len(content) != self.sizes[cls] or _kind_if_whole(header, cls, name, content) is None:
+        if (
+            len(content) != self.sizes[item_class]
+            or _kind_if_whole(header, item_class, name, content) is None
+        ):
             return False
-        path = self._path(cls, name)
+        path = self._path(item_class, name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, data)
         self._queue.put(partial(self._count_moved, received=len(data)))
@@ -260,7 +263,7 @@ class DiskCache:
 
     def mark_used(self, names: Iterable[bytes]) -> None:
         """The files of these names have been used or written: they are worth more than others."""
-        paths = [self._path(cls, name) for name in names for cls in ItemClass]
+        paths = [self._path(item_class, name) for name in names for item_class in ItemClass]
         self._queue.put(partial(_touch, paths, time.time_ns()))
 
     def save_text(self, name: str, tokens: array[int], salt: str) -> None:
@@ -312,9 +315,9 @@ class DiskCache:
         counts = {f"disk_{name}": count for name, count in asdict(self.counts).items()}
         return {"disk_bytes": self.num_bytes, **counts}
 
-    def _path(self, cls: ItemClass, name: bytes) -> Path:
+    def _path(self, item_class: ItemClass, name: bytes) -> Path:
         digits = name.hex()
-        return self._own / digits[:2] / (digits + _SUFFIXES[cls])
+        return self._own / digits[:2] / (digits + _SUFFIXES[item_class])
 
     def _text_path(self, name: str) -> Path:
         return self._own / "texts" / f"{name}.text"
@@ -341,7 +344,7 @@ class DiskCache:
             self._writes_again_at = time.monotonic() + _PAUSE_S
             logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
         finally:
-            self._release_waiting(self.sizes[what.cls])
+            self._release_waiting(self.sizes[what.item_class])
         self._count_written(size)
 
     def _count_moved(self, *, sent: int = 0, received: int = 0) -> None:
@@ -411,7 +414,7 @@ def next_name(before: bytes, key: bytes) -> bytes:
 
 
 def _digest(what: DiskItem, content: _Bytes) -> bytes:
-    facts = repr((int(what.cls), what.kind, what.depth, what.saves)).encode()
+    facts = repr((int(what.item_class), what.kind, what.depth, what.saves)).encode()
     digest = blake2b(content, key=what.name, digest_size=32)
     digest.update(facts)
     return digest.digest()
@@ -433,25 +436,29 @@ def _write_file(path: Path, what: DiskItem, content: bytes) -> int:
 
 
 def _read_file(
-    path: Path, cls: ItemClass, name: bytes, size: int
+    path: Path, item_class: ItemClass, name: bytes, size: int
 ) -> tuple[StateKind, bytearray] | None:
     """What a file holds; None where that is not what was written under this name."""
     with path.open("rb") as file:
         header, content = file.read(_HEADER.size), bytearray(size)
         if file.readinto(content) != size or file.read(1):
             return None
-    kind = _kind_if_whole(header, cls, name, content)
+    kind = _kind_if_whole(header, item_class, name, content)
     return None if kind is None else (kind, content)
 
 
-def _kind_if_whole(header: bytes, cls: ItemClass, name: bytes, content: _Bytes) -> StateKind | None:
+def _kind_if_whole(
+    header: bytes, item_class: ItemClass, name: bytes, content: _Bytes
+) -> StateKind | None:
     """Why a state is kept; None where the content is not what was written under this name."""
     fields = _unpack(header)
     if fields is None:
         return None
     kind, depth, saves, num_bytes, digest = fields
     is_whole = num_bytes == len(content)
-    is_whole = is_whole and digest == _digest(DiskItem(cls, name, kind, depth, saves), content)
+    is_whole = is_whole and digest == _digest(
+        DiskItem(item_class, name, kind, depth, saves), content
+    )
     return kind if is_whole else None
 
 

@@ -523,10 +523,10 @@ class CacheManager:
             self.trie.evict(ItemClass.STATE, below=self.trie.state_worth(num_tokens, kind))
         return self._allocate(ItemClass.STATE) if arena.room(ItemClass.STATE) else None
 
-    def _allocate(self, cls: ItemClass) -> int:
+    def _allocate(self, item_class: ItemClass) -> int:
         while True:
             try:
-                return self.arena.allocate(cls)
+                return self.arena.allocate(item_class)
             except OutOfMemoryError:
                 # a superpage that the other class leaves empty changes hands
                 if not self.trie.evict(*ItemClass):

@@ -200,25 +200,29 @@ class PrefixTrie:
         Returns:
             Whether there was something.
         """
-        found = [(entry, cls) for cls in classes if (entry := self._pop_cheapest(cls))]
+        found = [
+            (entry, item_class)
+            for item_class in classes
+            if (entry := self._pop_cheapest(item_class))
+        ]
         found.sort()
-        for entry, cls in found[1:]:
-            heapq.heappush(self._heaps[cls], entry)
+        for entry, item_class in found[1:]:
+            heapq.heappush(self._heaps[item_class], entry)
         if not found:
             return False
-        entry, cls = found[0]
+        entry, item_class = found[0]
         worth, _, _, node = entry
         if worth >= below:
-            heapq.heappush(self._heaps[cls], entry)
+            heapq.heappush(self._heaps[item_class], entry)
             return False
         self._evicted_worth = max(self._evicted_worth, worth)
-        if cls is ItemClass.STATE:
+        if item_class is ItemClass.STATE:
             self.drop_state(node)
             self._offer(node)
         else:
             self._remove(node)
-        self.evictions[cls] += 1
-        logger.debug("evict the %s of a prefix of %d blocks", cls.name.lower(), node.depth)
+        self.evictions[item_class] += 1
+        logger.debug("evict the %s of a prefix of %d blocks", item_class.name.lower(), node.depth)
         return True
 
     def forget(self, node: Node | None) -> None:
@@ -249,20 +253,20 @@ class PrefixTrie:
         """Tell a listener which blocks a prompt could go on from, and what changes from now on."""
         self.known.join(listener, self.nodes())
 
-    def _pop_cheapest(self, cls: ItemClass) -> _Entry | None:
+    def _pop_cheapest(self, item_class: ItemClass) -> _Entry | None:
         """Take what is worth least, and may be evicted, from its heap."""
-        heap = self._heaps[cls]
+        heap = self._heaps[item_class]
         busy: list[_Entry] = []
         found: _Entry | None = None
         while heap and found is None:
             entry = heapq.heappop(heap)
             worth, used, _, node = entry
-            if not self._is_candidate(node, used, cls):
+            if not self._is_candidate(node, used, item_class):
                 continue
-            now = self._worth(node, cls)
+            now = self._worth(node, item_class)
             if now > worth:  # the state before it has gone since
                 heapq.heappush(heap, (now, *entry[1:]))
-            elif cls is ItemClass.STATE and not self._is_idle_state(node):
+            elif item_class is ItemClass.STATE and not self._is_idle_state(node):
                 busy.append(entry)
             else:
                 found = entry
@@ -270,10 +274,10 @@ class PrefixTrie:
             heapq.heappush(heap, entry)
         return found
 
-    def _is_candidate(self, node: Node, used: int, cls: ItemClass) -> bool:
+    def _is_candidate(self, node: Node, used: int, item_class: ItemClass) -> bool:
         if not node.is_alive:
             return False
-        if cls is ItemClass.STATE:
+        if item_class is ItemClass.STATE:
             return node.state is not None and node.state_used == used
         return node.used == used and not node.children and not node.locks
 
@@ -281,9 +285,9 @@ class PrefixTrie:
         """Whether no running sequence goes on from a node's state."""
         return node.state is not None and self.arena.is_private(ItemClass.STATE, node.state)
 
-    def _worth(self, node: Node, cls: ItemClass) -> float:
+    def _worth(self, node: Node, item_class: ItemClass) -> float:
         per_page, per_state = self.arena.items_per_superpage
-        memory = 1 / per_page if cls is ItemClass.PAGE and per_page else 0.0  # in superpages
+        memory = 1 / per_page if item_class is ItemClass.PAGE and per_page else 0.0  # in superpages
         if node.state is not None:
             memory += 1 / per_state
             num_uses = _chance(node) * (1 + node.state_uses)
@@ -303,14 +307,16 @@ class PrefixTrie:
 
     def _offer(self, node: Node) -> None:
         """Make a node a candidate for eviction; stale entries are skipped when they surface."""
-        for cls in ItemClass:
-            heap = self._heaps[cls]
-            used = node.state_used if cls is ItemClass.STATE else node.used
-            if self._is_candidate(node, used, cls):
-                heapq.heappush(heap, (self._worth(node, cls), used, id(node), node))
+        for item_class in ItemClass:
+            heap = self._heaps[item_class]
+            used = node.state_used if item_class is ItemClass.STATE else node.used
+            if self._is_candidate(node, used, item_class):
+                heapq.heappush(heap, (self._worth(node, item_class), used, id(node), node))
             if len(heap) > 4 * self.num_nodes + 1024:
                 heap[:] = {
-                    entry[2]: entry for entry in heap if self._is_candidate(entry[3], entry[1], cls)
+                    entry[2]: entry
+                    for entry in heap
+                    if self._is_candidate(entry[3], entry[1], item_class)
                 }.values()
                 heapq.heapify(heap)
 

@@ -148,13 +148,13 @@ class Storage:
         for tensor in self._working:
             zero_rows(tensor, rows)
 
-    def read(self, cls: ItemClass, item: int) -> bytes:
+    def read(self, item_class: ItemClass, item: int) -> bytes:
         """The content of a page or a state."""
-        return self._row(cls, item).cpu().numpy().tobytes()
+        return self._row(item_class, item).cpu().numpy().tobytes()
 
-    def write(self, cls: ItemClass, item: int, content: bytearray) -> None:
+    def write(self, item_class: ItemClass, item: int, content: bytearray) -> None:
         """Put a content into a page or a state."""
-        self._row(cls, item).copy_(torch.frombuffer(content, dtype=torch.uint8))
+        self._row(item_class, item).copy_(torch.frombuffer(content, dtype=torch.uint8))
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all that a page holds to another."""
@@ -174,8 +174,8 @@ class Storage:
         for tensor in self._working:
             copy_row(tensor, source + self._first_rows[working_copy], target)
 
-    def _row(self, cls: ItemClass, item: int) -> Tensor:
-        items = self._pages if cls is ItemClass.PAGE else self._states
+    def _row(self, item_class: ItemClass, item: int) -> Tensor:
+        items = self._pages if item_class is ItemClass.PAGE else self._states
         assert items is not None
         return items[item]
 

@@ -51,13 +51,13 @@ def export(files: DiskCache, names: Sequence[bytes], num_known: int) -> Iterator
         return
     items = [(ItemClass.PAGE, block) for block in range(num_known, depth)]
     items.append((ItemClass.STATE, depth - 1))
-    for cls, block in items:
-        if not files.sizes[cls]:
+    for item_class, block in items:
+        if not files.sizes[item_class]:
             continue
-        data = files.read_raw(cls, names[block])
+        data = files.read_raw(item_class, names[block])
         if data is None:  # deleted since
             return
-        yield _FRAME.pack(cls, block, len(data)) + data
+        yield _FRAME.pack(item_class, block, len(data)) + data
 
 
 class Incoming:
@@ -92,13 +92,13 @@ class Incoming:
             end = _FRAME.size + length
             if len(self._rest) < end:
                 return
-            cls = ItemClass(number)
+            item_class = ItemClass(number)
             content = bytes(memoryview(self._rest)[_FRAME.size : end])
             del self._rest[:end]
-            if not self._files.write_raw(cls, self._names[block], content):
-                raise TransferError(f"the {cls.name.lower()} of block {block} is spoiled")
-            self._next_block = block + (cls is ItemClass.PAGE)
-            self._has_ended = cls is ItemClass.STATE
+            if not self._files.write_raw(item_class, self._names[block], content):
+                raise TransferError(f"the {item_class.name.lower()} of block {block} is spoiled")
+            self._next_block = block + (item_class is ItemClass.PAGE)
+            self._has_ended = item_class is ItemClass.STATE
 
     def end(self) -> None:
         """All has come.
@@ -112,17 +112,17 @@ class Incoming:
     def _check(self, number: int, block: int, length: int) -> None:
         """Refuse a frame by its head, before its file has come."""
         sizes = self._files.file_sizes
-        if number not in [cls for cls in ItemClass if self._files.sizes[cls]]:
+        if number not in [item_class for item_class in ItemClass if self._files.sizes[item_class]]:
             raise TransferError(f"this model has no items of class {number}")
-        cls = ItemClass(number)
-        what = f"the {cls.name.lower()} of block {block}"
+        item_class = ItemClass(number)
+        what = f"the {item_class.name.lower()} of block {block}"
         first = last = self._next_block
-        if cls is ItemClass.STATE:
+        if item_class is ItemClass.STATE:
             has_pages = self._files.sizes[ItemClass.PAGE] > 0
             # the last page tells of which block it is; without pages it may be of any
             first = first - 1 if has_pages else first
             last = first if has_pages else len(self._names)
         if self._has_ended or not first <= block <= min(last, len(self._names) - 1):
             raise TransferError(f"{what} may not come now")
-        if length != sizes[cls]:
-            raise TransferError(f"{what} has {length} bytes instead of {sizes[cls]}")
+        if length != sizes[item_class]:
+            raise TransferError(f"{what} has {length} bytes instead of {sizes[item_class]}")
