@@ -13,7 +13,7 @@ from blazr.engine.positions import grid_positions
 from blazr.engine.scheduler import PlannedSequence, StepPlan
 from blazr.engine.sequence import Sequence
 from blazr.nn.layers.batch import ForwardBatch, GivenEmbeddings
-from blazr.nn.operands.step import SeeingAhead, Span, StepTable
+from blazr.nn.operands.step import BidirectionalSpan, Span, StepTable
 
 
 def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> ForwardBatch:
@@ -80,7 +80,7 @@ def build_batch(plan: StepPlan, memory: CacheManager, device: torch.device) -> F
             tuple(spans),
             _place(tables, device),
             plan.num_decodes,
-            seeing_ahead=_seeing_ahead(plan.rows),
+            bidirectional_spans=_bidirectional_spans(plan.rows),
         ),
         lengths=_place(lengths, device),
         adapters=_place(adapters, device) if any(adapters) else None,
@@ -127,16 +127,16 @@ def _positions(plan: StepPlan, places: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
-def _seeing_ahead(rows: Iterable[PlannedSequence]) -> tuple[SeeingAhead, ...]:
+def _bidirectional_spans(rows: Iterable[PlannedSequence]) -> tuple[BidirectionalSpan, ...]:
     """The tokens of a step that attend to tokens behind them."""
     found = []
     for index, (sequence, length, *_) in enumerate(rows):
         start = sequence.computed
-        for first, last in sequence.uncut:
+        for first, last in sequence.bidirectional_spans:
             if start < last and first < start + length:
-                assert last <= start + length, "what sees ahead is computed in one step"
-                has_window = not sequence.request.sees_ahead
-                found.append(SeeingAhead(index, first, last, has_window))
+                assert last <= start + length, "a bidirectional span is computed in one step"
+                has_window = not sequence.request.is_bidirectional
+                found.append(BidirectionalSpan(index, first, last, has_window))
     return tuple(found)
 
 

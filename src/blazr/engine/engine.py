@@ -173,7 +173,7 @@ class Engine:
     def _salt(self, request: Request) -> str:
         """What a request shares prefixes by: its salt, and what else decides what they hold."""
         salt = request.cache_salt
-        if request.sees_ahead:  # of each token, every other one of the prompt
+        if request.is_bidirectional:  # what a token leaves depends on the whole prompt
             told = (request.prompt_ids, [(each.start, each.digest) for each in request.embeddings])
             salt += f"\0{sha256(repr(told).encode()).hexdigest()}"
         length = max(len(request.prompt_ids), self._max_length(request) - 1)

@@ -29,8 +29,8 @@ class PromptEmbeddings:
         grid: Rows and columns of an image whose tokens have positions of their own for rotary
             embeddings: see `blazr.engine.positions`.
         times: Where each image of that grid stands in time: one for an image, several for a video.
-        sees_ahead: Whether each of the tokens attends to all of them, those behind it too; they are
-            then computed in one step.
+        is_bidirectional: Whether each of the tokens attends to all of them, later ones too; they
+            are then computed in one step.
     """
 
     start: int
@@ -39,7 +39,7 @@ class PromptEmbeddings:
     added: Tensor | None = field(default=None, compare=False)
     grid: tuple[int, int] | None = None
     times: tuple[int, ...] = (0,)
-    sees_ahead: bool = False
+    is_bidirectional: bool = False
 
     @property
     def end(self) -> int:
@@ -55,8 +55,8 @@ class Request:
         prompt_ids: The prompt, at least one token, every id below the model's vocabulary size.
         embeddings: What stands for some of its tokens, such as those of an image; in ascending
             order, without overlap.
-        sees_ahead: Whether each token of the prompt attends to all of it, whatever the window; it
-            is then computed in one step, and only the same prompt shares its prefixes.
+        is_bidirectional: Whether each token of the prompt attends to all of it, whatever the
+            window; it is then computed in one step, and only the same prompt shares its prefixes.
         inputs: What a network of another library takes beside the tokens of the prompt.
         params: How to sample.
         stop_ids: Ids that end the reply unless ``params.ignore_eos``: the model's own.
@@ -77,7 +77,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     embeddings: tuple[PromptEmbeddings, ...] = ()
-    sees_ahead: bool = False
+    is_bidirectional: bool = False
     inputs: Mapping[str, Tensor] | None = field(default=None, compare=False)
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()

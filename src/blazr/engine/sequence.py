@@ -73,8 +73,8 @@ class Sequence:
         num_prompt_left: Of these, tokens that it has not forgotten.
         max_computed: Most tokens of it that may ever be computed: the last one drawn is not.
         embeddings_end: Behind this token, none has an embedding other than its id's.
-        uncut: From which token to which those lie, in ascending order, that see each other in both
-            directions.
+        bidirectional_spans: First token and end of each run of tokens that attend to each other in
+            both directions, in ascending order.
         has_grids: Whether it has images whose tokens stand in rows and columns.
         position_shift: How far the tokens behind all images stand, for rotary embeddings, from
             their places in the sequence.
@@ -123,7 +123,7 @@ class Sequence:
     num_prompt_left: int = field(init=False)
     max_computed: int = field(init=False)
     embeddings_end: int = field(init=False)
-    uncut: tuple[tuple[int, int], ...] = field(init=False)
+    bidirectional_spans: tuple[tuple[int, int], ...] = field(init=False)
     has_grids: bool = field(init=False)
     position_shift: int = field(init=False)
 
@@ -142,9 +142,11 @@ class Sequence:
         self.num_prompt = self.num_prompt_left = len(request.prompt_ids)
         self.max_computed = max(self.num_prompt, self.max_length - 1)
         self.embeddings_end = request.embeddings[-1].end if request.embeddings else 0
-        self.uncut = tuple((each.start, each.end) for each in request.embeddings if each.sees_ahead)
-        if request.sees_ahead:
-            self.uncut = ((0, self.num_prompt),)
+        self.bidirectional_spans = tuple(
+            (each.start, each.end) for each in request.embeddings if each.is_bidirectional
+        )
+        if request.is_bidirectional:
+            self.bidirectional_spans = ((0, self.num_prompt),)
         self.has_grids = any(each.grid for each in request.embeddings)
         self.position_shift = shift_behind(request.embeddings)
 
@@ -183,7 +185,7 @@ class Sequence:
         The step ends before them, or behind them where they come next.
         """
         end = self.computed + num_tokens
-        for first, last in self.uncut:
+        for first, last in self.bidirectional_spans:
             if first < end < last:
                 return (first if first > self.computed else last) - self.computed
         return num_tokens

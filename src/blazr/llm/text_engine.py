@@ -211,8 +211,10 @@ class TextEngine:
         prepared = Request(
             prompt_ids=tuple(ids),
             embeddings=prompt.embeddings,
-            sees_ahead=bool(
-                prompt.embeddings and self._media_encoder and self._media_encoder.reads_ahead
+            is_bidirectional=bool(
+                prompt.embeddings
+                and self._media_encoder
+                and self._media_encoder.has_bidirectional_prompts
             ),
             inputs=prompt.inputs,
             params=params.with_defaults(self.info.sampling),

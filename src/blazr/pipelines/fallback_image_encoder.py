@@ -44,11 +44,12 @@ class FallbackImageEncoder:
 
     Attributes:
         kinds: See `MediaEncoder`.
-        reads_ahead: See `MediaEncoder`; here the network itself knows which tokens attend to which.
+        has_bidirectional_prompts: See `MediaEncoder`; here the network itself knows which tokens
+            attend to which.
     """
 
     kinds: ClassVar = frozenset({"image"})
-    reads_ahead: ClassVar = False
+    has_bidirectional_prompts: ClassVar = False
 
     def __init__(self, directory: Path, network: torch.nn.Module) -> None:
         self._directory = directory

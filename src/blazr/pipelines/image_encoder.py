@@ -56,7 +56,8 @@ class ImageEncoder(TowerEncoder):
         if isinstance(opened, list):
             return self._run_video(parts, opened, digest)
         copies = [opened] * num_copies
-        if self.reads_ahead:  # the whole processor also writes what stands behind the last image
+        if self.has_bidirectional_prompts:
+            # the whole processor also writes what stands behind the last image
             batch = parts.processor.image_processor(images=copies, return_tensors="pt")
             batch["input_ids"] = torch.full((1, parts.processor.image_seq_length), parts.token_id)
         else:

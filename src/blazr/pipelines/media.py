@@ -62,7 +62,7 @@ class MediaEncoder(Protocol):
         """Kinds of media that messages may have, as `blazr.text.images.Image.kind` has them."""
 
     @property
-    def reads_ahead(self) -> bool:
+    def has_bidirectional_prompts(self) -> bool:
         """Whether each token of a prompt with images attends to all of it."""
 
     def encode(self, media: Sequence[bytes]) -> list[MediaTokens]:

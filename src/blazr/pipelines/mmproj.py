@@ -656,7 +656,7 @@ class MmprojEncoder(ImageEncoder):
             token_id=ids[row.token],
             scale=1.0,
             seed=sha256(repr(stamp).encode()).digest(),
-            sees_ahead=self._sees_ahead,
+            is_bidirectional=self._is_bidirectional,
             line_feeds=line_feeds(processor.tokenizer),
         )
 

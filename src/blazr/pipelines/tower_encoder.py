@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CACHE_BYTES = 256 * 2**20  # of the vectors of media
 _MOST_LINE_FEEDS = 64  # twice those of Gemma's longest token
-_ATTENDING_BOTH_WAYS = {"gemma3"}  # among the tokens of one image
+_BIDIRECTIONAL = {"gemma3"}  # among the tokens of one image
 _LANGUAGE_MODELS = {"language_model", "text_model"}
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class EncoderParts:
         token_id: Id of the tokens that have vectors.
         scale: What the language model multiplies embeddings with, these too.
         seed: Says whose vectors they are.
-        sees_ahead: Whether an image's tokens attend to each other in both directions.
+        is_bidirectional: Whether an image's tokens attend to each other in both directions.
         line_feeds: Of tokens that are nothing else, how many they are.
     """
 
@@ -62,7 +62,7 @@ class EncoderParts:
     token_id: int
     scale: float
     seed: bytes
-    sees_ahead: bool
+    is_bidirectional: bool
     line_feeds: Mapping[int, int]
 
     def join(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -95,7 +95,7 @@ class TowerEncoder(ABC):
         packages: What these are imported as.
         advice: What else to try where it cannot be loaded.
         kinds: See `MediaEncoder`.
-        reads_ahead: See `MediaEncoder`.
+        has_bidirectional_prompts: See `MediaEncoder`.
     """
 
     medium: ClassVar[str]
@@ -107,10 +107,10 @@ class TowerEncoder(ABC):
 
     def __init__(self, path: Path, family: str, language_model: CausalLM) -> None:
         self.kinds = FAMILIES[family].takes
-        self.reads_ahead = FAMILIES[family].reads_ahead
+        self.has_bidirectional_prompts = FAMILIES[family].has_bidirectional_prompts
         self._path = path
         self._family = family
-        self._sees_ahead = family in _ATTENDING_BOTH_WAYS
+        self._is_bidirectional = family in _BIDIRECTIONAL
         self._dtype = language_model.dtype
         self._hidden_size = language_model.config.hidden_size
         self._device = language_model.device
@@ -226,7 +226,7 @@ class TowerEncoder(ABC):
             # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only these
             scale=float(getattr(config.get_text_config(), "embedding_multiplier", 1.0)),
             seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
-            sees_ahead=self._sees_ahead,
+            is_bidirectional=self._is_bidirectional,
             line_feeds=line_feeds(processor.tokenizer),
         )
 
@@ -324,7 +324,8 @@ class TowerEncoder(ABC):
             if len(runs) < size[0]:
                 times = tuple(int(number * interval) for number in range(size[0]))
         whole = (
-            replace(each, grid=grid, times=times, sees_ahead=parts.sees_ahead) for each in runs
+            replace(each, grid=grid, times=times, is_bidirectional=parts.is_bidirectional)
+            for each in runs
         )
         return MediaTokens(tuple(token_ids), tuple(whole), parts.marker)
 

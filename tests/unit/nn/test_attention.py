@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from blazr.nn.operands.attention import Pages
-from blazr.nn.operands.step import GRID, SeeingAhead, Span, StepTable
-from blazr.nn.ops.attention import QUERIES_AT_ONCE, attend_ahead, attention
+from blazr.nn.operands.step import GRID, BidirectionalSpan, Span, StepTable
+from blazr.nn.ops.attention import QUERIES_AT_ONCE, attend_bidirectionally, attention
 
 pytestmark = pytest.mark.smoke
 
@@ -76,10 +76,12 @@ def test_tokens_that_see_ahead(window, softcap, has_window) -> None:
     def step(start: int) -> torch.Tensor:
         """A sequence of 7 tokens beside one from a place to its 110th."""
         spans = Span(0, 7, 0, 0), Span(7, 110 - start, start, 0)
-        table = StepTable(spans, tables, seeing_ahead=(SeeingAhead(1, first, last, has_window),))
+        table = StepTable(
+            spans, tables, bidirectional_spans=(BidirectionalSpan(1, first, last, has_window),)
+        )
         q = torch.cat((queries[:7], queries[start:]))
         out = torch.full_like(q, 7.0)
-        attend_ahead(out, q, pages, table)
+        attend_bidirectionally(out, q, pages, table)
         return out
 
     found = step(60)

@@ -525,7 +525,7 @@ class Family:
         keys: Names of each value in config.json, the usual one first.
         derive_from: Finds the config from the same words in another dialect.
         takes: What such a model reads beside text: ``image``, ``video`` or ``audio``.
-        reads_ahead: Whether it reads a prompt with images in both directions, to its end.
+        has_bidirectional_prompts: Whether each token of a prompt with images attends to all of it.
     """
 
     name: str
@@ -536,4 +536,4 @@ class Family:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derive_from: Callable[[Source], Derivation] | None = None
     takes: frozenset[str] = frozenset()
-    reads_ahead: bool = False
+    has_bidirectional_prompts: bool = False

@@ -14,7 +14,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import Pages
-from blazr.nn.ops.attention import attend_ahead, paged_attention
+from blazr.nn.ops.attention import attend_bidirectionally, paged_attention
 from blazr.nn.ops.pointwise import dense, sigmoid_gate
 from blazr.nn.ops.rope import rotate_and_store
 
@@ -149,7 +149,7 @@ class Attention(Mixer):
         )
         q = rotate_and_store(q, k, v, batch.rotation(rope), pages.keys, pages.values)
         heads = paged_attention(q, pages, batch.table)
-        if batch.table.seeing_ahead:
-            attend_ahead(heads, q, pages, batch.table)
+        if batch.table.bidirectional_spans:
+            attend_bidirectionally(heads, q, pages, batch.table)
         heads = heads.flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))

@@ -57,7 +57,7 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
-class SeeingAhead(NamedTuple):
+class BidirectionalSpan(NamedTuple):
     """Tokens of one sequence that attend to each other in both directions, as those of an image.
 
     Args:
@@ -241,7 +241,7 @@ class StepTable:
             them together, which costs less and may round otherwise.
         recorded: What is read in the place of ``spans`` where a step is recorded; it changes from
             replay to replay.
-        seeing_ahead: Tokens that attend to others behind them, too.
+        bidirectional_spans: Tokens that attend to later ones, too.
     """
 
     spans: tuple[Span, ...]
@@ -249,7 +249,7 @@ class StepTable:
     num_decodes: int = 0
     are_alike: bool = False
     recorded: StepNumbers | None = None
-    seeing_ahead: tuple[SeeingAhead, ...] = ()
+    bidirectional_spans: tuple[BidirectionalSpan, ...] = ()
 
     @cached_property
     def numbers(self) -> StepNumbers:

@@ -206,11 +206,12 @@ def scale_queries(q: Tensor, temperature: AttentionTemperature | None, positions
     return (q.float() * factors[..., None, None]).to(q.dtype)
 
 
-def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None:
-    """Attend again where tokens see others behind them, as those of an image may.
+def attend_bidirectionally(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None:
+    """Attend again where tokens attend to later ones, as those of an image may.
 
-    They see all that is before the last of them, within the window if that counts. Whichever of
-    them were computed before, the same shapes are computed, so that the numbers are the same.
+    They attend to all tokens before the end of their span, within the window if that counts.
+    Whichever of them were computed before, the same shapes are computed, so that the numbers are
+    the same.
 
     Args:
         out: What `paged_attention` gives, (T, H, E); rows of these tokens are replaced.
@@ -218,7 +219,7 @@ def attend_ahead(out: Tensor, q: Tensor, pages: Pages, table: StepTable) -> None
         pages: Keys and values of all tokens up to these, and how they are attended to.
         table: The step.
     """
-    for number, first, last, has_window in table.seeing_ahead:
+    for number, first, last, has_window in table.bidirectional_spans:
         span = table.spans[number]
         rows = slice(span.first + max(first - span.start, 0), span.first + last - span.start)
         count = rows.stop - rows.start

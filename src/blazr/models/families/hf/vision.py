@@ -79,7 +79,7 @@ def multimodal_family(
     takes: frozenset[str] = frozenset(),
     *,
     has_grids: bool = False,
-    reads_ahead: bool = False,
+    has_bidirectional_prompts: bool = False,
 ) -> Family:
     """A family for models that also see images.
 
@@ -88,7 +88,7 @@ def multimodal_family(
         text_type: That of their language model, where ``text_config`` does not say it.
         takes: What is read beside text.
         has_grids: Whether images' tokens turn by rows and columns.
-        reads_ahead: See `Family`.
+        has_bidirectional_prompts: See `Family`.
     """
 
     def derive(checkpoint: Checkpoint) -> Derivation:
@@ -106,7 +106,7 @@ def multimodal_family(
                 hint="take it from the config.json of the model that this one was made from",
             )
         config = {**_SILENT.get(family.name, {}), **text, "model_type": kind}
-        if reads_ahead:  # as the engine has it for prompts with images
+        if has_bidirectional_prompts:  # as the engine has it for prompts with images
             config.pop("use_bidirectional_attention", None)
         found = family.derive(replace(checkpoint, config=config))
         unused = (*found.unused, *IMAGE_PREFIXES)
@@ -122,7 +122,7 @@ def multimodal_family(
         rules=RuleBook([]),
         ignored=(".rotary_emb.inv_freq",),
         takes=takes,
-        reads_ahead=reads_ahead,
+        has_bidirectional_prompts=has_bidirectional_prompts,
     )
 
 
@@ -155,7 +155,7 @@ LLAVA = multimodal_family("llava", "llama", _IMAGES)
 LLAVA_NEXT = multimodal_family("llava_next", "llama", _IMAGES)
 LLAVA_ONEVISION = multimodal_family("llava_onevision", "qwen2", _VIDEOS)
 MISTRAL3 = multimodal_family("mistral3", "mistral", _IMAGES)
-PALIGEMMA = multimodal_family("paligemma", "gemma", _IMAGES, reads_ahead=True)
+PALIGEMMA = multimodal_family("paligemma", "gemma", _IMAGES, has_bidirectional_prompts=True)
 QWEN2_AUDIO = multimodal_family("qwen2_audio", "qwen2", _SOUNDS)
 QWEN2_VL = multimodal_family("qwen2_vl", "qwen2_vl_text", _VIDEOS, has_grids=True)
 QWEN2_5_VL = multimodal_family("qwen2_5_vl", "qwen2_5_vl_text", _VIDEOS, has_grids=True)

@@ -17,10 +17,12 @@ from blazr.engine.sequence import Sequence
 from tests.unit.engine.test_scheduler import House
 
 
-def _image(start: int, end: int, *, sees_ahead: bool = True) -> PromptEmbeddings:
+def _image(start: int, end: int, *, is_bidirectional: bool = True) -> PromptEmbeddings:
     vectors = torch.zeros(end - start, 1)
     digest = bytes([start])
-    return PromptEmbeddings(start=start, vectors=vectors, digest=digest, sees_ahead=sees_ahead)
+    return PromptEmbeddings(
+        start=start, vectors=vectors, digest=digest, is_bidirectional=is_bidirectional
+    )
 
 
 def _request(length: int, *images: PromptEmbeddings) -> Request:
@@ -47,7 +49,7 @@ def _request(length: int, *images: PromptEmbeddings) -> Request:
     ],
 )
 def test_a_step_cuts_none(computed: int, asked: int, wanted: int) -> None:
-    images = _image(10, 20), _image(25, 40), _image(43, 48, sees_ahead=False)
+    images = _image(10, 20), _image(25, 40), _image(43, 48, is_bidirectional=False)
     request = _request(60, *images)
     sequence = Sequence(
         request_id=0,
@@ -97,16 +99,18 @@ def test_whatever_runs_beside_it(budget: int) -> None:
     house.run()
     assert len(house.ended) == 2 * len(requests)
     for start, end, sequence in house.parts:
-        for first, last in sequence.uncut:
+        for first, last in sequence.bidirectional_spans:
             assert not (start < last and first < end < last)
-    assert any(first < start < last for start, _, s in house.parts for first, last in s.uncut)
+    assert any(
+        first < start < last for start, _, s in house.parts for first, last in s.bidirectional_spans
+    )
 
 
 @pytest.mark.parametrize("budget", [8, 24, 64])
 def test_whole_prompts_that_see_ahead(budget: int) -> None:
     """None is cut, and a prefix is shared with the same prompt and the same images alone."""
     image = _image(5, 37)
-    whole = replace(_request(100, image), sees_ahead=True)
+    whole = replace(_request(100, image), is_bidirectional=True)
     requests = [
         whole,
         replace(whole, prompt_ids=(*whole.prompt_ids[:90], 2, 3)),
@@ -120,7 +124,7 @@ def test_whole_prompts_that_see_ahead(budget: int) -> None:
         house.run()
     ends = {sequence: end for _, end, sequence in reversed(house.parts)}
     starts = {sequence: start for start, _, sequence in reversed(house.parts)}
-    readers = [each for each in ends if each.request.sees_ahead]
+    readers = [each for each in ends if each.request.is_bidirectional]
     assert all(ends[each] >= each.num_prompt for each in readers)
     readers.sort(key=lambda each: each.request_id)
     assert [starts[each] for each in readers] == [
