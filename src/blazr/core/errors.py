@@ -23,6 +23,10 @@ import re
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 
+# What is raised to end the process. Code that answers for a failure lets these pass and catches
+# BaseException for the rest, because a panic in an extension written in Rust is no Exception.
+EXITS = (KeyboardInterrupt, SystemExit)
+
 
 class BlazrError(Exception):
     """Base of all errors that blazr raises on purpose.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blazr.core.errors import ContextLengthError, RequestError
+from blazr.core.errors import EXITS, ContextLengthError, RequestError
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
 from blazr.engine.outputs import (
@@ -261,9 +261,9 @@ class Engine:
             if self._launched is not None:
                 return outputs
             result = self._execute(plan)
-        except (KeyboardInterrupt, SystemExit):
+        except EXITS:
             raise
-        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+        except BaseException as error:  # noqa: BLE001  (see EXITS)
             return outputs + self._cancel(plan, error)
         self._collect_of_prompts(plan, result)
         self.scheduler.commit(plan)
@@ -299,9 +299,9 @@ class Engine:
                 if self._launched is None:
                     self.scheduler.drop(following)
             result = done.read()
-        except (KeyboardInterrupt, SystemExit):
+        except EXITS:
             raise
-        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+        except BaseException as error:  # noqa: BLE001  (see EXITS)
             self._launched = None
             return self._cancel(done.plan, error)
         outputs = []
@@ -474,9 +474,9 @@ class Engine:
         if sequence.constraint is not None:
             try:
                 tokens, is_complete = _accept_forced(sequence, sequence.constraint, token)
-            except (KeyboardInterrupt, SystemExit):
+            except EXITS:
                 raise
-            except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+            except BaseException as error:  # noqa: BLE001  (see EXITS)
                 is_refusal = isinstance(error, RequestError)
                 return _Taken(FinishReason.ERROR, error=described(error), is_refusal=is_refusal)
         sequence.tokens.extend(tokens)
@@ -628,9 +628,9 @@ def _drawn_by(draw_next: Callable[[int, int], Sampled], index: int, num_taken: i
     """What is drawn behind so many drafts; a failure ends one reply, as it does in the step."""
     try:
         return draw_next(index, num_taken)
-    except (KeyboardInterrupt, SystemExit):
+    except EXITS:
         raise
-    except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+    except BaseException as error:  # noqa: BLE001  (see EXITS)
         return Sampled(-1, error=described(error))
 
 

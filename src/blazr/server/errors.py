@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from blazr.core.errors import (
+    EXITS,
     BlazrError,
     CapacityError,
     ContextLengthError,
@@ -17,9 +18,8 @@ from blazr.core.errors import (
     RequestError,
 )
 
-# What is raised to stop. Everything else is the failure of one request: a panic in a native library
-# is no Exception.
-STOPS = (CancelledError, KeyboardInterrupt, SystemExit)
+# What is raised to stop a request or the process. Everything else is the failure of one request.
+STOPS = (CancelledError, *EXITS)
 _MAX_MESSAGE = 600
 _NO_THREAD = "can't start new thread"  # what Python says where there is no memory for its stack
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import EXITS, RequestError
 
 # An id far beyond any vocabulary is an error in the file, and would cost memory to believe.
 LARGEST_ID = 2**22
@@ -84,9 +84,9 @@ class Tokenizer(ABC):
             ) from None
         try:
             return self._encode(text, allow_special=allow_special)
-        except (KeyboardInterrupt, SystemExit, RequestError):
+        except (*EXITS, RequestError):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:
             raise RequestError(
                 "the text cannot be tokenized.", found=f"{type(error).__name__}: {error}"[:100]
             ) from error

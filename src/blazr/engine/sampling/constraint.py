@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from blazr.core.errors import EXITS
 from blazr.engine.sequence import Sequence as RunningSequence
 
 _NEVER = float("-inf")
@@ -38,9 +39,9 @@ def constrain(
     for mask, row in zip(masks, rows, strict=True):
         try:
             fill_mask(mask, sequences[row], vocab_size)
-        except (KeyboardInterrupt, SystemExit):
+        except EXITS:
             raise
-        except BaseException as error:  # noqa: BLE001  (a panic in an extension is no Exception)
+        except BaseException as error:  # noqa: BLE001  (see EXITS)
             errors[row] = error
     allowed = _unpack_bits(masks, scores.device)[:, :vocab_size]
     if len(rows) == len(scores):
