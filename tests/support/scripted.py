@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from blazr.core.errors import CapacityError, ContextLengthError, EngineError, RequestError
-from blazr.engine.outputs import FinishReason, Running, TokenLogprobs, TokenOutput
+from blazr.engine.outputs import FinishReason, RunningReply, TokenLogprobs, TokenOutput
 from blazr.engine.request import Request
 from blazr.llm.bundle import ModelInfo
 from blazr.llm.text_engine import TextEngine
@@ -147,9 +147,9 @@ class ScriptedEngine:
     def stats(self) -> dict[str, float]:
         return {"num_running": self.num_running, "max_running": 4, "steps": self.num_steps}
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningReply]:
         return [
-            Running(
+            RunningReply(
                 request_id=each.request_id,
                 index=index,
                 slot=slot,

@@ -27,7 +27,7 @@ from blazr.engine.admission import Admission
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.known import AllRemoved, Listener
 from blazr.engine.engine import Engine
-from blazr.engine.outputs import FinishReason, Running, SlotAction, TokenOutput, described
+from blazr.engine.outputs import FinishReason, RunningReply, SlotAction, TokenOutput, describe_error
 from blazr.engine.pacing import Pacing
 from blazr.engine.pulse import Pulse
 from blazr.engine.request import Request
@@ -378,7 +378,7 @@ class AsyncEngine:
         """Figures for the metrics, by name."""
         return self._engine.stats() | {"restarts": self._num_restarts}
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningReply]:
         """How far the replies have come that are computed now."""
         return self._engine.running()
 
@@ -480,7 +480,7 @@ class AsyncEngine:
                 self._run()
             except BaseException as error:
                 is_broken = True
-                self._failure = described(error)
+                self._failure = describe_error(error)
                 logger.exception("the engine failed")
                 self._fail_everything(f"the engine failed: {self._failure}")
                 now = time.monotonic()
@@ -628,7 +628,7 @@ class AsyncEngine:
         try:
             self._engine.add(request, request_id=request_id, now=time.monotonic(), seed=seed)
         except BaseException as error:  # noqa: BLE001  (one request's failure is its own)
-            self._deliver(_errors(request_id, range(request.params.n), described(error)))
+            self._deliver(_errors(request_id, range(request.params.n), describe_error(error)))
 
     def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:

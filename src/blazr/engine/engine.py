@@ -17,11 +17,11 @@ from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
 from blazr.engine.outputs import (
     FinishReason,
-    Running,
+    RunningReply,
     SlotAction,
     TokenLogprobs,
     TokenOutput,
-    described,
+    describe_error,
 )
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
@@ -316,7 +316,7 @@ class Engine:
         self.scheduler.cancel(plan)
         first = plan.rows[0].sequence
         is_alone = len(plan.rows) == 1 and first.phase is Phase.RUNNING
-        return [self._fail(first, described(error))] if is_alone else []
+        return [self._fail(first, describe_error(error))] if is_alone else []
 
     def stats(self) -> dict[str, float]:
         """Figures for the metrics, by name."""
@@ -394,7 +394,7 @@ class Engine:
 
         Args:
             action: Which of these.
-            slot: Place of a reply, as `Running` has it.
+            slot: Place of a reply, as `RunningReply` has it.
             name: What it is saved as.
 
         Returns:
@@ -418,10 +418,10 @@ class Engine:
             return memory.disk.save_slot(slot, name)
         return memory.disk.restore_slot(slot, name)
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningReply]:
         """How far the replies have come that are computed now."""
         return [
-            Running(
+            RunningReply(
                 request_id=each.request_id,
                 index=each.index,
                 slot=each.run_slot or 0,
@@ -478,7 +478,9 @@ class Engine:
                 raise
             except BaseException as error:  # noqa: BLE001  (see EXITS)
                 is_refusal = isinstance(error, RequestError)
-                return _Taken(FinishReason.ERROR, error=described(error), is_refusal=is_refusal)
+                return _Taken(
+                    FinishReason.ERROR, error=describe_error(error), is_refusal=is_refusal
+                )
         sequence.tokens.extend(tokens)
         self.counts.generated_tokens += len(tokens)
         reason = None
@@ -631,7 +633,7 @@ def _drawn_by(draw_next: Callable[[int, int], Sampled], index: int, num_taken: i
     except EXITS:
         raise
     except BaseException as error:  # noqa: BLE001  (see EXITS)
-        return Sampled(-1, error=described(error))
+        return Sampled(-1, error=describe_error(error))
 
 
 def _accept_forced(

@@ -20,8 +20,8 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"
 
 
-def described(error: BaseException) -> str:
-    """What a reply says of an error, on one line."""
+def describe_error(error: BaseException) -> str:
+    """Describe an error on one line, as a reply reports it."""
     if isinstance(error, BlazrError):
         found = f" Found: {error.found}." if error.found else ""
         return f"{error.message}{found}"[:300]
@@ -48,7 +48,7 @@ SlotAction = Literal["save", "restore", "erase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningReply:
     """How far a reply has come.
 
     Args:

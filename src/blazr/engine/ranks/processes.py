@@ -15,7 +15,7 @@ from typing import Self, TypeVarTuple
 
 from blazr.core.child import end_child, start_child
 from blazr.core.errors import EngineError
-from blazr.engine.outputs import described
+from blazr.engine.outputs import describe_error
 from blazr.engine.ranks import orders
 from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.nn.device import Device, use_threads
@@ -150,7 +150,7 @@ class RankProcesses:
         deadline_s = monotonic() + (_KNOWN_S if isinstance(error, RuntimeError | OSError) else 0)
         while not self.failure and monotonic() < deadline_s:
             sleep(_POLL_S)
-        self._give_up(f"a step failed on the first rank: {described(error)}")
+        self._give_up(f"a step failed on the first rank: {describe_error(error)}")
         return self._why()
 
     def _why(self) -> EngineError:

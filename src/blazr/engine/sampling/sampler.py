@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import RequestError
-from blazr.engine.outputs import TokenLogprobs, described
+from blazr.engine.outputs import TokenLogprobs, describe_error
 from blazr.engine.sampling.constraint import constrain
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row, SamplingStep, in_order, surprises
 from blazr.engine.sequence import Sequence as RunningSequence
@@ -157,7 +157,7 @@ class Draws:
 
 def _failed(error: BaseException) -> Sampled:
     """What comes out where a constraint fails."""
-    return Sampled(-1, error=described(error), is_refusal=isinstance(error, RequestError))
+    return Sampled(-1, error=describe_error(error), is_refusal=isinstance(error, RequestError))
 
 
 def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
