@@ -25,7 +25,7 @@ from blazr.engine.outputs import (
 )
 from blazr.engine.request import Request
 from blazr.engine.runner import StepResult
-from blazr.engine.sampling.sampler import Sampled
+from blazr.engine.sampling.sampler import Sampled, failed_draw
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import PlannedSequence, Scheduler, StepPlan
 from blazr.engine.scores import continue_scores, keep_scores
@@ -633,7 +633,7 @@ def _drawn_by(draw_next: Callable[[int, int], Sampled], index: int, num_taken: i
     except EXITS:
         raise
     except BaseException as error:  # noqa: BLE001  (see EXITS)
-        return Sampled(-1, error=describe_error(error))
+        return failed_draw(error)
 
 
 def _accept_forced(

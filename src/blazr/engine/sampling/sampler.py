@@ -42,6 +42,11 @@ def sampled_token(token_id: int) -> Sampled:
     return Sampled(token_id, error=_UNSOUND) if token_id < 0 else Sampled(token_id)
 
 
+def failed_draw(error: BaseException) -> Sampled:
+    """What comes out where a draw, or a constraint on it, has failed."""
+    return Sampled(-1, error=describe_error(error), is_refusal=isinstance(error, RequestError))
+
+
 class Sampler:
     """Draws tokens from logits; a row's draw depends on nothing but that row.
 
@@ -81,7 +86,7 @@ class Sampler:
         sampled = []
         for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if index in errors:
-                sampled.append(_failed(errors[index]))
+                sampled.append(failed_draw(errors[index]))
                 continue
             if token < 0:  # `Draws` has found that the logits are sound
                 sampled.append(self._why_nothing(logits[index : index + 1]))
@@ -153,11 +158,6 @@ class Draws:
         if banned.isdisjoint(tokens):
             return tokens
         return [-1 if token in banned else token for token in tokens]
-
-
-def _failed(error: BaseException) -> Sampled:
-    """What comes out where a constraint fails."""
-    return Sampled(-1, error=describe_error(error), is_refusal=isinstance(error, RequestError))
 
 
 def many_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
