@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,11 @@ from blazr.engine.turns import Turns
 
 logger = logging.getLogger(__name__)
 
-MAX_COMPARED = 64
-LEAST_SHARED = 4  # this part of a block, at least, is worth waiting for
-SHORT_PROMPT = 64  # tokens left to read; who has no more need not wait for longer prompts
+MAX_COMPARED = 64  # waiting prompts that are compared with running ones in one step
+LEAST_SHARED = 1 / 4  # of a block: a shared prefix as long as that is worth waiting for
+SHORT_PROMPT = 64  # tokens left to read: with no more, a prompt need not wait for longer ones
 SHORT_SHARE = 8  # tokens in every step for each short prompt, so that eight steps read it
-MOST_OVERTAKEN = 32  # short prompts that may pass one which has no room, before it bars the way
+MOST_OVERTAKEN = 32  # times that short prompts may overtake one for which there is no room
 
 
 class PlannedSequence(NamedTuple):
@@ -448,7 +448,7 @@ class Scheduler:
         grid = self.memory.shape.grid
         is_scored = sequence.asks_of_prompt
         # answers that are scored come many to one context, however short
-        least = -(-grid // LEAST_SHARED) if is_scored else grid
+        least = ceil(grid * LEAST_SHARED) if is_scored else grid
         if at - self.memory.usable_prefix(sequence) < least:
             return False
         last = at - (sequence.request.params.prompt_logprobs is not None)  # which tells of the next
