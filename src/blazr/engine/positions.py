@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from blazr.engine.request import PromptEmbeddings
 
 
-def shift_behind(embeddings: Sequence[PromptEmbeddings]) -> int:
-    """How far tokens behind all of these stand from their places in the sequence."""
+def position_shift_after(embeddings: Sequence[PromptEmbeddings]) -> int:
+    """How far the positions of tokens after all of these are from their places in the sequence."""
     return sum(
         max(*each.grid, each.times[-1] + 1) - len(each.times) * each.grid[0] * each.grid[1]
         for each in embeddings
@@ -45,7 +45,7 @@ def grid_positions(
         if each.grid is None:
             continue
         position = each.start + shift
-        shift += shift_behind([each])
+        shift += position_shift_after([each])
         first, last = max(each.start, start), min(each.end, end)
         if first < last:
             numbers = np.arange(first, last) - each.start

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from blazr.engine.block import Node, StateKind
 from blazr.engine.constraint import Constraint
 from blazr.engine.outputs import TokenLogprobs
-from blazr.engine.positions import shift_behind
+from blazr.engine.positions import position_shift_after
 from blazr.engine.request import Request
 
 
@@ -148,7 +148,7 @@ class Sequence:
         if request.is_bidirectional:
             self.bidirectional_spans = ((0, self.num_prompt),)
         self.has_grids = any(each.grid for each in request.embeddings)
-        self.position_shift = shift_behind(request.embeddings)
+        self.position_shift = position_shift_after(request.embeddings)
 
     @property
     def adapter_slot(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blazr.engine.positions import grid_positions, shift_behind
+from blazr.engine.positions import grid_positions, position_shift_after
 from blazr.engine.request import PromptEmbeddings
 from blazr.nn.layers.rope import RopeConfig
 
@@ -29,7 +29,7 @@ WIDTH = [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 6, 10, 11, 12, 13]
 
 def test_an_image_has_rows_and_columns() -> None:
     assert grid_positions(PROMPT, 0, 17).tolist() == [TIME, HEIGHT, WIDTH]
-    assert shift_behind(PROMPT) == 13 - 16
+    assert position_shift_after(PROMPT) == 13 - 16
 
 
 def test_a_video_has_times() -> None:
@@ -39,7 +39,7 @@ def test_a_video_has_times() -> None:
     wanted = [[0, 1, 1, 4, 4, 5, 6], [0, 1, 1, 1, 1, 5, 6], [0, 1, 2, 1, 2, 5, 6]]
     assert grid_positions([video], 0, 7).tolist() == wanted
     assert grid_positions([video], 3, 7).tolist() == [axis[3:] for axis in wanted]
-    assert shift_behind([video]) == 0
+    assert position_shift_after([video]) == 0
 
 
 @pytest.mark.parametrize("cut", range(1, 17))
