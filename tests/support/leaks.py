@@ -23,8 +23,8 @@ def check_memory_is_back(engine: Engine) -> None:
     assert not engine._by_request, "a request is kept"
     slots = sorted(memory.free_run_slots)
     assert slots == list(range(memory.shape.max_running)), "a run slot is lost"
-    for cls in ItemClass:
-        while memory.trie.evict(cls):
+    for item_class in ItemClass:
+        while memory.trie.evict(item_class):
             pass
     assert memory.trie.num_nodes == 0, "a block is locked"
     assert memory.arena.used(ItemClass.PAGE) == 0, "a page is lost"
