@@ -33,7 +33,7 @@ from blazr.pipelines.diffusion.generation import ImageEvent, ImageRequest, StepD
 from blazr.pipelines.diffusion.generator import ImageGenerator
 from blazr.pipelines.jobs import JobEndedError
 from blazr.text.events import TextDelta
-from tests.support.diffusing import save_stable_diffusion
+from tests.support.diffusion_pipelines import save_stable_diffusion
 
 _PIPELINE_WIDTH = 16  # times the widths of the tests' pipeline
 _FIRST_STEPS = 2  # after which it is under way

@@ -19,9 +19,9 @@ from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
 from tests.browser.test_chat_page import STORY, ask, last_reply, prompts, wait_done
 from tests.support import mcp_servers
-from tests.support.calling import calling, calling_core
 from tests.support.loopback import Loopback, serving, serving_models
 from tests.support.scripted import thinking_core, wait_until
+from tests.support.scripted_calls import calling, calling_core
 
 pytestmark = [
     pytest.mark.browser,
@@ -50,14 +50,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[ModelPlan]:
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    from tests.support import diffusing, hearing, seeing
+    from tests.support import audio_models, diffusion_pipelines, vision_models
 
     folder = tmp_path_factory.mktemp("models")
-    seeing.save("llava", folder / "eye")
-    seeing.save("qwen2_audio", folder / "ear")
-    diffusing.save_stable_diffusion(folder / "brush")
-    hearing.save_vits(folder / "voice")
-    hearing.save_whisper(folder / "scribe")
+    vision_models.save("llava", folder / "eye")
+    vision_models.save("qwen2_audio", folder / "ear")
+    diffusion_pipelines.save_stable_diffusion(folder / "brush")
+    audio_models.save_vits(folder / "voice")
+    audio_models.save_whisper(folder / "scribe")
     names = [f"{each.name}={each}" for each in sorted(folder.iterdir())]
     flags = ServeFlags(device="cpu", dtype="float32", memory="64MiB")
     return plan_models(names, None, flags, default="nano")
@@ -108,10 +108,10 @@ def asked_again(running: Loopback, page) -> str:
 
 
 def test_a_picture_is_dropped_and_answered_about(server, opened) -> None:
-    from tests.support import seeing
+    from tests.support import vision_models
 
     page = opened(server, "eye")
-    picture = seeing.picture(37, 21, 5)
+    picture = vision_models.picture(37, 21, 5)
     hand(page, "drop", "cat.png", "image/png", picture)
     page.locator("#files img[alt='cat.png']").wait_for()
     ask(page, "What is it?")
@@ -166,21 +166,21 @@ def test_a_large_picture_is_made_smaller(server, opened) -> None:
 
 
 def test_what_a_model_does_not_take_is_refused(server, opened, saying, new_page) -> None:
-    from tests.support import seeing
+    from tests.support import vision_models
 
     page = opened(server, "brush")
-    hand(page, "drop", "cat.png", "image/png", seeing.picture(9, 9))
+    hand(page, "drop", "cat.png", "image/png", vision_models.picture(9, 9))
     page.get_by_text("brush takes no pictures.").wait_for()
     # what a model takes is known once it was in memory; before that the server says it
     running = saying(STORY)
     page = new_page(running.url)
-    hand(page, "drop", "cat.png", "image/png", seeing.picture(9, 9))
+    hand(page, "drop", "cat.png", "image/png", vision_models.picture(9, 9))
     page.locator("#files img").wait_for()
     ask(page, "what?")
     wait_done(page)
     assert "image" in last_reply(page).get_by_role("alert").inner_text()
     page.click("#new")
-    hand(page, "drop", "cat.png", "image/png", seeing.picture(9, 9))
+    hand(page, "drop", "cat.png", "image/png", vision_models.picture(9, 9))
     page.get_by_text("model-0 takes no pictures.").wait_for()
     hand(page, "drop", "cat.png", "image/png", b"no picture")
     assert page.locator("#files").is_hidden()
@@ -295,7 +295,7 @@ def test_two_clicks_start_one_recording(server, opened) -> None:
 
 
 def test_a_sound_is_written_down_for_a_model_that_does_not_hear(server, opened) -> None:
-    from tests.support import hearing
+    from tests.support import audio_models
 
     page = opened(server, "eye")
     ask(page, "hi")  # what it takes is known once it was in memory
@@ -303,7 +303,7 @@ def test_a_sound_is_written_down_for_a_model_that_does_not_hear(server, opened) 
     page.get_by_label("Add text files, pictures and sounds").wait_for()
     page.fill("#box", "They said:")
     with page.expect_response("**/v1/audio/transcriptions") as heard:
-        talk = hearing.sound_file(hearing.speech(0, 4))
+        talk = audio_models.sound_file(audio_models.speech(0, 4))
         hand(page, "drop", "talk.wav", "audio/wav", talk)
     text = heard.value.json()["text"].strip()
     wait_until(lambda: page.locator("#status").inner_text() == "")

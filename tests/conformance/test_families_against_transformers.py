@@ -24,7 +24,6 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.attention import AttentionTemperature
 from blazr.nn.ops.attention import scale_queries
 from blazr.nn.quant.weight import Weight
-from tests.support.closeness import assert_as_right, assert_greedy
 from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB, Lab
 from tests.support.references import (
@@ -36,6 +35,7 @@ from tests.support.references import (
     save_reference,
 )
 from tests.support.seeds import run_seed
+from tests.support.tolerances import assert_as_right, assert_greedy
 
 pytest.importorskip("transformers", reason="the reference is the transformers library")
 

@@ -18,8 +18,8 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support import ggufs
-from tests.support.closeness import assert_same_network
 from tests.support.references import reference_logits, save_reference
+from tests.support.tolerances import assert_same_network
 
 gguf = pytest.importorskip("gguf", reason="names and keys are llama.cpp's")
 pytest.importorskip("transformers", reason="the models are the transformers library's")

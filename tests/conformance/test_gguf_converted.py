@@ -12,7 +12,7 @@ import torch
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tests.support.closeness import assert_same_network
+from tests.support.tolerances import assert_same_network
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gguf" / "converted"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())

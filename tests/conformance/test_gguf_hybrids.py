@@ -18,9 +18,9 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support import ggufs
-from tests.support.closeness import assert_same_network
 from tests.support.hybrids import HYBRIDS
 from tests.support.references import save_reference
+from tests.support.tolerances import assert_same_network
 
 pytest.importorskip("transformers", reason="the models are the transformers library's")
 

@@ -24,7 +24,7 @@ from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from tests.support import ggufs
-from tests.support.closeness import assert_same_network
+from tests.support.tolerances import assert_same_network
 
 CPU = resolve_device("cpu")
 Keys = dict[str, object]

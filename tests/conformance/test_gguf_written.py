@@ -16,9 +16,9 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tests.support.closeness import assert_same_network
 from tests.support.converted import MODELS, Changes
 from tests.support.references import CASES, rewrite_config, save_reference
+from tests.support.tolerances import assert_same_network
 
 pytest.importorskip("transformers", reason="the models are the transformers library's")
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.closeness import assert_as_right, sensitivity
 from tests.support.examples import MIXER_EXAMPLES
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
+from tests.support.tolerances import assert_as_right, sensitivity
 
 
 @pytest.fixture(scope="module", params=MIXER_EXAMPLES)

@@ -20,11 +20,11 @@ from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
-from tests.support.closeness import error
 from tests.support.ggufs import write
 from tests.support.hybrids import HYBRIDS
 from tests.support.mtp import KINDS, save_with_mtp
 from tests.support.references import CASES
+from tests.support.tolerances import error
 
 transformers = pytest.importorskip("transformers")
 CPU = resolve_device("cpu")

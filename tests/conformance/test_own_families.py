@@ -18,10 +18,10 @@ from blazr.models.loading.convert import convert
 from blazr.models.loading.load import LoadedModel, load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
-from tests.support.closeness import assert_same_network
 from tests.support.networks import VOCAB, Lab
 from tests.support.own_families import config_of, network_of, own_families, save
 from tests.support.seeds import run_seed
+from tests.support.tolerances import assert_same_network
 
 CPU = resolve_device("cpu")
 PLUGGED_IN = {"cobra": "tests.support.cobra:COBRA"}

@@ -34,12 +34,12 @@ from blazr.nn.quant.weight import (
     Weight,
 )
 from tests.support import tiny
-from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, fp8, gptq, quantize_directory
 from tests.support.references import save_reference
 from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
+from tests.support.tolerances import assert_as_right, assert_greedy, sensitivity
 
 CPU = resolve_device("cpu")
 MODEL = Tiny(

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
-from tests.support.closeness import assert_as_right
 from tests.support.networks import VOCAB, Lab
 from tests.support.random_configs import Changes, random_changes
 from tests.support.references import CASES, SIZES, reference_truth, save_reference
+from tests.support.tolerances import assert_as_right
 
 transformers = pytest.importorskip("transformers", reason="the reference is that library")
 

@@ -25,7 +25,6 @@ from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import FloatWeight, GgufWeight, PlainWeight, stored_weights
 from tests.support import tiny
-from tests.support.closeness import error, sensitivity
 from tests.support.examples import FEED_FORWARD_EXAMPLES, MIXER_EXAMPLES
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, quantize_directory
@@ -43,6 +42,7 @@ from tests.support.ranks import (
 )
 from tests.support.seeds import run_seed
 from tests.support.tiny import Tiny
+from tests.support.tolerances import error, sensitivity
 from tests.support.without_kernels import without_kernels
 
 # Of the greatest logit; what is added up in another order is rounded otherwise.

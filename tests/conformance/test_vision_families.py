@@ -19,10 +19,10 @@ from blazr.models.families.hf import vision
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
-from tests.support.closeness import assert_as_right
 from tests.support.networks import VOCAB
 from tests.support.references import SIZES, reference_truth, rewrite_config
 from tests.support.seeds import run_seed
+from tests.support.tolerances import assert_as_right
 
 transformers = pytest.importorskip("transformers", reason="the reference is transformers")
 

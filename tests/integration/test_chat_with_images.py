@@ -13,18 +13,18 @@ from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner, RemotePartner
 from blazr.core.errors import ConfigError, RequestError
 from blazr.text.images import Image, Sound
-from tests.support import seeing
+from tests.support import vision_models
 from tests.support.loopback import serving
 from tests.support.scripted import scripted_core
 
-PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2)]
+PICTURES = [vision_models.picture(31, 17, 1), vision_models.picture(90, 33, 2)]
 GIVEN = {"temperature": 0.0, "max_tokens": 5}
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     path = tmp_path_factory.mktemp("llava")
-    seeing.save("llava", path)
+    vision_models.save("llava", path)
     with LLM(str(path), device="cpu", dtype="float32", memory="64MiB", max_seq_len=640) as opened:
         yield opened
 

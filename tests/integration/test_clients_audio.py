@@ -24,13 +24,13 @@ from blazr.cli.serve import open_models
 from blazr.pipelines.jobs import JobQueue, Outlet
 from blazr.server.config import ServerConfig
 from blazr.server.models import ServedPipeline
-from tests.support import hearing
+from tests.support import audio_models
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:std\\(\\)", "ignore:deprecated"),
-    hearing.NEEDS_AUDIO,
+    audio_models.NEEDS_AUDIO,
 ]
 SECONDS = 8.0
 HEARD = {"language": "en", "model": "ears"}
@@ -39,7 +39,7 @@ HEARD = {"language": "en", "model": "ears"}
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "ears"
-    hearing.save_whisper(path)
+    audio_models.save_whisper(path)
     return path
 
 
@@ -54,7 +54,7 @@ def server(directory: Path) -> Iterator[Loopback]:
 
 @pytest.fixture(scope="module")
 def sound() -> bytes:
-    return hearing.sound_file(hearing.speech(0, SECONDS), form="FLAC")
+    return audio_models.sound_file(audio_models.speech(0, SECONDS), form="FLAC")
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def test_what_is_no_sound_gets_a_400(server: Loopback, sound: bytes, kind: str) 
         "empty": lambda: b"",
         "text": lambda: b"what is said",
         "cut": lambda: sound[:50],
-        "no samples": lambda: hearing.sound_file(np.zeros(0, np.float32)),
+        "no samples": lambda: audio_models.sound_file(np.zeros(0, np.float32)),
         "hours": lambda: b"RIFF\xff\xff\xff\xffWAVEfmt ",
-        "silence of hours": lambda: hearing.sound_file(silence, form="FLAC", rate=1000),
+        "silence of hours": lambda: audio_models.sound_file(silence, form="FLAC", rate=1000),
     }[kind]()
     refused = post(server, data)
     assert refused.status_code == 400
@@ -207,12 +207,12 @@ def test_what_is_no_form_is_refused(server: Loopback, sound: bytes) -> None:
 
 
 def test_silence_says_nothing(server: Loopback) -> None:
-    silence = hearing.sound_file(np.zeros(16_000 * 40, np.float32))
+    silence = audio_models.sound_file(np.zeros(16_000 * 40, np.float32))
     assert post(server, silence).json()["text"] == ""
 
 
 def test_who_leaves_ends_the_work(server: Loopback) -> None:
-    long = hearing.sound_file(np.tile(hearing.speech(), 5), form="FLAC")
+    long = audio_models.sound_file(np.tile(audio_models.speech(), 5), form="FLAC")
     jobs = jobs_of(server)
     has_left = threading.Event()
     heard = itertools.count()

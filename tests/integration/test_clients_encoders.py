@@ -13,10 +13,10 @@ from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.server.config import ServerConfig
-from tests.support import encoding
+from tests.support import encoder_models
 from tests.support.loopback import Loopback, serving_models
 
-pytestmark = encoding.NEEDS_TRANSFORMERS
+pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
 PROMPTS = {"query": "find: ", "document": "text: "}
 
@@ -24,9 +24,9 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     path = tmp_path_factory.mktemp("models")
-    encoding.save_encoder(path / "vectors", "bert", pooling="mean_tokens", prompts=PROMPTS)
-    encoding.save_classifier(path / "ranks", "bert", num_labels=1)
-    encoding.save_classifier(path / "labels", "bert", num_labels=3)
+    encoder_models.save_encoder(path / "vectors", "bert", pooling="mean_tokens", prompts=PROMPTS)
+    encoder_models.save_classifier(path / "ranks", "bert", num_labels=1)
+    encoder_models.save_classifier(path / "labels", "bert", num_labels=3)
     flags = ServeFlags(device="cpu", memory="16MiB")
     names = [f"{name}={path / name}" for name in ("vectors", "ranks", "labels")]
     plans = plan_models(["text=nano", *names], None, flags, default="nano")

@@ -18,12 +18,12 @@ from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.server.config import ServerConfig
 from blazr.server.models import ServedPipeline
-from tests.support import diffusing
-from tests.support.diffusing import picture, size_of
+from tests.support import diffusion_pipelines
+from tests.support.diffusion_pipelines import picture, size_of
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
 
-pytestmark = diffusing.NEEDS_IMAGE
+pytestmark = diffusion_pipelines.NEEDS_IMAGE
 URL = "/v1/images/generations"
 ASKED = {"prompt": "a red ball", "seed": 3, "steps": 3, "size": "64x64"}
 
@@ -31,7 +31,7 @@ ASKED = {"prompt": "a red ball", "seed": 3, "steps": 3, "size": "64x64"}
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "image"
-    diffusing.save_stable_diffusion(path)
+    diffusion_pipelines.save_stable_diffusion(path)
     return path
 
 

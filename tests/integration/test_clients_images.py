@@ -20,12 +20,12 @@ from blazr.cli.app import app
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.server.media import MediaFetcher
-from tests.support import seeing
+from tests.support import vision_models
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core
 from tests.support.web import PUBLIC, Internet, site
 
-PICTURE = seeing.picture(37, 21, 5)
+PICTURE = vision_models.picture(37, 21, 5)
 DATA = b64encode(PICTURE).decode()
 URL = f"data:image/png;base64,{DATA}"
 QUESTION = "What is it?"
@@ -35,7 +35,7 @@ TOKENS = 5
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "seeing"
-    seeing.save("llava", path)
+    vision_models.save("llava", path)
     return path
 
 
@@ -143,7 +143,7 @@ BAD: dict[str, str] = {
     "no base64": "data:image/png;base64,@@@",
     "text": "data:image/png;base64," + b64encode(b"hello").decode(),
     "cut": URL[: len(URL) // 8 * 4],
-    "bmp": "data:image/bmp;base64," + b64encode(seeing.picture(4, 4, kind="BMP")).decode(),
+    "bmp": "data:image/bmp;base64," + b64encode(vision_models.picture(4, 4, kind="BMP")).decode(),
 }
 
 
@@ -236,7 +236,7 @@ def test_text_runs_while_many_images_are_prepared(server: Loopback) -> None:
     async def ask() -> tuple[list[int], list[int]]:
         async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
             images = [
-                chat_body(f"data:;base64,{b64encode(seeing.picture(600, 500, n)).decode()}")
+                chat_body(f"data:;base64,{b64encode(vision_models.picture(600, 500, n)).decode()}")
                 for n in range(8)
             ]
             texts = [{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}] * 8

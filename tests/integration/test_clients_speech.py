@@ -22,12 +22,12 @@ from blazr.pipelines.audio.encoder import MEDIA_TYPES
 from blazr.pipelines.audio.sound import read_sound
 from blazr.server.config import ServerConfig
 from blazr.server.models import ServedPipeline
-from tests.support import hearing
+from tests.support import audio_models
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
-from tests.support.speaking import save_speecht5
+from tests.support.speech_models import save_speecht5
 
-pytestmark = hearing.NEEDS_AUDIO
+pytestmark = audio_models.NEEDS_AUDIO
 TEXT = "hello there. how are you"
 ASKED = {"input": TEXT, "seed": 3}
 
@@ -35,7 +35,7 @@ ASKED = {"input": TEXT, "seed": 3}
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "voice"
-    hearing.save_vits(path)
+    audio_models.save_vits(path)
     return path
 
 

@@ -13,8 +13,8 @@ from blazr import LLM, SamplingParams
 from blazr.cli.app import app
 from blazr.core.errors import CheckpointError, ConfigError, EngineError, UnknownFamilyError
 from blazr.llm.describe import describe_model
-from tests.support.closeness import assert_as_right, assert_greedy, sensitivity
 from tests.support.seeds import run_seed
+from tests.support.tolerances import assert_as_right, assert_greedy, sensitivity
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,11 +16,15 @@ from PIL import Image
 from blazr import LLM, SamplingParams
 from blazr.core.errors import CheckpointError, RequestError, UnknownFamilyError
 from blazr.llm.generation import as_message
-from tests.support import seeing
+from tests.support import vision_models
 
 KINDS = ("vipllava", "glm46v", "llava of another")
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
-PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture(28, 57, 3)]
+PICTURES = [
+    vision_models.picture(31, 17, 1),
+    vision_models.picture(90, 33, 2),
+    vision_models.picture(28, 57, 3),
+]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 
 
@@ -35,7 +39,7 @@ def chat(images: Sequence[bytes]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_gives_the_same_scores(kind: str, tmp_path: Path) -> None:
     """With 0, 1 and 3 images of odd sizes, alone and beside others."""
-    theirs, processor = seeing.save(kind, tmp_path, seeing.WHOLE)
+    theirs, processor = vision_models.save(kind, tmp_path, vision_models.WHOLE)
     library: Any = processor
     exact = copy.deepcopy(theirs).double()
     with LLM(str(tmp_path), **OPTIONS) as llm:
@@ -58,11 +62,11 @@ def test_transformers_gives_the_same_scores(kind: str, tmp_path: Path) -> None:
         for name in [each for each in batch if each.endswith("token_type_ids")]:
             behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
             batch[name] = torch.cat((batch[name], behind), 1)
-        seeing.check_scores(found, ids, seeing.scores_of(theirs, exact, ids, batch))
+        vision_models.check_scores(found, ids, vision_models.scores_of(theirs, exact, ids, batch))
 
 
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
-    seeing.save("vipllava", tmp_path, seeing.WHOLE)
+    vision_models.save("vipllava", tmp_path, vision_models.WHOLE)
     with LLM(str(tmp_path), **OPTIONS) as llm:
         with pytest.raises(RequestError, match="cannot be read"):
             llm.chat(chat([b"hello"]), GREEDY)
@@ -72,7 +76,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_processor(tmp_path: Path) -> None:
-    seeing.save("vipllava", tmp_path, seeing.WHOLE)
+    vision_models.save("vipllava", tmp_path, vision_models.WHOLE)
     (tmp_path / "processor_config.json").unlink()
     config = tmp_path / "tokenizer_config.json"
     said = json.loads(config.read_text())

@@ -14,7 +14,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support import diffusing, encoding, hearing, mcp_servers, seeing
+from tests.support import (
+    audio_models,
+    diffusion_pipelines,
+    encoder_models,
+    mcp_servers,
+    vision_models,
+)
 from tests.support.hostile_kit import KEY, KINDS, attacks
 from tests.support.hostile_requests import Hostile, send
 from tests.support.loopback import free_port
@@ -30,13 +36,13 @@ WORKING = ("blazr_engine_running", "blazr_engine_waiting")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FOLDERS = ("files", "weights", "adapter", "profile")
 MODELS: dict[str, Callable[[Path], object]] = {
-    "ears": hearing.save_whisper,
-    "voice": hearing.save_vits,
-    "eyes": lambda folder: seeing.save("llava", folder),
-    "drawing": diffusing.save_stable_diffusion,
-    "vectors": lambda folder: encoding.save_encoder(folder, "bert", pooling="mean_tokens"),
-    "ranks": lambda folder: encoding.save_classifier(folder, "bert", num_labels=1),
-    "labels": lambda folder: encoding.save_classifier(folder, "bert", num_labels=3),
+    "ears": audio_models.save_whisper,
+    "voice": audio_models.save_vits,
+    "eyes": lambda folder: vision_models.save("llava", folder),
+    "drawing": diffusion_pipelines.save_stable_diffusion,
+    "vectors": lambda folder: encoder_models.save_encoder(folder, "bert", pooling="mean_tokens"),
+    "ranks": lambda folder: encoder_models.save_classifier(folder, "bert", num_labels=1),
+    "labels": lambda folder: encoder_models.save_classifier(folder, "bert", num_labels=3),
 }
 
 
@@ -164,7 +170,7 @@ def test_requests_by_hand(tmp_path: Path) -> None:
         check(server)
 
 
-@hearing.NEEDS_AUDIO
+@audio_models.NEEDS_AUDIO
 @pytest.mark.filterwarnings("ignore")  # of the libraries that save the models
 def test_requests_by_hand_at_models_of_every_kind(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")

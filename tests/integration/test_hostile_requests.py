@@ -17,7 +17,7 @@ from blazr.cli.serve import open_models
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
-from tests.support import hearing, seeing, tiny
+from tests.support import audio_models, tiny, vision_models
 from tests.support.hostile_requests import Hostile, hostile_request, send
 from tests.support.leaks import resident_bytes
 from tests.support.loopback import Loopback, serving, serving_models
@@ -43,9 +43,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     """Models that write, hear, speak and see, in one server."""
     root = tmp_path_factory.mktemp("many")
-    hearing.save_whisper(root / "ears")
-    hearing.save_vits(root / "voice")
-    seeing.save("llava", root / "eyes")
+    audio_models.save_whisper(root / "ears")
+    audio_models.save_vits(root / "voice")
+    vision_models.save("llava", root / "eyes")
     flags = ServeFlags(device="cpu", memory="64MiB")
     named = [f"{name}={root / name}" for name in MODELS[1:]]
     plans = plan_models(["model=nano", *named], None, flags, default="nano")
@@ -142,7 +142,7 @@ def test_thousands_and_memory_comes_back(server: Loopback) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@hearing.NEEDS_AUDIO
+@audio_models.NEEDS_AUDIO
 @pytest.mark.filterwarnings("ignore")  # of libraries, at what they are given
 def test_sounds_and_images(many: Loopback) -> None:
     before = greedy(many)

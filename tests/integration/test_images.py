@@ -25,9 +25,13 @@ from blazr.llm.generation import as_message
 from blazr.llm.results import Completion
 from blazr.nn.operands.step import GRID
 from blazr.text.images import Sound
-from tests.support import seeing
+from tests.support import vision_models
 
-PICTURES = [seeing.picture(31, 17, 1), seeing.picture(90, 33, 2), seeing.picture(28, 57, 3)]
+PICTURES = [
+    vision_models.picture(31, 17, 1),
+    vision_models.picture(90, 33, 2),
+    vision_models.picture(28, 57, 3),
+]
 OPTIONS = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_seq_len": 640}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=0, prompt_logprobs=0, ignore_eos=True)
 REUSING = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
@@ -108,23 +112,23 @@ class Pair:
             num_prompt = len(self.ids) - len(reply)
             batch["token_type_ids"] = (torch.arange(len(self.ids)) >= num_prompt).int()[None]
         inputs = {name: value for name, value in batch.items() if name in _INPUTS}
-        return seeing.scores_of(self.theirs, self.exact, self.ids, inputs)
+        return vision_models.scores_of(self.theirs, self.exact, self.ids, inputs)
 
 
-@pytest.fixture(scope="module", params=seeing.CASES)
+@pytest.fixture(scope="module", params=vision_models.CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     directory = tmp_path_factory.mktemp(request.param)
-    theirs, processor = seeing.save(request.param, directory)
+    theirs, processor = vision_models.save(request.param, directory)
     things: Sequence[bytes] = PICTURES
-    if seeing.CASES[request.param].hears:
-        things = [Sound(seeing.sound(length, 1)) for length in (0.31, 0.86, 0.13)]
+    if vision_models.CASES[request.param].hears:
+        things = [Sound(vision_models.sound(length, 1)) for length in (0.31, 0.86, 0.13)]
     return Pair(request.param, theirs, copy.deepcopy(theirs).double(), processor, directory, things)
 
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     directory = tmp_path_factory.mktemp("llava")
-    seeing.save("llava", directory)
+    vision_models.save("llava", directory)
     with LLM(str(directory), **OPTIONS) as llm:
         yield llm
 
@@ -145,7 +149,7 @@ def check(pair: Pair, llm: LLM, images: Sequence[bytes], found: Completion) -> N
     scores = pair.scores(text, images, found.token_ids)
     assert found.usage.prompt_tokens == len(pair.ids) - len(found.token_ids)
     num_known = len(found.prompt_logprobs or ()) + len(found.logprobs or ())
-    seeing.check_scores(found, pair.ids, scores, first=len(pair.ids) - num_known)
+    vision_models.check_scores(found, pair.ids, scores, first=len(pair.ids) - num_known)
 
 
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -155,7 +159,7 @@ def test_transformers_gives_the_same_scores(pair: Pair, turn: int) -> None:
     Models take turns with whether a step has room for an image.
     """
     sights = [pair.things[:count] for count in (0, 1, 3)]
-    budget = (256, 19)[([*seeing.CASES].index(pair.name) + turn) % 2]
+    budget = (256, 19)[([*vision_models.CASES].index(pair.name) + turn) % 2]
     with LLM(str(pair.directory), token_budget=budget, **OPTIONS) as llm:
         alone = [llm.chat(chat(images), GREEDY) for images in sights]
         for images, found in zip(sights, alone, strict=True):
@@ -176,7 +180,7 @@ def test_transformers_gives_the_same_scores(pair: Pair, turn: int) -> None:
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_files_as_they_were_first_published(name: str, tmp_path: Path) -> None:
     """One config for all, other names of tensors, and a file for the images' processor alone."""
-    seeing.save(name, tmp_path)
+    vision_models.save(name, tmp_path)
     with LLM(str(tmp_path), **OPTIONS) as llm:
         wanted = llm.chat(chat(PICTURES[:1]), REUSING)
     path = tmp_path / "model.safetensors"
@@ -264,7 +268,7 @@ def _bomb() -> bytes:
     """A small file whose header says that it is 50,000 by 50,000 pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + header + seeing.picture(8, 8)[33:]
+    return b"\x89PNG\r\n\x1a\n" + header + vision_models.picture(8, 8)[33:]
 
 
 BAD = {
@@ -273,7 +277,7 @@ BAD = {
     "text": (b"hello", "cannot be read"),
     "empty": (b"", "cannot be read"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be read"),
-    "bmp": (seeing.picture(8, 8, kind="BMP"), "cannot be read"),
+    "bmp": (vision_models.picture(8, 8, kind="BMP"), "cannot be read"),
     "animated": (_gif(), "animated"),
     "bomb": (_bomb(), "cannot be read|too many pixels"),
     "wide": (_blank(8000, 6000), "too many pixels"),
@@ -290,7 +294,7 @@ def test_what_is_no_image_is_refused(llava: LLM, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
 def test_other_formats(llava: LLM, kind: str) -> None:
-    found = llava.chat(chat([seeing.picture(20, 30, kind=kind)]), REUSING)
+    found = llava.chat(chat([vision_models.picture(20, 30, kind=kind)]), REUSING)
     assert found.usage.prompt_tokens > 16
 
 
@@ -312,14 +316,14 @@ def test_images_of_extreme_forms_are_seen_or_refused(pair: Pair) -> None:
         for size in ((1, 1), (1, 2000), (2000, 1), (2, 5), (200, 3)):
             message = ""
             try:
-                llm.chat(chat([seeing.picture(*size)]), REUSING)
+                llm.chat(chat([vision_models.picture(*size)]), REUSING)
             except RequestError as error:
                 message = error.message
             assert message in {"", "this model cannot take an image of this size."}, size
 
 
 def test_where_the_library_fails_the_image_is_refused(tmp_path: Path) -> None:
-    seeing.save("llava", tmp_path)
+    vision_models.save("llava", tmp_path)
     config = tmp_path / "processor_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "patch_size": 14}))
     with LLM(str(tmp_path), **OPTIONS) as llm:
@@ -340,7 +344,7 @@ def test_a_text_model_takes_none() -> None:
 
 
 def test_a_tower_that_lacks_tensors(tmp_path: Path) -> None:
-    seeing.save("llava", tmp_path)
+    vision_models.save("llava", tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     del tensors[next(name for name in tensors if "multi_modal_projector" in name)]
@@ -352,7 +356,7 @@ def test_a_tower_that_lacks_tensors(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_processor(tmp_path: Path) -> None:
-    seeing.save("llava", tmp_path)
+    vision_models.save("llava", tmp_path)
     (tmp_path / "processor_config.json").unlink()
     config = tmp_path / "tokenizer_config.json"
     said = json.loads(config.read_text())

@@ -14,7 +14,7 @@ from blazr.core.errors import BlazrError, CheckpointError, ConfigError, RequestE
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from tests.integration.test_images import GREEDY, OPTIONS, PICTURES, REUSING, Pair, chat, check
-from tests.support import ggufs, mmproj, seeing
+from tests.support import ggufs, mmproj, vision_models
 from tests.support.loopback import serving
 
 KINDS = ("gemma3", "idefics3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -23,7 +23,7 @@ KINDS = ("gemma3", "idefics3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 def made(name: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A random model, its twin, and its two files."""
     directory = tmp_path_factory.mktemp(name)
-    theirs, processor = seeing.save(name, directory)
+    theirs, processor = vision_models.save(name, directory)
     target = directory.with_name(f"{directory.name} as gguf")
     mmproj.write(theirs, directory, target)
     return Pair(name, theirs, copy.deepcopy(theirs).double(), processor, target, PICTURES)

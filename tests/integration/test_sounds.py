@@ -18,8 +18,8 @@ from blazr.core.errors import RequestError
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from blazr.pipelines import audio_encoder
-from tests.support import seeing
-from tests.support.hearing import NEEDS_AUDIO
+from tests.support import vision_models
+from tests.support.audio_models import NEEDS_AUDIO
 from tests.support.loopback import Loopback, serving
 
 pytestmark = NEEDS_AUDIO
@@ -31,13 +31,13 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "hearing"
-    seeing.save("qwen2_audio", path)
+    vision_models.save("qwen2_audio", path)
     return path
 
 
 @pytest.fixture(scope="module")
 def noise() -> bytes:
-    return seeing.sound(0.5, 4)
+    return vision_models.sound(0.5, 4)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def expected(directory: Path, noise: bytes) -> tuple[str, int]:
     """The reply of the Python API, and the tokens of its prompt."""
     with LLM(str(directory), **OPTIONS) as llm:
         found = llm.chat([chat(noise)], GREEDY)
-        other = llm.chat([chat(seeing.sound(0.5, 5))], GREEDY)
+        other = llm.chat([chat(vision_models.sound(0.5, 5))], GREEDY)
         deaf = llm.chat([{"role": "user", "content": QUESTION}], GREEDY)
-        image = {"type": "image", "image": seeing.picture(8, 8)}
+        image = {"type": "image", "image": vision_models.picture(8, 8)}
         with pytest.raises(RequestError, match="only text and audio"):
             llm.chat([{"role": "user", "content": [image]}], GREEDY)
     assert found.text != deaf.text
@@ -90,9 +90,9 @@ BAD = {
     "no base64": ("@@@", "not base64"),
     "empty": ("", "empty"),
     "text": (b64encode(b"hello").decode(), "cannot be read"),
-    "an image": (b64encode(seeing.picture(4, 4)).decode(), "cannot be read"),
-    "longer than is heard": (b64encode(seeing.sound(2.1)).decode(), "too long"),
-    "too short to hear": (b64encode(seeing.sound(0.01)).decode(), "of this size"),
+    "an image": (b64encode(vision_models.picture(4, 4)).decode(), "cannot be read"),
+    "longer than is heard": (b64encode(vision_models.sound(2.1)).decode(), "too long"),
+    "too short to hear": (b64encode(vision_models.sound(0.01)).decode(), "of this size"),
 }
 
 
@@ -110,7 +110,7 @@ def test_a_sound_of_hours_is_not_decoded_to_its_end(
     server: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audio_encoder, "MAX_SOUND_S", 1)
-    data = b64encode(seeing.sound(1.5)).decode()
+    data = b64encode(vision_models.sound(1.5)).decode()
     reply = server.client.post("/v1/chat/completions", json=_chat_body(data))
     assert reply.status_code == 400
     assert "too long" in reply.text

@@ -20,12 +20,12 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import as_message
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
-from tests.support import seeing
+from tests.support import vision_models
 from tests.support.loopback import serving
 
 CASES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "llava_onevision")
-PICTURE = seeing.picture(31, 17, 1)
-FRAMES = [seeing.picture(88, 40, seed) for seed in range(3)]
+PICTURE = vision_models.picture(31, 17, 1)
+FRAMES = [vision_models.picture(88, 40, seed) for seed in range(3)]
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
@@ -53,7 +53,7 @@ def chat(frames: Sequence[bytes], *, picture: bytes | None = None) -> list[dict[
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_gives_the_same_scores(name: str, tmp_path: Path) -> None:
     """Of 3 frames, which the library makes 4 where it takes them in pairs, and an image."""
-    theirs, processor = seeing.save(name, tmp_path)
+    theirs, processor = vision_models.save(name, tmp_path)
     library: Any = processor
     picture = None if name == "glm4v" else PICTURE  # its network takes one or the other
     messages = chat(FRAMES, picture=picture)
@@ -86,7 +86,7 @@ def test_transformers_gives_the_same_scores(name: str, tmp_path: Path) -> None:
         behind = torch.zeros(1, len(found.token_ids), dtype=torch.int64)
         batch["mm_token_type_ids"] = torch.cat((kinds, behind), 1)
     exact = copy.deepcopy(theirs).double()
-    seeing.check_scores(found, ids, seeing.scores_of(theirs, exact, ids, batch))
+    vision_models.check_scores(found, ids, vision_models.scores_of(theirs, exact, ids, batch))
 
 
 def _black(width: int, height: int) -> bytes:
@@ -97,7 +97,7 @@ def _black(width: int, height: int) -> bytes:
 
 @needs_torchvision
 def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
-    seeing.save("qwen2_vl", tmp_path)
+    vision_models.save("qwen2_vl", tmp_path)
     bad = {
         "cannot be read": [FRAMES[0], b"hello"],
         "several sizes": [FRAMES[0], PICTURE],
@@ -112,7 +112,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
 
 @needs_torchvision
 def test_a_server_shows_a_video(tmp_path: Path) -> None:
-    seeing.save("qwen2_vl", tmp_path)
+    vision_models.save("qwen2_vl", tmp_path)
 
     def body(frames: str) -> dict[str, object]:
         url = f"data:video/jpeg;base64,{frames}"
@@ -136,7 +136,7 @@ def test_a_server_shows_a_video(tmp_path: Path) -> None:
 
 
 def test_a_model_that_takes_images_alone(tmp_path: Path) -> None:
-    seeing.save("llava", tmp_path)
+    vision_models.save("llava", tmp_path)
     with (
         LLM(str(tmp_path), **OPTIONS) as llm,
         pytest.raises(RequestError, match="reads only text and image files"),
@@ -146,7 +146,7 @@ def test_a_model_that_takes_images_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
 def test_what_has_to_be_installed_is_said(tmp_path: Path) -> None:
-    seeing.save("qwen2_vl", tmp_path)
+    vision_models.save("qwen2_vl", tmp_path)
     with (
         LLM(str(tmp_path), **OPTIONS) as llm,
         pytest.raises(RequestError, match="cannot read a video") as refused,

@@ -90,7 +90,7 @@ def write(
 
     Args:
         theirs: The model.
-        directory: Where `tests.support.seeing.save` has written it.
+        directory: Where `tests.support.vision_models.save` has written it.
         target: Where to.
         encode: How matrices of the tower are stored.
         swaps: Whether the tower's ``ffn_up`` and ``ffn_down`` have each other's names.

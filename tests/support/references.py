@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from blazr.models.families.hf import vision
-from tests.support.closeness import error
 from tests.support.hybrids import HYBRIDS
 from tests.support.networks import VOCAB
 from tests.support.seeds import run_seed
+from tests.support.tolerances import error
 
 SIZES: dict[str, object] = {
     "vocab_size": VOCAB,

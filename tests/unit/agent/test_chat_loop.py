@@ -13,9 +13,9 @@ import pytest
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 from tests.support import mcp_servers
-from tests.support.calling import calling, calling_core, prompts
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import wait_until
+from tests.support.scripted_calls import calling, calling_core, prompts
 
 pytest.importorskip("mcp")
 

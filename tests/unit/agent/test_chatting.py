@@ -18,8 +18,8 @@ from blazr.core.errors import ConfigError
 from blazr.llm.llm import LLM
 from blazr.text.events import ToolStep
 from tests.support import mcp_servers
-from tests.support.calling import calling, calling_core, prompts
 from tests.support.loopback import serving
+from tests.support.scripted_calls import calling, calling_core, prompts
 
 pytest.importorskip("mcp")
 

@@ -16,7 +16,7 @@ from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
-from tests.support import hearing
+from tests.support import audio_models
 from tests.support.loopback import serving, serving_models
 from tests.support.scripted import SCRIPT, scripted_core
 
@@ -138,13 +138,13 @@ def test_a_model_of_its_own_over_stdio() -> None:
 
 
 @pytest.mark.slow
-@hearing.NEEDS_AUDIO
+@audio_models.NEEDS_AUDIO
 @pytest.mark.filterwarnings("ignore:std\\(\\)", "ignore:deprecated")
 def test_recordings(tmp_path: Path) -> None:
     from mcp import Client, StdioServerParameters
 
-    hearing.save_whisper(tmp_path / "ears")
-    recording = hearing.sound_file(hearing.speech(0, 4.0), form="FLAC")
+    audio_models.save_whisper(tmp_path / "ears")
+    recording = audio_models.sound_file(audio_models.speech(0, 4.0), form="FLAC")
     (tmp_path / "sound.flac").write_bytes(recording)
     flags = ServeFlags(device="cpu", memory="64MiB")
     plans = plan_models(["text=nano", f"ears={tmp_path / 'ears'}"], None, flags, default="nano")

@@ -14,8 +14,8 @@ import pytest
 
 from blazr.server.public_network import PublicTransport
 from tests.support import mcp_servers
-from tests.support.calling import calling, calling_core, prompts
 from tests.support.loopback import Loopback, serving
+from tests.support.scripted_calls import calling, calling_core, prompts
 
 pytest.importorskip("mcp")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from blazr.pipelines.voxtral import VoxtralProcessor
-from tests.support import hearing
+from tests.support import audio_models
 
-pytestmark = hearing.NEEDS_AUDIO
+pytestmark = audio_models.NEEDS_AUDIO
 
 
 @pytest.mark.parametrize("seconds", [0.3, 2, 4.7])

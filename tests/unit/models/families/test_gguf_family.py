@@ -21,8 +21,8 @@ from blazr.nn.device import resolve_device
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.weight import GgufWeight, stored_weights
 from tests.support import ggufs, tiny
-from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny
+from tests.support.tolerances import assert_same_network
 
 CPU = resolve_device("cpu")
 GOLDEN = Path(__file__).parents[3] / "golden" / "gguf"

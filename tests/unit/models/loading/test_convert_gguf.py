@@ -26,8 +26,8 @@ from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support import ggufs, tiny
-from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny
+from tests.support.tolerances import assert_same_network
 
 CPU = resolve_device("cpu")
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -13,8 +13,8 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import GgufWeight, Weight, stored_weights
 from tests.support import tiny
-from tests.support.closeness import assert_same_network
 from tests.support.tiny import Tiny
+from tests.support.tolerances import assert_same_network
 
 CPU = resolve_device("cpu")
 KINDS = (

@@ -19,10 +19,10 @@ from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID, Span
-from tests.support.closeness import assert_as_right, error
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
 from tests.support.mixers import copy_of, memory_of, mixer_of, step_of, tensors_of
 from tests.support.seeds import examples, some_of
+from tests.support.tolerances import assert_as_right, error
 from tests.support.without_kernels import without_kernels
 
 RECURRENT = {

@@ -16,18 +16,18 @@ from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.transcriber import Transcriber
 from blazr.pipelines.audio.transcript import Transcript, TranscriptEvent, TranscriptionRequest
 from blazr.pipelines.kinds import kind_of
-from tests.support import hearing
+from tests.support import audio_models
 
-pytestmark = hearing.NEEDS_AUDIO
-RATE = hearing.RATE
+pytestmark = audio_models.NEEDS_AUDIO
+RATE = audio_models.RATE
 SAVE: dict[str, Callable[[Path], None]] = {
-    "wav2vec2": hearing.save_ctc,
-    "wav2vec2-bert": hearing.save_wav2vec2_bert,
-    "wav2vec2-conformer": partial(hearing.save_ctc, kind="Wav2Vec2Conformer"),
-    "hubert": partial(hearing.save_ctc, kind="Hubert"),
-    "wavlm": partial(hearing.save_ctc, kind="WavLM", num_buckets=8),
-    "parakeet_ctc": hearing.save_parakeet,
-    "moonshine": hearing.save_moonshine,
+    "wav2vec2": audio_models.save_ctc,
+    "wav2vec2-bert": audio_models.save_wav2vec2_bert,
+    "wav2vec2-conformer": partial(audio_models.save_ctc, kind="Wav2Vec2Conformer"),
+    "hubert": partial(audio_models.save_ctc, kind="Hubert"),
+    "wavlm": partial(audio_models.save_ctc, kind="WavLM", num_buckets=8),
+    "parakeet_ctc": audio_models.save_parakeet,
+    "moonshine": audio_models.save_moonshine,
 }
 
 
@@ -65,9 +65,9 @@ def hear(model: Transcriber, data: bytes, **more: object) -> Heard:
 def test_the_text_is_that_of_transformers(model: Transcriber, place: Path) -> None:
     import transformers
 
-    (segment,) = hear(model, hearing.sound_file(hearing.speech(0, 8))).segments
+    (segment,) = hear(model, audio_models.sound_file(audio_models.speech(0, 8))).segments
     first = round(segment.start * RATE)
-    samples = hearing.speech(0, 8)[first : first + round((segment.end - segment.start) * RATE)]
+    samples = audio_models.speech(0, 8)[first : first + round((segment.end - segment.start) * RATE)]
     processor = transformers.AutoProcessor.from_pretrained(place)
     inputs = processor.feature_extractor(samples, sampling_rate=RATE, return_tensors="pt")
     with torch.inference_mode():
@@ -84,7 +84,7 @@ def test_the_text_is_that_of_transformers(model: Transcriber, place: Path) -> No
 
 
 def test_a_minute_in_windows(model: Transcriber) -> None:
-    heard = hear(model, hearing.sound_file(hearing.speech()), has_segments=True)
+    heard = hear(model, audio_models.sound_file(audio_models.speech()), has_segments=True)
     assert heard.duration_s == pytest.approx(60, abs=0.01)
     assert len(heard.segments) > 1
     assert heard.text.split() == [word for each in heard.segments for word in each.text.split()]
@@ -93,7 +93,7 @@ def test_a_minute_in_windows(model: Transcriber) -> None:
 
 
 def test_words_have_times_where_there_are_frames(model: Transcriber, place: Path) -> None:
-    data = hearing.sound_file(hearing.speech(0, 8))
+    data = audio_models.sound_file(audio_models.speech(0, 8))
     if place.name in {"moonshine", "parakeet_ctc"}:
         with pytest.raises(RequestError, match="times of words"):
             hear(model, data, has_words=True)

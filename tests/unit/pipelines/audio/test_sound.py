@@ -9,7 +9,7 @@ import pytest
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.audio.sound import read_sound
-from tests.support.hearing import NEEDS_AUDIO, RATE, sound_file
+from tests.support.audio_models import NEEDS_AUDIO, RATE, sound_file
 
 pytestmark = NEEDS_AUDIO
 TONE = np.sin(np.arange(RATE, dtype=np.float32) * (2 * np.pi * 440 / RATE)) * 0.5

@@ -13,18 +13,18 @@ from blazr.core.errors import RequestError
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, PCM_RATE, SoundEncoder
 from blazr.pipelines.audio.sound import read_sound
 from blazr.pipelines.audio.speaker import MAX_SENTENCE, Speaker, sentences
-from tests.support import hearing
-from tests.support.speaking import load_speaker, say
+from tests.support import audio_models
+from tests.support.speech_models import load_speaker, say
 
-pytestmark = hearing.NEEDS_AUDIO
+pytestmark = audio_models.NEEDS_AUDIO
 TEXT = "hello there. how are you"
-RATE = hearing.RATE
+RATE = audio_models.RATE
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "voice"
-    hearing.save_vits(path, num_speakers=3)
+    audio_models.save_vits(path, num_speakers=3)
     return path
 
 

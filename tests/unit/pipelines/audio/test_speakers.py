@@ -13,10 +13,10 @@ import torch
 from blazr.core.errors import BlazrError, RequestError
 from blazr.pipelines.audio import dia
 from blazr.pipelines.audio.speaker import Speaker
-from tests.support import hearing
-from tests.support.speaking import RATES, SAVERS, LeftError, Said, load_speaker, say
+from tests.support import audio_models
+from tests.support.speech_models import RATES, SAVERS, LeftError, Said, load_speaker, say
 
-pytestmark = hearing.NEEDS_AUDIO
+pytestmark = audio_models.NEEDS_AUDIO
 
 
 @pytest.fixture(scope="module", params=SAVERS)

@@ -18,20 +18,20 @@ from blazr.pipelines.audio.voice_activity import (
     speech_marks,
 )
 from blazr.pipelines.audio.windows import windows
-from tests.support import hearing
+from tests.support import audio_models
 
-pytestmark = hearing.NEEDS_AUDIO
+pytestmark = audio_models.NEEDS_AUDIO
 MINUTE = 60 * RATE
 
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, list]:
-    return json.loads((hearing.SPEECH / "marks.json").read_text())
+    return json.loads((audio_models.SPEECH / "marks.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def heard() -> np.ndarray:
-    return VoiceActivity().probabilities(hearing.speech())
+    return VoiceActivity().probabilities(audio_models.speech())
 
 
 def test_a_minute_of_speech_is_heard_as_by_the_reference(
@@ -48,7 +48,7 @@ def test_marks_are_the_reference_s(golden: dict[str, list], heard: np.ndarray) -
 
 def test_parts_are_heard_as_the_whole(heard: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blazr.pipelines.audio.voice_activity._FRAMES_AT_ONCE", 100)
-    parts = VoiceActivity().probabilities(hearing.speech())
+    parts = VoiceActivity().probabilities(audio_models.speech())
     np.testing.assert_allclose(parts, heard, atol=1e-5)
 
 

@@ -27,9 +27,9 @@ from blazr.pipelines.audio.transcript import (
 )
 from blazr.pipelines.audio.whisper import Whisper, words_of
 from blazr.pipelines.kinds import kind_of
-from tests.support import hearing
+from tests.support import audio_models
 
-pytestmark = [pytest.mark.filterwarnings("ignore:std\\(\\)"), hearing.NEEDS_AUDIO]
+pytestmark = [pytest.mark.filterwarnings("ignore:std\\(\\)"), audio_models.NEEDS_AUDIO]
 
 
 class Heard:
@@ -49,7 +49,7 @@ class Heard:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "whisper"
-    hearing.save_whisper(path)
+    audio_models.save_whisper(path)
     return path
 
 
@@ -66,7 +66,7 @@ def whisper(directory: Path) -> Iterator[Whisper]:
 
 def transcribe(whisper: Whisper, samples: np.ndarray, **options: Any) -> Heard:
     heard = Heard()
-    request = TranscriptionRequest(data=hearing.sound_file(samples), **options)
+    request = TranscriptionRequest(data=audio_models.sound_file(samples), **options)
     whisper.transcribe(request, heard)
     return heard
 
@@ -84,7 +84,7 @@ def reference(directory: Path) -> tuple:
 def test_text_is_that_of_generate(
     whisper: Whisper, reference: tuple, language: str | None, task: str
 ) -> None:
-    samples = hearing.speech(3.5, 12.0)
+    samples = audio_models.speech(3.5, 12.0)
     network, processor = reference
     # what the file holds: 16 bits
     samples = np.round(samples * 32768) / 32768
@@ -103,7 +103,7 @@ def test_text_is_that_of_generate(
 
 
 def test_times_are_those_of_generate(whisper: Whisper, reference: tuple) -> None:
-    samples = np.round(hearing.speech(3.5, 12.0) * 32768) / 32768
+    samples = np.round(audio_models.speech(3.5, 12.0) * 32768) / 32768
     network, processor = reference
     features = processor(
         samples, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True
@@ -133,7 +133,7 @@ def test_times_are_those_of_generate(whisper: Whisper, reference: tuple) -> None
 
 
 def test_a_minute_goes_through_windows_without_gaps_or_overlaps(whisper: Whisper) -> None:
-    heard = transcribe(whisper, hearing.speech(), language="en")
+    heard = transcribe(whisper, audio_models.speech(), language="en")
     assert heard.events[:2] == [SoundRead(60.0), LanguageFound("english")]
     segments = heard.transcript.segments
     assert [each.seek for each in segments] == [each.start for each in segments]
@@ -145,7 +145,7 @@ def test_a_minute_goes_through_windows_without_gaps_or_overlaps(whisper: Whisper
     assert "".join(deltas) == "".join(each.text for each in segments).lstrip()
     # each window is heard as if it were a recording of its own
     for segment in segments:
-        part = transcribe(whisper, hearing.speech(segment.start, segment.end), language="en")
+        part = transcribe(whisper, audio_models.speech(segment.start, segment.end), language="en")
         assert part.transcript.segments[0].token_ids == segment.token_ids
 
 
@@ -155,7 +155,7 @@ def test_silence_is_not_given_to_the_model(whisper: Whisper) -> None:
 
 
 def test_a_prompt_and_sampling_change_the_text(whisper: Whisper) -> None:
-    samples = hearing.speech(3.5, 12.0)
+    samples = audio_models.speech(3.5, 12.0)
     plain = transcribe(whisper, samples, language="en").transcript.text
     after = transcribe(whisper, samples, language="en", prompt="Hello. " * 100).transcript.text
     drawn = transcribe(whisper, samples, language="en", temperature=1.0).transcript.text
@@ -167,12 +167,12 @@ def test_a_prompt_and_sampling_change_the_text(whisper: Whisper) -> None:
 @pytest.mark.parametrize("language", ["xx", "klingon", "fr"])
 def test_an_unknown_language_is_refused(whisper: Whisper, language: str) -> None:
     with pytest.raises(RequestError, match="language"):
-        transcribe(whisper, hearing.speech(0, 1), language=language)
+        transcribe(whisper, audio_models.speech(0, 1), language=language)
 
 
 @pytest.mark.parametrize("language", ["de", "German", "de-AT", " DE "])
 def test_languages_have_codes_and_names(whisper: Whisper, language: str) -> None:
-    heard = transcribe(whisper, hearing.speech(0, 2), language=language)
+    heard = transcribe(whisper, audio_models.speech(0, 2), language=language)
     assert heard.transcript.language == "german"
 
 
@@ -187,7 +187,7 @@ def test_work_ends_where_it_is_told_to(whisper: Whisper) -> None:
                 raise End
 
     heard = Leaving()
-    request = TranscriptionRequest(data=hearing.sound_file(hearing.speech(0, 20)))
+    request = TranscriptionRequest(data=audio_models.sound_file(audio_models.speech(0, 20)))
     with pytest.raises(End):
         whisper.transcribe(request, heard)
     assert heard.num_checks == 11

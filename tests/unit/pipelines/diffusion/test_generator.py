@@ -24,16 +24,16 @@ from blazr.pipelines.diffusion.generation import (
 from blazr.pipelines.diffusion.generator import ImageGenerator
 from blazr.pipelines.jobs import JobEndedError
 from blazr.pipelines.kinds import IMAGE, kind_of
-from tests.support import diffusing
-from tests.support.diffusing import picture, size_of
+from tests.support import diffusion_pipelines
+from tests.support.diffusion_pipelines import picture, size_of
 
-pytestmark = diffusing.NEEDS_IMAGE
+pytestmark = diffusion_pipelines.NEEDS_IMAGE
 SAVE: dict[str, Callable[[Path], None]] = {
-    "stable-diffusion": diffusing.save_stable_diffusion,
-    "stable-diffusion-xl": diffusing.save_stable_diffusion_xl,
-    "flux": diffusing.save_flux,
-    "stable-diffusion-3": diffusing.save_stable_diffusion_3,
-    "qwen-image": diffusing.save_qwen_image,
+    "stable-diffusion": diffusion_pipelines.save_stable_diffusion,
+    "stable-diffusion-xl": diffusion_pipelines.save_stable_diffusion_xl,
+    "flux": diffusion_pipelines.save_flux,
+    "stable-diffusion-3": diffusion_pipelines.save_stable_diffusion_3,
+    "qwen-image": diffusion_pipelines.save_qwen_image,
 }
 ASKED = ImageRequest(prompt="a red ball", steps=3, seed=3, size=(64, 64))
 
@@ -176,7 +176,7 @@ def test_images_are_edited(generator: ImageGenerator) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    diffusing.save_stable_diffusion(tmp_path / "model")
+    diffusion_pipelines.save_stable_diffusion(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -217,7 +217,7 @@ def test_indexes_that_name_something_else_are_refused(place: Path, change: dict)
 
 
 def test_a_guidance_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
-    diffusing.save_flux(tmp_path / "schnell")
+    diffusion_pipelines.save_flux(tmp_path / "schnell")
     generator = load(tmp_path / "schnell")
     with pytest.raises(RequestError) as caught:
         make(generator, guidance=3.5)
@@ -226,7 +226,7 @@ def test_a_guidance_that_would_be_left_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_flux_kontext_makes_the_size_that_is_asked_for(tmp_path: Path) -> None:
-    diffusing.save_flux(tmp_path)
+    diffusion_pipelines.save_flux(tmp_path)
     rename(tmp_path, "FluxKontextPipeline")
     generator = load(tmp_path)
     made = make(generator, size=(96, 64), num_partial=1).events
@@ -235,7 +235,7 @@ def test_a_flux_kontext_makes_the_size_that_is_asked_for(tmp_path: Path) -> None
 
 
 def test_a_model_that_paints_within_masks_asks_for_one(tmp_path: Path) -> None:
-    diffusing.save_stable_diffusion(tmp_path, in_channels=9)
+    diffusion_pipelines.save_stable_diffusion(tmp_path, in_channels=9)
     rename(tmp_path, "StableDiffusionInpaintPipeline")
     generator = load(tmp_path)
     source = picture((64, 64))

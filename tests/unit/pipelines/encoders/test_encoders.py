@@ -23,10 +23,10 @@ from blazr.pipelines.encoders.encoder import Encoder, Gathered, batches
 from blazr.pipelines.encoders.request import Cut, ReadRequest
 from blazr.pipelines.jobs import JobEndedError
 from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING, kind_of
-from tests.support import encoding
-from tests.support.encoding import save_classifier, save_encoder
+from tests.support import encoder_models
+from tests.support.encoder_models import save_classifier, save_encoder
 
-pytestmark = encoding.NEEDS_TRANSFORMERS
+pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ("a cat", "The quick brown fox jumps.", "", "x" * 40, "a cat", "Dogs bark")
 PROMPTS = {"query": "find: ", "document": "text: "}
 TOLERANCE = 1e-5

@@ -17,7 +17,7 @@ from blazr.pipelines.audio.speaker import Speaker
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.kinds import kind_of
 from tests.support.seeds import run_seed
-from tests.support.seeing import tokenizer_of
+from tests.support.vision_models import tokenizer_of
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz',.?"
 

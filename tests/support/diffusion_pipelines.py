@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.hearing import byte_characters
+from tests.support.audio_models import byte_characters
 from tests.support.seeds import run_seed
 
 NEEDS_IMAGE = [
