@@ -53,7 +53,7 @@ isas: ## what depends on numbers, under each instruction set of this processor
 seeds: ## all tests under each, with ten seeds; goes on where it was ended, and prints a table
 	$(PYTHON) tools/seeds.py --seeds 0-9 --out build/seeds.jsonl
 
-invariance: ## 10,000 replies in company, cut, cached and so on, against those given alone
+invariance: ## 10,000 replies beside others, cut, cached and so on, against those given alone
 	$(PYTHON) tools/invariance.py
 
 mutation: ## change the code at random and count what tests notice; hours, goes on where it was ended
