@@ -78,7 +78,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
         config = ServerConfig(
             accept_any_model=accept_any_model, access_log="off", request_timeout_s=_REPLY_S
         )
-        plan = ModelPlan(path=model or options.BUILT_IN, name=None, flags=load)
+        plan = ModelPlan(path=options.pick_model(model, None), name=None, flags=load)
         num_done = len(ids) - len(left)
         num_failed = 0
 

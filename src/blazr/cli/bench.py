@@ -115,8 +115,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     from blazr.bench.report import origin, parse_goals
     from blazr.bench.workload import BenchRequest, Workload, read_workload
 
-    name = options.pick_model(model, model_argument)
-    named = model or model_argument
+    named = options.named_model(model, model_argument)
     _only_one({"MODEL": named, "--random": random})
     _only_one({"--random": random, "--url": url})
     _only_one({"--spec": spec, "--url": url})
@@ -136,7 +135,13 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         facts, levels = asyncio.run(_measure_server(plan, url, named))
     else:
         facts, levels = _measure_model(
-            plan, name, random, spec=spec, device=device, dtype=dtype, threads=threads
+            plan,
+            named or options.BUILT_IN,
+            random,
+            spec=spec,
+            device=device,
+            dtype=dtype,
+            threads=threads,
         )
     failure = next((str(level["first_error"]) for level in levels if level["num_errors"]), "")
     if failure and not any(level["output_tokens"] for level in levels):

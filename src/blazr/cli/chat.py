@@ -73,7 +73,7 @@ def chat(
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model, or with --url to a running server; it remembers what was said."""
-    named = options.pick_model(model, model_argument) if model or model_argument else None
+    named = options.named_model(model, model_argument)
     conversation = flags.open(named, url, load, sampling.given(), threads=threads)
     conversation.verbose = verbose
     converse(conversation)

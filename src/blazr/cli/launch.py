@@ -65,6 +65,7 @@ def launch(
 ) -> None:
     """Run a coding agent or a chat page on a model here, with address, key and context set."""
     row = PROGRAMS[program]
+    model = options.named_model(model, None)
     if not print_only and shutil.which(row.command) is None:
         raise ConfigError(f"{row.command} is not installed.", hint=row.install)
     if print_only:

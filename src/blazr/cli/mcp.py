@@ -41,7 +41,7 @@ def mcp(
     can; `blazr serve --mcp` offers the same over HTTP.
     """
     check_installed()
-    named = [*([model_argument] if model_argument else []), *(model or ())]
+    named = options.named_models(model, model_argument)
     plans = [] if url is not None else plan_models(named, None, load, default=options.BUILT_IN)
     options.set_threads(threads)
     with open_client(url, plans, ServerConfig(access_log="off"), read_s=600) as client:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -384,22 +384,46 @@ def read_schema(text: str) -> object:
         ) from None
 
 
-def pick_model(named: str | None, positional: str | None) -> str:
-    """The model that a command line names.
+def named_model(named: str | None, positional: str | None) -> str | None:
+    """The model that a command line names; None where it names none.
+
+    Args:
+        named: What ``--model`` says.
+        positional: The argument MODEL.
 
     Raises:
-        ConfigError: It names two, or one without a name.
+        ConfigError: It names two, or one by an empty name.
     """
     if named is not None and positional is not None:
         raise ConfigError(
             "two models are named.", found=f"{named[:50]!r} and {positional[:50]!r}", expected="one"
         )
-    name = positional if named is None else named
-    if name == "":
+    found = named_models(None if named is None else [named], positional)
+    return found[0] if found else None
+
+
+def named_models(named: Sequence[str] | None, positional: str | None) -> list[str]:
+    """The models that a server's command line names, that of the argument MODEL first.
+
+    Args:
+        named: What ``--model`` says, each time that it is given.
+        positional: The argument MODEL.
+
+    Raises:
+        ConfigError: It names one by an empty name.
+    """
+    found = [*([] if positional is None else [positional]), *(named or ())]
+    # often a shell variable that is not set: the built-in model would answer in another's place
+    if "" in found:
         raise ConfigError(
-            "the model has no name.", found="an empty one", hint=f"leave it out for {BUILT_IN}"
+            "the name of a model is empty.", found="''", hint=f"leave it out for {BUILT_IN}"
         )
-    return BUILT_IN if name is None else name
+    return found
+
+
+def pick_model(named: str | None, positional: str | None) -> str:
+    """The model that a command line names, or the built-in one; see `named_model`."""
+    return named_model(named, positional) or BUILT_IN
 
 
 def set_threads(count: int | None) -> None:

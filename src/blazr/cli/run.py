@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     is_chat = not text and sys.stdin.isatty()
     if not (text or is_chat):
         raise typer.BadParameter("give a question, or pipe one to stdin")
-    named = options.pick_model(model, model_argument) if model or model_argument else None
+    named = options.named_model(model, model_argument)
     started_s = monotonic()
     conversation = flags.open(named, url, load, sampling.given(), threads=threads)
     timings = {"load_s": monotonic() - started_s}

@@ -98,7 +98,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
         if server.models_memory_bytes is not None:
             share = server.models_memory_bytes // server.replicas
             server = replace(server, models_memory_bytes=share)
-    named = [*([model_argument] if model_argument else []), *(model or ())]
+    named = options.named_models(model, model_argument)
     plans = plan_models(named, config, load, default=options.BUILT_IN)
     server = replace(server, api_keys=read_api_keys(server.api_keys, api_key_file))
     if len(plans) > 1 and server.served_names:

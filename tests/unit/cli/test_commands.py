@@ -238,6 +238,25 @@ def test_bench_refuses_what_no_machine_could_do(flag: str, value: str, code: int
     assert isinstance(done.exception, ConfigError if code == 1 else SystemExit)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["chat", ""],
+        ["run", "", "hi"],
+        ["generate", "", "hi"],
+        ["bench", ""],
+        ["serve", "", "--port", "0"],
+        ["serve", "--model", "a=nano", "--model", "", "--port", "0"],
+        ["mcp", ""],
+        ["launch", "claude", "--print", "--model", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_name_of_a_model_is_refused(line: list[str]) -> None:
+    """Of a shell variable that is not set; the built-in model would answer instead."""
+    assert "the name of a model is empty" in blazr_cli(*line, check=1).stderr
+
+
 def test_errors_take_one_screen_and_exit_1() -> None:
     done = blazr_cli("decode", "--ids", "1", "--vocab", "llama33", check=1)
     assert done.stdout == ""
