@@ -88,7 +88,9 @@ def test_an_adapter_is_chosen_by_model_or_by_adapter(server: Loopback) -> None:
 
 
 def test_loaded_listed_and_unloaded(server: Loopback, shelf: Path) -> None:
-    assert load(server, "a1")[0] == 200
+    status, text = load(server, "a1")
+    assert status == 200
+    assert "the adapter 'second' is loaded" in text
     second = tokens(server, model="second")
     assert second not in (tokens(server), tokens(server, model="first"))
     listed = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}

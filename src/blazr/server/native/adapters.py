@@ -58,7 +58,7 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
             raise RequestError(
                 message, param="lora_path", found=found, expected=expected, hint=hint
             ) from error
-    return Success(message=f"the adapter {name!r} is language_model")
+    return Success(message=f"the adapter {name!r} is loaded")
 
 
 async def unload_adapter(call: Call[UnloadAdapterBody]) -> Success:
