@@ -157,7 +157,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_keys_come_from_flags_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\nd\n\n e \n")
+    file.write_text("# ours\nd\n\n e \n  # theirs\n")
     assert read_api_keys(["a", "b"], file) == ("a", "b", "d", "e")
     file.write_text("#\n")
     with pytest.raises(ConfigError):
