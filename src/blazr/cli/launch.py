@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -159,21 +160,22 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
     request = urllib.request.Request(f"{url}/v1/models", headers=auth_headers(key))
     try:
         with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
-            models = json.loads(reply.read())["data"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            cards = {str(each["id"]): each for each in json.loads(reply.read())["data"]}
+    # what answers may be a server of another kind
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code in {401, 403}:
             raise ConfigError(
                 "the server refuses the API key.", found=request.full_url, hint="--api-key"
             ) from None
         return None
-    cards = [each for each in models if model is None or each.get("id") == model]
-    if not cards:
+    name = next(iter(cards), None) if model is None else model
+    if name is None or name not in cards:
         return None
-    context = cards[0].get("max_model_len")
+    context = cards[name].get("max_model_len")
     return LaunchTarget(
         url=url,
         key=key or NO_KEY,
-        model=str(cards[0]["id"]),
+        model=name,
         context=context if isinstance(context, int) else None,
     )
 

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,34 @@ def test_a_program_that_is_not_there(running: Loopback, monkeypatch: pytest.Monk
 def test_a_server_that_is_not_there(installed: Path) -> None:
     with pytest.raises(ConfigError, match="no server answers"):
         launch("codex", url="http://127.0.0.1:9")
+    assert not installed.exists()
+
+
+LISTS = [b'["a"]', b"[null]", b"{}", b'[{"name": "a"}]', b"1"]
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0\r\n", *(b'HTTP/1.0 200 OK\r\n\r\n{"data": %b}' % each for each in LISTS)]
+)
+def test_a_server_of_something_else(answer: bytes, installed: Path) -> None:
+    """Anything may listen on the usual port."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(answer)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ConfigError, match="no server answers"):
+                launch("codex", url=f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+            thread.join()
     assert not installed.exists()
 
 
