@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ from blazr.core.errors import BlazrError, ContextLengthError, RequestError
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ALIASES = {"show": "info", "ls": "list"}
 
 
@@ -132,6 +134,10 @@ def main() -> None:
         elif isinstance(error, MemoryError):
             log.write_line("error: the system has no memory left.")
             log.write_line("  try       close other programs, or ask for less (--memory)")
+        elif isinstance(error, OSError) and error.errno in _FULL:
+            log.write_line("error: the disk is full.")
+            log.write_line(f"  found     {error}")
+            log.write_line("  try       make room, or write to another place")
         else:
             log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
             if not shows_all:

@@ -266,6 +266,17 @@ def test_errors_take_one_screen_and_exit_1() -> None:
     assert "Traceback" in blazr_cli("decode", "-v", "--ids", "1", "--vocab", "x", check=1).stderr
 
 
+@pytest.mark.parametrize("line", [["encode", "hi"], ["info", "nano", "--json"]])
+def test_a_full_disk_is_not_called_a_bug(line: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "blazr", *line], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("error: the disk is full.")
+    assert b"bug" not in done.stderr
+
+
 def test_no_character_is_called_a_bug() -> None:
     """Locales with another encoding than UTF-8, and files in one."""
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # noqa: TID251
