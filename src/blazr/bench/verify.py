@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from blazr.bench.float64 import float64_layers, float64_logits
 from blazr.bench.independent import THEIRS, Witness, ask_witness, relative, transformers_logits
-from blazr.core.errors import EngineError
+from blazr.core.errors import ConfigError, EngineError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
@@ -131,13 +131,18 @@ def verify(
         tolerance: The relative error to allow; None for what the dtype explains.
 
     Raises:
+        ConfigError: The tolerance is below 0, or no number.
         BlazrError: The model cannot be loaded or run.
     """
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(
+            "the tolerance is out of range.", found=str(tolerance), expected="0 or more"
+        )
     loaded = load(model, device=device, dtype=dtype, quantize=quantize)
     module = loaded.module
     is_packed = any(isinstance(part, Weight) for part in module.modules())
     usual = max(TOLERANCES[module.dtype], PACKED_TOLERANCE if is_packed else 0.0)
-    allowed = tolerance or usual
+    allowed = usual if tolerance is None else tolerance
     prompts = _random_prompts(module)
     found = _run_engine(module, device, prompts, max_tokens)
     layers, logits_error = _compare_outputs(module, prompts[0], found.outputs, found.logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import typer
 
 from blazr.bench.verify import verify
 from blazr.cli.verify import verify as command
+from blazr.core.errors import ConfigError
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mla import Mla
 from tests.support import tiny
@@ -68,6 +70,18 @@ def test_the_first_layer_that_is_wrong_is_named(
         command(hybrid, dtype="float32", tokens=4, device="cpu")
     assert caught.value.exit_code == 1
     assert re.search(r"layer 2 .* <- diverges", capsys.readouterr().out)
+
+
+def test_a_tolerance_of_zero_is_one(hybrid: str) -> None:
+    found = verify(hybrid, CPU, dtype="float32", max_tokens=1, tolerance=0.0)
+    assert found.tolerance == 0
+    assert not found.is_ok  # no two computations agree to the last bit
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, math.nan])
+def test_a_tolerance_that_is_none_is_refused(hybrid: str, tolerance: float) -> None:
+    with pytest.raises(ConfigError, match="the tolerance is out of range"):
+        verify(hybrid, CPU, tolerance=tolerance)
 
 
 def test_wrong_tokens_are_told(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> None:
