@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -22,16 +22,16 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
-from blazr.cli.programs import PROGRAMS, LaunchTarget
+from blazr.cli.programs import PROGRAMS, LaunchTarget, Program
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError
 from blazr.core.remote import auth_headers, root_url
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-NO_KEY = "blazr"  # programs insist on one
-LOOK_S = 2.0
-START_S = 600.0
-STOP_S = 10.0
+NO_KEY = "blazr"  # programs insist on a key; a server without keys takes any
+PROBE_TIMEOUT_S = 2.0
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 10.0
 SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
 
 
@@ -70,21 +70,7 @@ def launch(
     if not print_only and shutil.which(row.command) is None:
         raise ConfigError(f"{row.command} is not installed.", hint=row.install)
     if print_only:
-        target = _find_server(url or DEFAULT_URL, api_key, model)
-        if target is None:
-            name = model or options.BUILT_IN
-            _note(f"no server at {url or DEFAULT_URL}; start one: blazr serve {shlex.quote(name)}")
-            target = LaunchTarget(
-                url=url or DEFAULT_URL, key=api_key or NO_KEY, model="default", context=None
-            )
-        settings = row.settings(target)
-        # these lines do the same in a shell
-        folder = "/tmp/blazr-launch" if settings.files else ""
-        for name, value in settings.env.items():
-            print(f"export {name}={shlex.quote(value)}")
-        for name, text in settings.files.items():
-            print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
-        print(shlex.join([row.command, *settings.args_in(folder), *(args or [])]))
+        _print_settings(row, args or (), url=url or DEFAULT_URL, key=api_key, model=model)
         return
     with ExitStack() as stack:
         stack.enter_context(_exiting_on_signals())
@@ -108,12 +94,30 @@ def launch(
     raise typer.Exit(process.returncode)
 
 
+def _print_settings(
+    program: Program, args: Sequence[str], *, url: str, key: str | None, model: str | None
+) -> None:
+    """Print the lines of a shell that do the same; no server is started for them."""
+    target = _find_server(url, key, model)
+    if target is None:
+        command = f"blazr serve {shlex.quote(model or options.BUILT_IN)}"
+        _note(f"no server at {url}; start one: {command}")
+        target = LaunchTarget(url=url, key=key or NO_KEY, model="default", context=None)
+    settings = program.settings(target)
+    folder = "/tmp/blazr-launch" if settings.files else ""
+    for name, value in settings.env.items():
+        print(f"export {name}={shlex.quote(value)}")
+    for name, text in settings.files.items():
+        print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
+    print(shlex.join([program.command, *settings.args_in(folder), *args]))
+
+
 @contextmanager
 def _exiting_on_signals() -> Iterator[None]:
-    """Stop what was started, too, when a supervisor or a closed terminal stops the launcher."""
+    """Turn SIGTERM and SIGHUP into an exit, so that what was started is stopped, too."""
 
     def leave(number: int, _frame: object) -> None:
-        sys.exit(128 + number)  # as a shell tells it
+        sys.exit(128 + number)  # the status that shells give a process that a signal has ended
 
     before = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -153,13 +157,17 @@ def _find_or_start_server(
 
 
 def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget | None:
-    """The server at an address, if it has the model."""
+    """The server at an address; None where none answers, or it does not have the model.
+
+    Raises:
+        ConfigError: The address is none, or the server refuses the key.
+    """
     url = root_url(url)
     if not url.startswith(("http://", "https://")):
         raise ConfigError("this is not an address.", found=url[:100], expected=DEFAULT_URL)
     request = urllib.request.Request(f"{url}/v1/models", headers=auth_headers(key))
     try:
-        with urllib.request.urlopen(request, timeout=LOOK_S) as reply:
+        with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as reply:
             cards = {str(each["id"]): each for each in json.loads(reply.read())["data"]}
     # what answers may be a server of another kind
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
@@ -182,7 +190,11 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
 
 @contextmanager
 def _running_server(model: str, key: str | None) -> Iterator[str]:
-    """A server of our own; its address."""
+    """Run a server of our own until the block ends; yields its address.
+
+    Raises:
+        EngineError: It does not start.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -204,16 +216,16 @@ def _running_server(model: str, key: str | None) -> Iterator[str]:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(timeout=STOP_S)
+        process.wait(timeout=STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
 
 
 def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=LOOK_S):
+            with urllib.request.urlopen(f"{url}/ready", timeout=PROBE_TIMEOUT_S):
                 return
         except OSError:
             time.sleep(0.1)
