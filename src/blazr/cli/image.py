@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from blazr.cli import options
-from blazr.cli.pipelines import Taker, open_pipeline
+from blazr.cli.pipelines import CallbackOutlet, format_of, open_pipeline
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.diffusion.generation import (
     MAX_GUIDANCE,
@@ -21,7 +21,7 @@ from blazr.pipelines.diffusion.generation import (
     parse_size,
 )
 
-_FORMS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 
 
 def image(  # noqa: PLR0913  (one argument per flag)
@@ -53,13 +53,7 @@ def image(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback acts)
 ) -> None:
     """Make an image, and write it to a file."""
-    form = _FORMS.get(output.suffix.lower())
-    if form is None:
-        raise ConfigError(
-            "the image file has no such form.",
-            found=output.suffix[:20] or "no suffix",
-            expected=", ".join(_FORMS),
-        )
+    form = format_of(output, _FORMATS, kind="image")
     request = ImageRequest(
         prompt=prompt,
         size=parse_size(size),
@@ -74,7 +68,9 @@ def image(  # noqa: PLR0913  (one argument per flag)
 
         if not isinstance(pipeline, ImageGenerator):
             raise ConfigError(
-                "the model makes no images.", found=model[:100], expected="a pipeline of diffusers"
+                "the model generates no images.",
+                found=model[:100],
+                expected="the directory of a pipeline of diffusers",
             )
         with options.progress_bar("denoising", unit="steps") as progress:
 
@@ -85,6 +81,6 @@ def image(  # noqa: PLR0913  (one argument per flag)
                 elif isinstance(event, StepDone) and progress is not None:
                     progress(event.step, event.num_steps)
 
-            pipeline.generate(request, Taker(take))
+            pipeline.generate(request, CallbackOutlet(take))
     with as_config_error("the image file cannot be written."):
         output.write_bytes(data)

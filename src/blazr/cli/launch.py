@@ -164,7 +164,9 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
     """
     url = root_url(url)
     if not url.startswith(("http://", "https://")):
-        raise ConfigError("this is not an address.", found=url[:100], expected=DEFAULT_URL)
+        raise ConfigError(
+            "the URL of the server is not understood.", found=url[:100], expected=DEFAULT_URL
+        )
     request = urllib.request.Request(f"{url}/v1/models", headers=auth_headers(key))
     try:
         with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as reply:

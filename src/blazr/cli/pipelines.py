@@ -1,12 +1,14 @@
-"""What commands have in common whose model another library runs as a whole."""
+"""What the commands share whose model another library runs as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from blazr.cli import options
+from blazr.core.errors import ConfigError
 from blazr.core.garbage import frozen_after
 from blazr.llm.options import LoadOptions
 
@@ -39,19 +41,40 @@ def open_pipeline(
             pipeline.close()
 
 
-class Taker(Generic[T]):
-    """An outlet of work that nobody ends but by Ctrl-C.
+def format_of(path: Path, formats: Mapping[str, str], *, kind: str) -> str:
+    """The format that the suffix of a file to write stands for.
 
     Args:
-        take: Gets each item.
+        path: The file.
+        formats: Formats by suffix, in lower case and with its dot.
+        kind: What the file holds, for the message.
+
+    Raises:
+        ConfigError: The suffix stands for none.
+    """
+    found = formats.get(path.suffix.lower())
+    if found is None:
+        raise ConfigError(
+            f"the format of the {kind} file is not known.",
+            found=f"the suffix {path.suffix[:20]}" if path.suffix else "no suffix",
+            expected=", ".join(formats),
+        )
+    return found
+
+
+class CallbackOutlet(Generic[T]):
+    """Passes the items of a pipeline's work to a function; nothing but Ctrl-C ends the work.
+
+    Args:
+        callback: Called with each item.
     """
 
-    def __init__(self, take: Callable[[T], None]) -> None:
-        self._take = take
+    def __init__(self, callback: Callable[[T], None]) -> None:
+        self._callback = callback
 
     def emit(self, item: T) -> None:
-        """Take an item."""
-        self._take(item)
+        """Pass an item on."""
+        self._callback(item)
 
     def check(self) -> None:
-        """Never end."""
+        """Let the work go on."""

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
-from blazr.cli.pipelines import Taker, open_pipeline
+from blazr.cli.pipelines import CallbackOutlet, format_of, open_pipeline
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.audio.encoder import MEDIA_TYPES, SoundEncoder
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.kinds import PIPELINES, SPEECH
+
+_FORMATS = {**{f".{each}": each for each in MEDIA_TYPES}, ".ogg": "opus"}
 
 
 def speak(  # noqa: PLR0913  (one argument per flag)
@@ -39,13 +41,7 @@ def speak(  # noqa: PLR0913  (one argument per flag)
 
     from blazr.pipelines.audio.speaker import Speaker
 
-    form = output.suffix.lower().removeprefix(".").replace("ogg", "opus")
-    if form not in MEDIA_TYPES:
-        raise ConfigError(
-            "the sound file has no such form.",
-            found=output.suffix[:20] or "no suffix",
-            expected=", ".join(f".{each}" for each in MEDIA_TYPES),
-        )
+    form = format_of(output, _FORMATS, kind="sound")
     made: list[SoundMade] = []
     with open_pipeline(
         model, revision=revision, device=device, dtype=dtype, threads=threads
@@ -60,7 +56,7 @@ def speak(  # noqa: PLR0913  (one argument per flag)
                 ),
             )
         request = SpeechRequest(text=text, voice=voice, speed=speed, seed=seed)
-        pipeline.speak(request, Taker(made.append))
+        pipeline.speak(request, CallbackOutlet(made.append))
     samples = np.concatenate([each.samples for each in made])
     with as_config_error("the sound file cannot be written."):
         output.write_bytes(SoundEncoder(form, pipeline.rate).whole(samples))

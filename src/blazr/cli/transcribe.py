@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from blazr.cli import options
-from blazr.cli.pipelines import Taker, open_pipeline
+from blazr.cli.pipelines import CallbackOutlet, open_pipeline
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.pipelines.audio.subtitles import as_srt, as_vtt
 from blazr.pipelines.audio.transcript import (
@@ -74,9 +74,11 @@ def transcribe(  # noqa: PLR0913  (one argument per flag)
     ) as pipeline:
         if not isinstance(pipeline, Transcriber):
             raise ConfigError(
-                "the model does not hear.", found=model[:100], expected="a Whisper model"
+                "the model does not transcribe speech.",
+                found=model[:100],
+                expected="a Whisper model",
             )
-        pipeline.transcribe(request, Taker(take))
+        pipeline.transcribe(request, CallbackOutlet(take))
     if form == "json":
         print(json.dumps(asdict(transcript), ensure_ascii=False))
     elif form == "text":
