@@ -27,12 +27,23 @@ if TYPE_CHECKING:
     from blazr.text.messages import Message
 
 LEAVE = ("/exit", "/quit", "/bye")
-_ON = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+_SWITCH_VALUES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A setting that is on or off: an attribute of the conversation, or of its screen."""
+
+    attribute: str
+    help: str
+    is_of_screen: bool = False
+
+
 _SWITCHES = {
-    "think": "let the model think before it answers",
-    "thinking": "show what it thinks",
-    "wrap": "break lines between words",
-    "verbose": "show the speed after each answer",
+    "think": _Switch("thinks", "let the model think before it answers"),
+    "thinking": _Switch("shows_thinking", "show what it thinks", is_of_screen=True),
+    "wrap": _Switch("wraps", "break lines between words", is_of_screen=True),
+    "verbose": _Switch("verbose", "show the speed after each answer"),
 }
 _KEYS = """\
 \"\"\"            begin and end a message of several lines; or end each with a \\,
@@ -274,27 +285,18 @@ class Conversation:
         self.given = given
 
     def _set_switch(self, name: str, value: str) -> None:
-        if value.lower() not in _ON:
-            raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name]}")
-        is_on = _ON[value.lower()]
-        match name:
-            case "think":
-                self.thinks = is_on
-            case "thinking":
-                self.screen.shows_thinking = is_on
-            case "wrap":
-                self.screen.wraps = is_on
-            case _:
-                self.verbose = is_on
+        if value.lower() not in _SWITCH_VALUES:
+            raise ConfigError(f"/set {name} on, or /set {name} off: {_SWITCHES[name].help}")
+        setattr(*self._switched_by(name), _SWITCH_VALUES[value.lower()])
+
+    def _switched_by(self, name: str) -> tuple[Conversation | Screen, str]:
+        """What a switch changes: an object, and which of its attributes."""
+        row = _SWITCHES[name]
+        return self.screen if row.is_of_screen else self, row.attribute
 
     def show(self, argument: str) -> None:
         """Show the model, the settings, the system prompt, or what was said."""
-        switches = {
-            "think": self.thinks,
-            "thinking": self.screen.shows_thinking,
-            "wrap": self.screen.wraps,
-            "verbose": self.verbose,
-        }
+        switches = {name: getattr(*self._switched_by(name)) for name in _SWITCHES}
         settings = [f"{name} = {value!r}" for name, value in self.given.items()]
         settings += [f"{name} = {'on' if value else 'off'}" for name, value in switches.items()]
         parts = {
