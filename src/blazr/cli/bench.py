@@ -181,7 +181,7 @@ def _only_one(given: dict[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is run, apart from on what."""
+    """The requests of a benchmark, and how they are sent; not what answers them."""
 
     workload: Workload
     levels: Sequence[int | None]
@@ -272,21 +272,21 @@ def _measure_model(
     from blazr.pipelines.fallback import FallbackModel, build_fallback_engine
 
     options.set_threads(threads)
-    place = resolve_device(device)
+    on_device = resolve_device(device)
     running = max(EngineConfig().max_running, *(level or 0 for level in plan.levels))
     # the queue's bound protects a server; here every request that was asked for is to run
     config = EngineConfig(max_running=running, max_waiting=2**20, spec=spec)
     started_s = perf_counter()
     drafters = parse_spec(spec)
-    name, network = _load_network(model, shape, drafters, device=place, dtype=dtype)
-    small = None
+    name, network = _load_network(model, shape, drafters, device=on_device, dtype=dtype)
+    draft_model = None
     if "draft" in drafters:
-        small = load(drafters["draft"], device=place, dtype=dtype).module
+        draft_model = load(drafters["draft"], device=on_device, dtype=dtype).module
     if isinstance(network, FallbackModel):
         engine = build_fallback_engine(network, config=config)
         vocab_size, computes_in = network.vocab_size, next(network.module.parameters()).dtype
     else:
-        engine = build_engine(network, place, config=config, draft_model=small)
+        engine = build_engine(network, on_device, config=config, draft_model=draft_model)
         vocab_size, computes_in = network.config.vocab_size, network.dtype
     load_s = perf_counter() - started_s
     try:
@@ -296,11 +296,11 @@ def _measure_model(
             results = asyncio.run(_compare_speculation(plan, engine, vocab_size))
     finally:
         engine.close()
-    memory = peak_memory(place)  # before the next line adds to it
-    bandwidth = measure_bandwidth(place)
+    memory = peak_memory(on_device)  # before the next line adds to it
+    bandwidth = measure_bandwidth(on_device)
     facts = {
         "model": name,
-        "device": str(place),
+        "device": str(on_device),
         "dtype": str(computes_in).removeprefix("torch."),
         "load_s": load_s,
         **memory,
@@ -308,7 +308,7 @@ def _measure_model(
     }
     if isinstance(network, FallbackModel):  # what its steps read is not known
         return facts, [figures for figures, _ in results]
-    rates = measure_rates(place)
+    rates = measure_rates(on_device)
     return {**facts, "arithmetic_per_s": rates}, [
         {
             **figures,

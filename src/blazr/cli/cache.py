@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
 
 _SUFFIXES = (".safetensors", ".gguf")
-_COMMIT = 12
-_GET_ONE = """\
+_SHORT_COMMIT_LEN = 12
+_HOW_TO_GET_MODELS = """\
   blazr pull ORG/NAME    fetches a model from huggingface.co
   blazr run nano         runs the small model that comes with blazr
 A model in a folder of your own needs no entry here: blazr run path/to/model"""
@@ -58,7 +58,8 @@ def list_models(
             "bytes": repo.size_on_disk,
             "last_used": datetime.fromtimestamp(repo.last_accessed, UTC).isoformat(),
             "revisions": sorted(
-                [*revision.refs, revision.commit_hash[:_COMMIT]][0] for revision in repo.revisions
+                [*revision.refs, revision.commit_hash[:_SHORT_COMMIT_LEN]][0]
+                for revision in repo.revisions
             ),
             "has_weights": any(
                 file.file_name.endswith(_SUFFIXES)
@@ -76,12 +77,12 @@ def list_models(
         # on stderr, so that a script still reads an empty list
         from huggingface_hub import constants
 
-        print(f"No models in {constants.HF_HUB_CACHE}.\n{_GET_ONE}", file=sys.stderr)
+        print(f"No models in {constants.HF_HUB_CACHE}.\n{_HOW_TO_GET_MODELS}", file=sys.stderr)
     for row in rows:
         used = str(row["last_used"])[:10]
         num_bytes = row["bytes"]
         assert isinstance(num_bytes, int)
-        size = f"{num_bytes / 1e6:,.0f} MB"
+        size = _megabytes(num_bytes)
         note = "" if row["has_weights"] else "  (no weights that blazr can read)"
         print(f"{row['name']:<48} {size:>12}  {used}{note}")
 
@@ -111,7 +112,7 @@ def remove(
             if revision is None or revision in each.refs or each.commit_hash.startswith(revision)
         ]
         if not found:
-            known = (", ".join([*each.refs, each.commit_hash[:_COMMIT]]) for each in own)
+            known = (", ".join([*each.refs, each.commit_hash[:_SHORT_COMMIT_LEN]]) for each in own)
             raise CheckpointError(
                 f"{model[:100]!r} has no such revision in the cache.",
                 found=repr(revision)[:100],
@@ -120,13 +121,17 @@ def remove(
         commits += found
     plan = cache.delete_revisions(*commits) if cache is not None else None
     assert plan is not None  # nothing is found in no cache
-    size = f"{plan.expected_freed_size / 1e6:,.0f} MB"
+    size = _megabytes(plan.expected_freed_size)
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to confirm on.", hint="confirm with --yes")
     if not yes and not typer.confirm(f"remove {', '.join(models)} ({size})?"):
         raise typer.Exit(1)
     plan.execute()
     print(f"freed {size}")
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def _scan() -> HFCacheInfo | None:

@@ -28,7 +28,7 @@ class ChatFlags(ToolFlags):
         bool, typer.Option("--hide-thinking", help="Do not show what the model thinks.")
     ] = False
 
-    def open(
+    def open_conversation(
         self,
         model: str | None,
         url: str | None,
@@ -40,14 +40,17 @@ class ChatFlags(ToolFlags):
         """Begin a conversation with a model that is loaded here, or with one of a server.
 
         Args:
-            model: Which; None is the built-in one, or the server's first.
-            url: Of the server.
+            model: Name of the model; None is the built-in one, or the server's first.
+            url: Address of the server; None loads the model here.
             load: How a model is loaded.
-            given: How it is to answer, by the names of `SamplingParams`.
-            threads: How many compute; None is all.
+            given: Sampling parameters, by the names of `SamplingParams`.
+            threads: CPU threads to compute with; None is all.
+
+        Raises:
+            BlazrError: A parameter or the file of tools is wrong, or there is no such model.
         """
         options.sampling_params(given)  # refuses what is out of range before minutes are spent
-        user = self.user()
+        user = self.build_user()
         screen = Screen()
         screen.shows_thinking = not self.hide_thinking
         partner: Partner
@@ -74,13 +77,13 @@ def chat(
 ) -> None:
     """Talk with a model, or with --url to a running server; it remembers what was said."""
     named = options.named_model(model, model_argument)
-    conversation = flags.open(named, url, load, sampling.given(), threads=threads)
+    conversation = flags.open_conversation(named, url, load, sampling.given(), threads=threads)
     conversation.verbose = verbose
     converse(conversation)
 
 
 def converse(conversation: Conversation) -> None:
-    """Talk until somebody leaves, then let go of the partner and the tools."""
+    """Talk until the user leaves, then close the conversation."""
     try:
         reader = LineReader((*COMMANDS, *LEAVE))
         print(conversation.partner.about, file=sys.stderr)
@@ -92,30 +95,30 @@ def converse(conversation: Conversation) -> None:
 
 
 def talk(conversation: Conversation, reader: ReadLine | LineReader) -> None:
-    """Read messages and answer them until the input ends or somebody leaves.
+    """Read messages and answer them until the input ends or the user leaves.
 
     Args:
-        conversation: With whom.
+        conversation: What answers.
         reader: Gives the next line; raises EOFError at the end.
     """
     is_person = isinstance(reader, LineReader) and reader.is_interactive
     draft = ""
-    wants_out = False
+    has_warned = False  # that one more Ctrl+C leaves
     while True:
         try:
             is_draft = bool(draft)
             text = read_message(reader, draft)
             draft = ""
-            wants_out = False
+            has_warned = False
         except EOFError:
             return
         except KeyboardInterrupt:
             draft = ""
             was_typing = isinstance(reader, LineReader) and reader.has_text
-            if not is_person or (wants_out and not was_typing):
+            if not is_person or (has_warned and not was_typing):
                 return
-            wants_out = not was_typing
-            if wants_out:
+            has_warned = not was_typing
+            if has_warned:
                 print("Ctrl+C again, Ctrl+D or /exit leaves", file=sys.stderr)
             continue
         if text.split(" ")[0] in LEAVE:
@@ -127,7 +130,7 @@ def talk(conversation: Conversation, reader: ReadLine | LineReader) -> None:
 
 
 def _answer(conversation: Conversation, text: str, *, is_draft: bool) -> None:
-    """Obey a command, or say something; errors are told, and the talk goes on."""
+    """Run a command, or send a message; an error is printed, and the conversation goes on."""
     try:
         if is_draft and text:
             conversation.say_instead(text)

@@ -17,7 +17,7 @@ from blazr.cli import options
 from blazr.cli.generate import speed_line
 from blazr.cli.partners import Partner, Question
 from blazr.cli.terminal import Screen, keyboard
-from blazr.cli.tools import ToolUser, shown
+from blazr.cli.tools import ToolUser, render_step
 from blazr.core import log
 from blazr.core.errors import ConfigError, as_config_error
 
@@ -151,7 +151,7 @@ class Conversation:
                 gathered.push(event)
                 if isinstance(event, ToolStep):
                     self.screen.pause()
-                    _tell(shown(event))
+                    _tell(render_step(event))
                 elif isinstance(event, TextDelta | ReasoningDelta):
                     self.timings.setdefault("first_token_s", monotonic() - started_s)
                     shown_by[type(event)](event.text)

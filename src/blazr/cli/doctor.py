@@ -22,10 +22,9 @@ from blazr.core import env
 from blazr.core.table import Table
 
 _PACKAGES = ("torch", "numpy", "safetensors", "splintr-rs", "tokenizers", "starlette", "uvicorn")
-_SECRET = ("KEY", "TOKEN")
+_SECRET_SUFFIXES = ("KEY", "TOKEN")  # of variables whose values are not shown
 # Enough for a recorded decode step to be made, checked and repeated.
 _TRIAL_TOKENS = 32
-_GOOD = "everything works."
 
 _Report = dict[str, dict[str, str]]
 
@@ -52,7 +51,7 @@ def doctor(
     if tables:
         listed = report["tables"] = {}
         modules = pkgutil.walk_packages(blazr.__path__, "blazr.")
-        # tables stand in packages, but for these
+        # tables are defined in packages' __init__.py, and in these modules
         ends = (".routes", ".env", ".metrics")
         for module in (each for each in modules if each.ispkg or each.name.endswith(ends)):
             held = vars(importlib.import_module(module.name)).items()
@@ -63,7 +62,7 @@ def doctor(
             }
     kernels = report["kernels"].get("cpu", "reference (BLAZR_KERNELS)")
     is_slow = kernels.startswith(("torch's operations", "reference"))
-    verdict = _GOOD
+    verdict = "everything works."
     if failure:
         verdict = f"blazr does not work here: {failure}"
     elif is_slow and report["device"]["auto"].startswith("cpu"):
@@ -78,7 +77,7 @@ def doctor(
 
 
 def _run_built_in_model(report: _Report) -> str:
-    """Let the built-in model write; what goes wrong, or nothing."""
+    """Generate with the built-in model, and report the speed; the failure, empty without one."""
     from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.llm import LLM
 
@@ -100,7 +99,7 @@ def _run_built_in_model(report: _Report) -> str:
 
 
 def _all_lines(report: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """All that is known."""
+    """Every section and fact, a line each."""
     for section, facts in report.items():
         yield section
         for name, value in facts.items():
@@ -145,7 +144,7 @@ def _inspect_machine() -> _Report:
     given = env.inherited()
     for row in variables():
         value = given.get(row.name, row.default)
-        is_secret = value and row.name.endswith(_SECRET)
+        is_secret = value and row.name.endswith(_SECRET_SUFFIXES)
         environment[row.name] = "(set)" if is_secret else value or "(unset)"
     return {
         "blazr": {

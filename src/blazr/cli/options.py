@@ -79,7 +79,8 @@ def _size(flag: str) -> dict[str, Any]:
     return {"parser": parse}
 
 
-_MORE: Mapping[str, dict[str, Any]] = {
+# What flags are told besides their help, by field.
+_FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
     "max_seq_len": {"min": 2},
     "max_tokens": {"min": -1},
@@ -99,7 +100,7 @@ _MORE: Mapping[str, dict[str, Any]] = {
 }
 _UNITS = ("_bytes", "_s")
 # Flags with another name than their field: what may be repeated is named once.
-_NAMES = {
+_FLAG_NAMES = {
     "api_keys": "api_key",
     "admin_api_keys": "admin_api_key",
     "allowed_hosts": "allowed_host",
@@ -113,14 +114,14 @@ _NAMES = {
 
 def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS, **more: Any) -> Any:
     """Return the flag of a field, with the help that the docstring of its class gives."""
-    more |= _MORE.get(name, {})
+    more |= _FLAG_SETTINGS.get(name, {})
     return typer.Option(*more.pop("names", ()), help=docs[name], **more)
 
 
 def _flag_name(name: str) -> str:
     """Return the name of a field as a flag's, which has no unit at its end."""
     unit = next((each for each in _UNITS if name.endswith(each)), "")
-    return _NAMES.get(name, name.removesuffix(unit))
+    return _FLAG_NAMES.get(name, name.removesuffix(unit))
 
 
 def flag_names(group: type) -> list[str]:

@@ -50,7 +50,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
         raise typer.BadParameter("give a question, or pipe one to stdin")
     named = options.named_model(model, model_argument)
     started_s = monotonic()
-    conversation = flags.open(named, url, load, sampling.given(), threads=threads)
+    conversation = flags.open_conversation(named, url, load, sampling.given(), threads=threads)
     timings = {"load_s": monotonic() - started_s}
     conversation.verbose = verbose and is_chat  # of one answer it is said below
     if is_chat:

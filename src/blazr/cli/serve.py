@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from blazr.server.models import Models
 
 
-_OWN_CONNECTIONS = 64  # that the process in front may make besides its clients'
+_FRONT_CONNECTIONS = 64  # that the process in front may make besides those for clients
 
 
 def _models_of_flag(
@@ -107,7 +107,7 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             expected="--model NAME=PATH",
         )
     if as_replica is not None:
-        server = _of_replica(server, as_replica)
+        server = _replica_config(server, as_replica)
     sock = listen(server)  # first, so that a port in use is told before minutes are spent
     address = address_of(sock, is_tls=server.tls_cert is not None)
     liveness = None if server.health_port is None else Liveness(server.host, server.health_port)
@@ -149,10 +149,15 @@ def variables() -> Iterator[env.Variable]:
             yield env.Variable(name, f"like blazr serve --{flag.replace('_', '-')}")
 
 
-def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:
-    """How a replica behaves, whose socket file is named after its number.
+def _replica_config(config: ServerConfig, path: Path) -> ServerConfig:
+    """The configuration of a replica, from that of the process in front.
 
-    Only the process in front reaches it. That bounds connections; it counts and watches, too.
+    That process alone reaches it, and has TLS, the health port, the files and the bound on
+    connections.
+
+    Args:
+        config: Of the process in front.
+        path: The replica's socket file, whose stem is its number.
     """
     return replace(
         config,
@@ -163,7 +168,7 @@ def _of_replica(config: ServerConfig, path: Path) -> ServerConfig:
         tls_key=None,
         root_path="",
         files_dir=None,
-        max_connections=config.max_connections + _OWN_CONNECTIONS,
+        max_connections=config.max_connections + _FRONT_CONNECTIONS,
     )
 
 
@@ -183,7 +188,7 @@ def _print_addresses(
 ) -> None:
     lines = [f"blazr serves {names} on {address}" + (f" ({device})" if device else "")]
     if config.uds is None:
-        # what listens on every address is reached on this machine's own
+        # 0.0.0.0 and :: are addresses to listen on, not to connect to
         base = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
         base += config.root_path
         if config.has_ui:

@@ -1,4 +1,4 @@
-"""Tools in a chat of the command line: which there are, who agrees to a call, what is shown."""
+"""Tools in a chat of the command line: which there are, the user's consent, and their calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ToolFlags:
     agent: bool = False
     max_tool_rounds: int = 10
 
-    def user(self) -> ToolUser | None:
+    def build_user(self) -> ToolUser | None:
         """What runs the tools; None without a file.
 
         Raises:
@@ -84,7 +84,7 @@ class ToolUser:
         from blazr.agent.rounds import Rounds
 
         self.between = ()
-        toolbox = self._opened()
+        toolbox = self._connect()
         offer = toolbox.offer()
         rounds = Rounds(
             offer,
@@ -107,7 +107,8 @@ class ToolUser:
         if self._toolbox is not None:
             self._toolbox.close()
 
-    def _opened(self) -> Toolbox:
+    def _connect(self) -> Toolbox:
+        """The connections to the servers, once each has been tried."""
         from blazr.agent.toolbox import Toolbox
 
         if self._toolbox is None:
@@ -141,7 +142,7 @@ class ToolUser:
         yield from rounds.answer([outcomes[call.step] for call in rounds.calls])
 
     def _agrees(self, step: ToolStep) -> bool:
-        return self.ask is not None and self.ask(shown(step))
+        return self.ask is not None and self.ask(render_step(step))
 
 
 def ask_in_terminal(what: str) -> bool:
@@ -151,8 +152,8 @@ def ask_in_terminal(what: str) -> bool:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def shown(step: ToolStep) -> str:
-    """A call, or what came of it, in one line."""
+def render_step(step: ToolStep) -> str:
+    """A call, or its result, in one line."""
     if step.output is None:
         return _printable(f"[{step.server}: {step.name} {step.arguments}]")
     what = "failed: " if step.is_error else ""

@@ -13,7 +13,7 @@ from blazr.agent.config import read_mcp_config
 from blazr.cli.conversation import Conversation
 from blazr.cli.options import LoadFlags
 from blazr.cli.partners import LocalPartner, RemotePartner
-from blazr.cli.tools import ToolFlags, ToolUser, ask_in_terminal, shown
+from blazr.cli.tools import ToolFlags, ToolUser, ask_in_terminal, render_step
 from blazr.core.errors import ConfigError
 from blazr.llm.llm import LLM
 from blazr.text.events import ToolStep
@@ -118,8 +118,8 @@ def test_rounds_have_an_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_what_a_tool_says_cannot_move_the_cursor() -> None:
     step = ToolStep(0, 0, "id", "server", "look", "{}", "\x1b[2Ja\nb" + "x" * 500)
-    assert shown(step).startswith("[server: look ->  [2Ja bxxx")
-    assert len(shown(step)) == 200
+    assert render_step(step).startswith("[server: look ->  [2Ja bxxx")
+    assert len(render_step(step)) == 200
 
 
 @pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("no\n", False), ("", False)])
@@ -132,10 +132,10 @@ def test_the_terminal_asks(
 
 
 def test_flags(tmp_path: Path) -> None:
-    assert ToolFlags().user() is None
+    assert ToolFlags().build_user() is None
     with pytest.raises(ConfigError, match="--agent needs tools"):
-        ToolFlags(agent=True).user()
+        ToolFlags(agent=True).build_user()
     path = mcp_servers.write_config(tmp_path, one={"command": "x"})
-    user = ToolFlags(mcp_config=path, max_tool_rounds=3).user()
+    user = ToolFlags(mcp_config=path, max_tool_rounds=3).build_user()
     assert user is not None
     assert (user.asks_always, user.max_rounds) == (True, 3)
