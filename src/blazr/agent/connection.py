@@ -118,14 +118,14 @@ class Connection:
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     async def connect(self) -> None:
-        """Connect, list the tools, and stay until the server ends, or something else fails."""
+        """Connect, list the tools, and stay connected until the server ends or something fails."""
         try:
             await self._serve()
             self._fail(ENDED)
         except TimeoutError:
             self._fail(f"nothing within {self.server.startup_timeout:g} seconds")
         except Exception as error:  # noqa: BLE001  (whatever it is, the others go on)
-            self._fail(_said(error))
+            self._fail(_describe_error(error))
         finally:
             self._client = None
             self.tools = ()
@@ -168,7 +168,7 @@ class Connection:
         try:
             with anyio.fail_after(self.server.timeout):
                 result = await self._client.call_tool(tool, dict(arguments))
-            return Outcome(self._cut(_text_of(result)), is_error=result.is_error)
+            return Outcome(self._shorten(_text_of(result)), is_error=result.is_error)
         except TimeoutError:
             text = f"the tool did not answer within {self.server.timeout:g} seconds."
         except MCPError as error:
@@ -181,11 +181,11 @@ class Connection:
                 # one that has forgotten the session refuses its list, too, and is connected again
                 self._changed.set()
         except Exception as error:  # noqa: BLE001  (a result that breaks the protocol, for one)
-            text = f"the tool's answer cannot be read: {_said(error)}"
-        return Outcome(self._cut(text), is_error=True)
+            text = f"the tool's answer cannot be read: {_describe_error(error)}"
+        return Outcome(self._shorten(text), is_error=True)
 
     def _break(self) -> None:
-        """The connection is of no use any more."""
+        """Mark the connection as ended; `run` makes another one."""
         self._is_broken = True
         self._client = None
         if self.state == "ready":
@@ -221,7 +221,7 @@ class Connection:
             failure,
         )
 
-    def _cut(self, text: str) -> str:
+    def _shorten(self, text: str) -> str:
         """A text without its middle, where it is too long."""
         most = self.server.max_output
         if len(text) <= most:
@@ -282,7 +282,7 @@ async def _over_http(
         headers=dict(server.headers),
         timeout=httpx2.Timeout(server.startup_timeout, read=2 * server.timeout),
         transport=network,
-        event_hooks={"response": [_bound]},
+        event_hooks={"response": [_limit_answer]},
         trust_env=False,
     )
     async with client, streamable_http_client(server.url, http_client=client) as streams:
@@ -312,8 +312,8 @@ async def _over_stdio(
             yield streams
 
 
-async def _bound(response: httpx2.Response) -> None:
-    """Have no more than `MAX_ANSWER_BYTES` of an answer read."""
+async def _limit_answer(response: httpx2.Response) -> None:
+    """Let reading an answer fail after `MAX_ANSWER_BYTES`."""
     if response.request.method == "POST":  # what is listened to with GET has no end
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
@@ -347,7 +347,7 @@ async def _list_tools(client: Client) -> tuple[McpTool, ...]:
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
-        found += [_checked(each) for each in page.tools]
+        found += [_checked_tool(each) for each in page.tools]
         cursor = page.next_cursor
         if not cursor or len(found) > MAX_TOOLS:
             break
@@ -358,7 +358,7 @@ async def _list_tools(client: Client) -> tuple[McpTool, ...]:
     return tuple(found)
 
 
-def _checked(tool: Tool) -> McpTool:
+def _checked_tool(tool: Tool) -> McpTool:
     """A tool that a model can be shown.
 
     Raises:
@@ -402,8 +402,8 @@ def _text_of_block(block: Mapping[str, Any]) -> str:
     return f"[{block.get('mime_type') or block.get('type')}, which is not shown]"
 
 
-def _said(error: BaseException) -> str:
-    """What an error says, in one line; of a group, its first."""
+def _describe_error(error: BaseException) -> str:
+    """An error in one line; of a group, its first."""
     from pydantic import ValidationError
 
     while isinstance(error, BaseExceptionGroup):

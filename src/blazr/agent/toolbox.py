@@ -61,7 +61,7 @@ class Offer:
     def beside(
         self, tools: Sequence[Mapping[str, object]] | None
     ) -> Sequence[Mapping[str, object]] | None:
-        """A request's own tools, and these; None where there are none."""
+        """A request's own tools, as they are given, with these behind them."""
         return [*(tools or ()), *self.functions] if self.tools else tools
 
     @property
