@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import httpx2
 import msgspec
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     AnyServer: TypeAlias = Server[Any]
     Context: TypeAlias = ServerRequestContext[Any]
+
+R = TypeVar("R")
 
 _KEYS = ("authorization", "x-api-key", "api-key")  # what a caller's request is passed on with
 _ModelName = Annotated[
@@ -223,8 +225,7 @@ class _Handlers:
         """List the tools for which there is a model."""
         from mcp_types import ListToolsResult, Tool
 
-        models = await self._ask("GET", "/v1/models", _keys(context))
-        able = {x for each in models["data"] for x in each.get("capabilities") or LANGUAGE_MODEL}
+        able = await self._ask("GET", "/v1/models", _keys(context), read=_capabilities)
         found = [
             Tool(name=name, description=_summary(each.arguments), input_schema=each.schema)
             for name, each in self._tools.items()
@@ -254,10 +255,26 @@ class _Handlers:
             given = msgspec.convert(arguments, tool.arguments)
         except msgspec.ValidationError as error:
             raise RequestError("the arguments are wrong.", found=str(error)[:200]) from None
-        return tool.answer(await self._ask("POST", tool.path, keys, **tool.request(given)))
+        request = tool.request(given)
+        return await self._ask("POST", tool.path, keys, read=tool.answer, **request)
 
-    async def _ask(self, method: str, path: str, keys: Mapping[str, str], **more: Any) -> Any:
-        """Return the JSON that the HTTP API answers with.
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        keys: Mapping[str, str],
+        *,
+        read: Callable[[Any], R],
+        **more: Any,
+    ) -> R:
+        """Ask the HTTP API.
+
+        Args:
+            method: As in HTTP.
+            path: The endpoint.
+            keys: Headers with the caller's API key.
+            read: Makes the result of the JSON that is answered.
+            more: The rest of the request, as httpx takes it.
 
         Raises:
             RequestError: The server refuses the request.
@@ -273,7 +290,19 @@ class _Handlers:
             inner = found.get("error") if isinstance(found, dict) else None
             reason = inner.get("message") if isinstance(inner, dict) else str(found)[:200]
             raise RequestError(f"the server refused: {reason}")
-        return found
+        try:
+            return read(found)
+        except (LookupError, TypeError, AttributeError):
+            raise EngineError(
+                "the server's answer is not understood.",
+                found=str(found)[:100],
+                expected=f"what OpenAI's API answers at {path}",
+            ) from None
+
+
+def _capabilities(models: Any) -> set[str]:
+    """What the models of a list can do; those of a server that does not say generate text."""
+    return {x for each in models["data"] for x in each.get("capabilities") or LANGUAGE_MODEL}
 
 
 def _keys(context: Context) -> dict[str, str]:

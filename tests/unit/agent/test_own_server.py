@@ -137,6 +137,26 @@ def test_a_model_of_its_own_over_stdio() -> None:
     assert asyncio.run(call())
 
 
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": "a"}]}, [1], None])
+def test_a_server_that_answers_otherwise(answer: object) -> None:
+    """Another program's, behind --url."""
+    from mcp import Client
+
+    from blazr.agent.own_server import build_server
+
+    async def call() -> str:
+        transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text=json.dumps(answer)))
+        async with (
+            httpx2.AsyncClient(transport=transport, base_url="http://other") as http,
+            Client(build_server(http, reads_files=False)) as client,
+        ):
+            result = await client.call_tool("chat", {"prompt": "hi"})
+            assert result.is_error
+            return result.content[0].text
+
+    assert "the server's answer is not understood" in asyncio.run(call())
+
+
 @pytest.mark.slow
 @audio_models.NEEDS_AUDIO
 @pytest.mark.filterwarnings("ignore:std\\(\\)", "ignore:deprecated")
