@@ -93,7 +93,7 @@ class Adapters:
             CapacityError: There are too many.
         """
         from blazr.models.adapters.attach import plan_adapter
-        from blazr.models.adapters.gguf import names_in_model
+        from blazr.models.adapters.gguf import rules_for_adapter
         from blazr.models.adapters.read import read_adapter
         from blazr.models.loading.load import LoadedModel
 
@@ -110,7 +110,7 @@ class Adapters:
             fingerprint = ""
             if isinstance(weights, LoadedModel):
                 file = read_adapter(path)
-                rules = names_in_model(
+                rules = rules_for_adapter(
                     file,
                     family=weights.family,
                     config=weights.config,

@@ -23,7 +23,7 @@ class ModelSize:
         parameters: All of them.
         active_parameters: Those one token passes through: experts not chosen are left out.
         embedding_parameters: Of the embedding, and of the head where it is separate.
-        state_bytes_per_sequence: Recurrent states of all Mamba layers, for one sequence.
+        state_bytes_per_sequence: Recurrent states of all layers that have any, for one sequence.
         working_bytes_per_sequence: Working copies of these states, while a sequence runs.
         log_bytes_per_sequence: What all layers log of the tokens since the last grid edge, while a
             sequence runs.
@@ -62,24 +62,24 @@ def size_of(
     """
     embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     parameters = embedding + _count(config.final_norm.build)
-    idle = states = working = logs = latents = keys = 0
+    unused = states = working = logs = latents = keys = 0
     for layer in config.layers:
         parameters += _count(partial(DecoderLayer, layer))
         if isinstance(layer.feed_forward, MoeConfig):
             moe = layer.feed_forward
             expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
-            idle += (moe.num_experts - moe.experts_per_token) * expert
+            unused += (moe.num_experts - moe.experts_per_token) * expert
         spec = layer.mixer.cache_spec(dtype).stored_as(kv_dtype, state_dtype)
         states += spec.bytes_per_checkpoint
         working += spec.bytes_per_working_copy
         logs += spec.bytes_per_log
         if isinstance(layer.mixer, MlaConfig):
             latents += spec.bytes_per_token
-        else:  # attention may be a part of the mixer
+        else:  # of any mixer: hybrid ones have attention as a part
             keys += spec.bytes_per_token
     return ModelSize(
         parameters=parameters,
-        active_parameters=parameters - idle,
+        active_parameters=parameters - unused,
         embedding_parameters=embedding,
         state_bytes_per_sequence=states,
         working_bytes_per_sequence=working,

@@ -48,7 +48,7 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
     """
     found: dict[str, LoraFactors] = {}
     for change in adapter.low_rank:
-        made = dict(_factors_of(adapter, change, module, rules))
+        made = dict(_factors_of_change(adapter, change, module, rules))
         if made.keys() & found.keys():
             raise CheckpointError(
                 f"{adapter.path}: {change.name[:100]} is changed twice.",
@@ -81,10 +81,10 @@ def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -
     return False
 
 
-def _factors_of(
+def _factors_of_change(
     adapter: AdapterFile, change: LowRankChange, module: CausalLM, rules: RuleBook
 ) -> list[tuple[str, LoraFactors]]:
-    """By module, what one change of a tensor amounts to."""
+    """The factors of one change of a tensor, by the module that each is attached to."""
     known = [
         (meant, tensor, found)
         for meant in change.meanings
@@ -112,12 +112,12 @@ def _factors_of(
     return [
         each
         for placement, own in zip(placements, rows, strict=True)
-        for each in _factors(change, module, placement, rows=own, path=adapter.path)
+        for each in _factors_of_rows(change, module, placement, rows=own, path=adapter.path)
     ]
 
 
 def _is_redundant(adapter: AdapterFile, change: LowRankChange) -> bool:
-    """Whether a change of what the network does not have is none, or is there once more.
+    """Whether a change of a module that the network lacks is zero, or repeats another change.
 
     Where layers share a module, PEFT saves its changes with each of them; and those of modules
     that nobody uses (Zamba2 has such) are not trained, so that B is zero.
@@ -133,7 +133,7 @@ def _is_redundant(adapter: AdapterFile, change: LowRankChange) -> bool:
 def _factors_of_whole(
     adapter: AdapterFile, change: WholeChange, module: CausalLM, rules: RuleBook
 ) -> dict[str, LoraFactors]:
-    """By module, the difference to the tensor that an adapter brings along, of full rank."""
+    """The difference to a whole tensor of an adapter, as factors of full rank, by module."""
     known = [(each, found) for each in spellings(change.name) if (found := rules.placements(each))]
     tensor, placements = next(iter(known), ("", ()))
     parts = [part for each in placements if (part := _changeable(module, each)) is not None]
@@ -146,7 +146,7 @@ def _factors_of_whole(
         numbers = _select_rows(change.numbers, own)
         weight = part.weight
         stored = placement.transform.read(numbers).to(weight.device, torch.float32)
-        difference = stored - _plain(weight)
+        difference = stored - _as_floats(weight)
         outer, inner = difference.shape
         is_embedding = isinstance(part, Embedding)
         is_left = is_embedding or outer <= inner
@@ -191,7 +191,7 @@ def _select_rows(numbers: Tensor, rows: Rows | None) -> Tensor:
 
 
 def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | None:
-    """What multiplies with a matrix and adds what adapters change; None where nothing does."""
+    """The layer that multiplies with a matrix and can add an adapter's product; else None."""
     part = _module_of(module, placement.parameter)
     name = placement.parameter.removesuffix(".weight")
     is_known = isinstance(placement.transform, AsStored | Transpose | TiledColumns)
@@ -203,7 +203,7 @@ def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | 
 def _factors_of_experts(
     change: LowRankChange, placements: Sequence[Placement], module: CausalLM
 ) -> list[tuple[str, LoraFactors]] | None:
-    """By expert's matrix, what a change amounts to; None where it is of none, or not of this one.
+    """The factors of a change of experts, by expert's matrix; None where it is of no experts.
 
     A file has a matrix for each expert, or those of all in one tensor. There the change is a stack,
     too: A is (E * r, in), and B is (out, r * E), the experts' numbers side by side.
@@ -311,7 +311,7 @@ def _owner_of(module: CausalLM, parameter: str) -> tuple[nn.Module | None, str]:
         return None, leaf
 
 
-def _factors(
+def _factors_of_rows(
     change: LowRankChange,
     module: CausalLM,
     placement: Placement,
@@ -319,7 +319,7 @@ def _factors(
     rows: Rows | None,
     path: Path,
 ) -> list[tuple[str, LoraFactors]]:
-    """By module, or by head of one, what a change of some rows of a tensor amounts to."""
+    """The factors of a change of some rows of a tensor, by module, or by head of one."""
     left, right = change.factors
     left = _select_rows(left, rows)
     heads = _heads_of(module, placement.parameter)
@@ -350,11 +350,11 @@ def _factors(
     lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
         lengths = _select_rows(lengths, rows).to(weight.device)
-        factors = replace(factors, lengths=lengths).beside(_plain(weight))
+        factors = replace(factors, lengths=lengths).beside(_as_floats(weight))
     return [(placement.parameter.removesuffix(".weight"), factors)]
 
 
-def _plain(weight: Tensor | Weight) -> Tensor:
+def _as_floats(weight: Tensor | Weight) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight
 
 
@@ -364,7 +364,7 @@ def _contiguous_like(numbers: Tensor, weight: Tensor | Weight) -> Tensor:
 
 
 def _refit(table: LoraTable, old: Tensor, new: Tensor) -> None:
-    """Change what depends on a matrix, where another takes its place."""
+    """Adjust factors that depend on a matrix to the one that takes its place."""
     for slot, factors in table.factors.items():
         if factors.is_whole:  # one of its matrices is 1, the other one the difference
             more = old.float() - new
@@ -420,13 +420,13 @@ class AdapterSlots:
         return slot, is_new
 
     def drop(self, slot: int) -> None:
-        """Hold an adapter no longer."""
+        """Remove an adapter, so that its slot is free."""
         for lora in self._loras.values():
             lora.table.drop(slot)
         self._free.append(slot)
 
     def move(self, module: CausalLM) -> None:
-        """Hold all beside the matrices of another network of the same config."""
+        """Attach all adapters to another network of the same config."""
         module.step_adapters = self._module.step_adapters
         before, self._module = self._module, module
         for name, lora in self._loras.items():
@@ -435,7 +435,7 @@ class AdapterSlots:
                 new, old = (_matrix_of(each, f"{name}.weight") for each in (module, before))
                 assert new is not None
                 assert old is not None
-                _refit(lora.table, _plain(old), _plain(new))
+                _refit(lora.table, _as_floats(old), _as_floats(new))
 
     def _attach(self, name: str, lora: Lora) -> None:
         owner, _, leaf = name.rpartition(".")

@@ -27,12 +27,13 @@ class LowRankChange:
         name: What the tensor W is called.
         a: (r, in), or (E * r, in).
         b: (out, r), or (out, r * E) where the experts' numbers lie side by side.
-        scale: As the adapter's rank and alpha say.
+        scale: Factor of the product, from the adapter's rank and alpha.
         rank: r.
         magnitude: (out,), the length of each row of the sum (DoRA); None leaves them.
         is_flipped: Whether W is stored (in, out), as embeddings are, and the change is
             ``(b @ a).T``.
-        others: What it is where the model has no tensor of that name, or not of that size.
+        others: What the change may be instead, where the model has no tensor of that name, or not
+            of that size.
     """
 
     name: str
@@ -46,7 +47,7 @@ class LowRankChange:
 
     @property
     def meanings(self) -> tuple[LowRankChange, ...]:
-        """All that it may be."""
+        """The change itself, and what it may be instead."""
         return self, *self.others
 
     @property
@@ -103,7 +104,8 @@ class AdapterFile:
             the names of transformers.
         fingerprint: A hash of all that it holds.
         low_rank: Changes of low rank.
-        whole: Tensors that it brings along.
+        whole: Tensors that take the place of the base model's.
+        nbytes: Bytes of all its tensors, as they are stored.
     """
 
     path: Path

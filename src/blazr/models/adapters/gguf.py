@@ -70,12 +70,12 @@ def read_gguf(path: Path) -> AdapterFile:
     )
 
 
-def _names_in_file(metadata: Mapping[str, Value], adapter: AdapterFile) -> RuleBook:
-    """From the names of PEFT's tensors to the parameters of a network from a GGUF file.
+def _rules_for_peft(metadata: Mapping[str, Value], adapter: AdapterFile) -> RuleBook:
+    """The rules from the names of PEFT's tensors to the parameters of a network from a GGUF file.
 
     Args:
         metadata: Of the network's file.
-        adapter: What its own files say.
+        adapter: The adapter, for messages.
 
     Raises:
         CheckpointError: The names in the file's architecture differ from model to model.
@@ -91,7 +91,7 @@ def _names_in_file(metadata: Mapping[str, Value], adapter: AdapterFile) -> RuleB
     return FAMILIES[name].rules
 
 
-def names_in_model(
+def rules_for_adapter(
     adapter: AdapterFile,
     *,
     family: str,
@@ -99,21 +99,21 @@ def names_in_model(
     metadata: Mapping[str, Value],
     rules: RuleBook,
 ) -> RuleBook:
-    """From the names of an adapter's tensors to those of a network's parameters.
+    """The rules from the names of an adapter's tensors to those of a network's parameters.
 
     Args:
-        adapter: What its file says.
-        family: Of the network.
-        config: Its sizes.
-        metadata: Of its GGUF file; empty where it comes from another.
-        rules: From the names in its own files.
+        adapter: The adapter.
+        family: Family of the network.
+        config: Configuration of the network.
+        metadata: Of the network's GGUF file; empty where it was loaded from another kind of file.
+        rules: From the names in the network's own files.
 
     Raises:
-        CheckpointError: The adapter is of another architecture, or of PEFT's and the network of a
-            GGUF file whose tensors are too different.
+        CheckpointError: The adapter is of another architecture; or it is a PEFT adapter, and the
+            network is from a GGUF file whose tensors are too different.
     """
     if not adapter.architecture:
-        return _names_in_file(metadata, adapter) if metadata else rules
+        return _rules_for_peft(metadata, adapter) if metadata else rules
     own = metadata.get(_ARCHITECTURE) if metadata else architecture_of(family, config)
     row = ARCHITECTURES.get(adapter.architecture)
     if own != adapter.architecture or row is None:

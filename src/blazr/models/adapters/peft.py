@@ -42,18 +42,20 @@ _NESTED = re.compile(r"[+*}?]\s*\)[*+{]|\)[*+{].*\)[*+{]")
 _MAX_PATTERN = 300
 _MAX_REPEATS = 4
 
+_MERGE = "merge it with PEFT's merge_and_unload()"
+_TRAIN_PLAIN = "train it as an ordinary LoRA"
 # Keys that would change the result, the values that do not, and what to do.
 _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("lora_bias", (False,), "train it without lora_bias"),
     ("layer_replication", ((), []), "save the model whose layers are repeated, merged"),
     ("trainable_token_indices", ((), [], {}), "train it with modules_to_save instead"),
-    ("alora_invocation_tokens", ((), []), "train it as an ordinary LoRA"),
-    ("use_qalora", (False,), "train it as an ordinary LoRA"),
-    ("use_bdlora", (False,), "train it as an ordinary LoRA"),
+    ("alora_invocation_tokens", ((), []), _TRAIN_PLAIN),
+    ("use_qalora", (False,), _TRAIN_PLAIN),
+    ("use_bdlora", (False,), _TRAIN_PLAIN),
     ("arrow_config", (), "load one of its adapters by itself"),
-    ("kasa_config", (), "merge it with PEFT's merge_and_unload()"),
-    ("monteclora_config", (), "merge it with PEFT's merge_and_unload()"),
-    ("velora_config", (), "merge it with PEFT's merge_and_unload()"),
+    ("kasa_config", (), _MERGE),
+    ("monteclora_config", (), _MERGE),
+    ("velora_config", (), _MERGE),
 )
 # Ways to begin the training that change the base model's weights, too.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -144,7 +146,7 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
             f"{path}: this kind of adapter is not supported.",
             found=f"peft_type {str(kind)[:50]!r}",
             expected="'LORA'",
-            hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+            hint=f"{_MERGE}, and serve what that saves",
         )
     for key, harmless, instead in _REFUSED:
         value = config.get(key)
@@ -245,7 +247,7 @@ def _matching(values: Mapping[str, float], module: str, default: float) -> float
 def _whole(path: Path, name: str, numbers: Tensor) -> WholeChange:
     """A tensor that was saved as it is: of `modules_to_save`, a bias, or a wrapped layer's own."""
     if "lora_" in name or "token_adapter" in name:
-        raise _unsupported(path, name, "merge it with PEFT's merge_and_unload()")
+        raise _unsupported(path, name, _MERGE)
     own = name.removeprefix(_PREFIX)
     own = re.sub(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)", "", own)
     return WholeChange(name=own, numbers=numbers)
