@@ -84,7 +84,7 @@ def _rules_for_peft(metadata: Mapping[str, Value], adapter: AdapterFile) -> Rule
     name = next(iter(row.families or row.read_by.values())).partition(" ")[0]
     if row.is_folded or row.is_hybrid:
         raise CheckpointError(
-            f"{adapter.path}: adapters of PEFT's are not supported beside such a GGUF file.",
+            f"{adapter.path}: PEFT adapters are not supported beside such a GGUF file.",
             found=f"{_ARCHITECTURE} {metadata[_ARCHITECTURE]!r}",
             hint="convert the adapter with llama.cpp's convert_lora_to_gguf.py",
         )
@@ -120,7 +120,7 @@ def rules_for_adapter(
         raise CheckpointError(
             f"{adapter.path}: the adapter is of another model.",
             found=f"{_ARCHITECTURE} {adapter.architecture!r}",
-            expected=repr(own) if own else f"an adapter of PEFT's, as for other {family} models",
+            expected=repr(own) if own else f"a PEFT adapter, as for other {family} models",
         )
     if metadata:
         return rules
