@@ -109,6 +109,6 @@ def read_workload(path: Path, default: BenchRequest) -> list[BenchRequest]:
             raise ConfigError(
                 f"line {number} of the workload is wrong.",
                 found=str(error)[:100],
-                expected="some of prompt_ids, prompt_tokens, output_tokens, arrival_s",
+                expected=f"some of {', '.join(BenchRequest.__struct_fields__)}",
             ) from None
     return requests

@@ -31,13 +31,14 @@ class Limits:
     Args:
         max_connections: Most connections at once; a request on any further one is answered 503,
             except ``/health``.
-        max_body_bytes: Longest body of a request (20MB).
-        max_bodies_bytes: Most memory for the bodies of all requests that are being answered (1GB).
+        max_body_bytes: Longest body of a request, such as 20MB.
+        max_bodies_bytes: Most memory for the bodies of all requests that are being answered, such
+            as 1GB.
         request_timeout_s: Most seconds from a request to the end of its reply.
         body_timeout_s: Most seconds that a body may take to arrive.
         send_timeout_s: Drop a client that has not read for so many seconds.
         keep_alive_s: Send a comment into a stream that was silent for so many seconds.
-        files_disk_bytes: Most bytes of all files in --files-dir (1GiB).
+        files_disk_bytes: Most bytes of all files in --files-dir, such as 4GiB.
 
     Raises:
         ConfigError: One is not above 0, or the longest body takes more than all may.
@@ -96,8 +97,8 @@ class ServerConfig(Limits):
         served_names: Name of the model in the API; repeatable, for more names.  [default: its own]
         accept_any_model: Answer requests whatever model they name.
         idle_unload_s: Unload a model that was not used for this many seconds.
-        models_memory_bytes: Most memory for all models (24GiB); the least recently used are
-            unloaded.
+        models_memory_bytes: Most memory for all models, such as 24GiB; the least recently used
+            are unloaded.
         drain_timeout_s: Seconds that running replies have to finish when the server stops.
         has_ui: Serve the chat page at / and the API viewer at /docs.
         access_log: Log a line for each request: text, json or off.

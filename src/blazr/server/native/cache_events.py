@@ -31,7 +31,7 @@ class CacheEvent(msgspec.Struct, kw_only=True):
 class Stored(CacheEvent, tag="stored", kw_only=True):
     """Blocks that a prompt can go on from now, one behind the other, by their names.
 
-    ``parent`` is the block before the first; null where a prompt begins with that.
+    ``parent_block_hash`` is the block before the first; null where a prompt begins with that.
     """
 
     block_hashes: list[str]
