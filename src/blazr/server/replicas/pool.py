@@ -234,7 +234,9 @@ class Pool:
                 await self._tell(replica)
                 replica.sent.most_blocks = await self._count_pages(replica)
                 replica.is_ready = True
-        if replica.is_ready and not self._has_begun:
+        if not replica.is_ready:
+            return  # it ended meanwhile
+        if not self._has_begun:
             self._has_begun = True
             self.on_ready()
         _log.info("replica %d is ready (process %s)", replica.number, replica.pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.replica_ids import id_of, number_in
 from blazr.server.replicas.pool import Pool, cheapest
-from blazr.server.replicas.replica import Replica
+from blazr.server.replicas.replica import Replica, ReplicaRequest
 
 
 @pytest.fixture
@@ -81,3 +82,17 @@ def test_without_a_replica_that_is_ready_requests_are_told_to_come_again() -> No
             pool.choose([], but=pool.replicas)
     finally:
         pool.close()
+
+
+def test_a_replica_that_ends_while_it_is_told_is_not_called_ready(
+    replicas: list[Replica], caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = Pool((), ServerConfig(replicas=2))
+    pool.commands["pause"] = ReplicaRequest("POST", b"/pause", ())
+    try:
+        with caplog.at_level("INFO", logger="blazr"):
+            asyncio.run(pool._admit(replicas[0]))  # nothing listens on its socket
+    finally:
+        pool.close()
+    assert not replicas[0].is_ready
+    assert "is ready" not in caplog.text
