@@ -15,11 +15,11 @@ from blazr.engine.config import EngineConfig
 from blazr.models.sizing import size_of
 from blazr.nn.device import Device
 from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.operands.step import GRID
 
 # Hybrids, and models of attention alone of about that size.
 HYBRIDS = {"granite-4.0-h-1b": "llama-3.2-1b", "nemotron-nano-9b": "llama-3.1-8b"}
 DTYPE = torch.bfloat16
-GRID = 64
 
 
 @dataclass(frozen=True)

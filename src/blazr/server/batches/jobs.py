@@ -241,12 +241,12 @@ class BatchJobs:
 
     def _start(self, job: Job) -> None:
         work = asyncio.create_task(self._work(job))
-        task = asyncio.create_task(self._see_to(job, work))
+        task = asyncio.create_task(self._record_outcome(job, work))
         self._tasks[job.batch.id] = work, task
         task.add_done_callback(lambda _: self._tasks.pop(job.batch.id, None))
 
-    async def _see_to(self, job: Job, work: asyncio.Task[BatchStatus]) -> None:
-        """Wait for the work on a batch, and write down how it has ended."""
+    async def _record_outcome(self, job: Job, work: asyncio.Task[BatchStatus]) -> None:
+        """Wait for the work on a batch, and store how it has ended."""
         batch = job.batch
         try:
             status = await work

@@ -24,10 +24,10 @@ from blazr.server.state import ServerState
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-_LOOK_S = 1.0  # from one look at a replica's health to the next
-_LOOK_TIMEOUT_S = 10.0
+_CHECK_S = 1.0  # between two checks of a replica's health
+_CHECK_TIMEOUT_S = 10.0
 _HANG_S = 60.0  # a replica that says nothing for so long is killed
-_AGAIN_S, _MAX_AGAIN_S = 0.5, 30.0  # until one that ended is started again
+_RESTART_S, _MAX_RESTART_S = 0.5, 30.0  # until one that ended is started again
 _STOP_S = 5.0
 _PAGES = frozenset({"blazr_engine_pages_used", "blazr_engine_pages_free"})
 # What a reply that is being written costs another, in blocks to read.
@@ -168,7 +168,7 @@ class Pool:
 
     async def _keep(self, replica: Replica) -> None:
         """Start a replica, and again whenever it has ended."""
-        delay_s = _AGAIN_S
+        delay_s = _RESTART_S
         while not self._is_stopping:
             started_s = monotonic()
             try:
@@ -191,41 +191,45 @@ class Pool:
                 return
             if replica.is_leaving:
                 continue
-            if monotonic() - started_s > _MAX_AGAIN_S:
-                delay_s = _AGAIN_S
-            _log.error("replica %d has ended (%s); it is started again", replica.number, _how(code))
+            if monotonic() - started_s > _MAX_RESTART_S:
+                delay_s = _RESTART_S
+            _log.error(
+                "replica %d has ended (%s); it is started again",
+                replica.number,
+                _describe_exit(code),
+            )
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_AGAIN_S)
+            delay_s = min(2 * delay_s, _MAX_RESTART_S)
 
     async def _watch(self, replica: Replica) -> None:
         """Look after a replica until its process ends; one that hangs is killed."""
         heard_s: float | None = None  # from when it listens
         while replica.exit_code() is None:
-            is_well = await self._is_well(replica)
-            if is_well is not None:
+            is_healthy = await self._is_healthy(replica)
+            if is_healthy is not None:
                 heard_s = monotonic()
             elif heard_s is not None and monotonic() - heard_s > _HANG_S:
                 _log.error("replica %d says nothing any more", replica.number)
                 replica.end(at_once=True)
-            if is_well and not replica.is_ready and not replica.is_leaving:
+            if is_healthy and not replica.is_ready and not replica.is_leaving:
                 await self._admit(replica)
-            elif not is_well:
+            elif not is_healthy:
                 replica.is_ready = False
-            next_s = monotonic() + (_LOOK_S if replica.is_ready else 2 * _POLL_S)
+            next_s = monotonic() + (_CHECK_S if replica.is_ready else 2 * _POLL_S)
             while monotonic() < next_s and replica.exit_code() is None:
                 await asyncio.sleep(_POLL_S)
 
-    async def _is_well(self, replica: Replica) -> bool | None:
+    async def _is_healthy(self, replica: Replica) -> bool | None:
         """Whether its engines work; None where it does not answer."""
         try:
-            response = await self._look_at(replica, b"/health")
+            response = await self._get(replica, b"/health")
         except (httpx2.TransportError, OSError):
             return None
         return response.status_code == 200
 
-    async def _look_at(self, replica: Replica, target: bytes) -> httpx2.Response:
+    async def _get(self, replica: Replica, target: bytes) -> httpx2.Response:
         request = ReplicaRequest("GET", target, self.headers)
-        return await replica.ask(request, timeout_s=_LOOK_TIMEOUT_S)
+        return await replica.ask(request, timeout_s=_CHECK_TIMEOUT_S)
 
     async def _admit(self, replica: Replica) -> None:
         """Tell a replica what operators have told the others, and send it requests from now on."""
@@ -250,7 +254,7 @@ class Pool:
 
     async def _count_pages(self, replica: Replica) -> int:
         """How many pages the caches of a replica have, or how long a record is without."""
-        response = await self._look_at(replica, b"/metrics")
+        response = await self._get(replica, b"/metrics")
         if not response.is_success:
             return replica.sent.most_blocks
         num_pages = sum(
@@ -285,7 +289,7 @@ class Pool:
         _log.info("all replicas were restarted")
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "it was never there"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
