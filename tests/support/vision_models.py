@@ -160,6 +160,20 @@ class _Apart:
             part.save_pretrained(directory)
 
 
+def _llava_next_processor(library: Any, tokenizer: Any) -> Any:
+    return library.LlavaNextProcessor(
+        library.LlavaNextImageProcessorPil(
+            size={"shortest_edge": 28},
+            crop_size={"height": 28, "width": 28},
+            image_grid_pinpoints=_PINPOINTS,
+        ),
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
 def _onevision_processor(library: Any, tokenizer: Any) -> Any:
     size = {"height": 28, "width": 28}
     parts = [
@@ -200,17 +214,7 @@ CASES: dict[str, Seeing] = {
         text={"model_type": "mistral", "head_dim": 6, "sliding_window": None},
         tower=_CLIP,
         whole={"image_grid_pinpoints": _PINPOINTS},
-        processor=lambda library, tokenizer: library.LlavaNextProcessor(
-            library.LlavaNextImageProcessorPil(
-                size={"shortest_edge": 28},
-                crop_size={"height": 28, "width": 28},
-                image_grid_pinpoints=_PINPOINTS,
-            ),
-            tokenizer,
-            patch_size=7,
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-        ),
+        processor=_llava_next_processor,
     ),
     "granite vision": Seeing(
         kind="llava_next",
@@ -219,17 +223,7 @@ CASES: dict[str, Seeing] = {
         text={"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 1.0},
         tower=_CLIP,
         whole={"image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": [-2, -1]},
-        processor=lambda library, tokenizer: library.LlavaNextProcessor(
-            library.LlavaNextImageProcessorPil(
-                size={"shortest_edge": 28},
-                crop_size={"height": 28, "width": 28},
-                image_grid_pinpoints=_PINPOINTS,
-            ),
-            tokenizer,
-            patch_size=7,
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-        ),
+        processor=_llava_next_processor,
     ),
     "idefics3": Seeing(
         marks=_IDEFICS_MARKS,
