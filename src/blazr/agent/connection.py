@@ -189,9 +189,7 @@ class Connection:
         self._is_broken = True
         self._client = None
         if self.state == "ready":
-            self.state = "failed"
-            self.failure = ENDED
-            self.tools = ()
+            self._offer_nothing(ENDED)
         self._changed.set()
 
     async def _on_message(self, message: object) -> None:
@@ -208,9 +206,14 @@ class Connection:
             _log.warning("the MCP server %r works again", self.server.name)
         self._has_warned = False
 
-    def _fail(self, failure: str) -> None:
-        self.state = "failed"
+    def _offer_nothing(self, failure: str) -> None:
+        self._client = None
+        self.tools = ()
         self.failure = failure
+        self.state = "failed"  # last: another thread that sees it finds no tools
+
+    def _fail(self, failure: str) -> None:
+        self._offer_nothing(failure)
         self.first_attempt.set()
         level = logging.DEBUG if self._has_warned or self._is_guest else logging.WARNING
         self._has_warned = True

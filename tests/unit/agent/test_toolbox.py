@@ -169,16 +169,24 @@ def test_arguments_that_cannot_be_sent_cost_no_later_call(
             assert call(toolbox, "add", '{"a": 1, "b": 2}') == Outcome("3")
 
 
-def test_a_server_that_goes_away_is_noticed(tmp_path: Path) -> None:
+def test_a_server_that_goes_away_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered_when_logged: list[object] = []
     with mcp_servers.on_http() as url:
         read = read_mcp_config(mcp_servers.write_config(tmp_path, tried={"url": url}))
         toolbox = Toolbox(read)
         toolbox.first_attempts().result()
         offered = toolbox.offer().tools["add"]
+        monkeypatch.setattr(
+            connection._log, "log", lambda *_: offered_when_logged.append(toolbox.offer().tools)
+        )
     with toolbox:
         assert toolbox.call(offered, '{"a": 1, "b": 2}').result().is_error
         wait_until(lambda: toolbox.connections[0].state == "failed", timeout_s=60)
         assert toolbox.offer().tools == {}
+        wait_until(lambda: offered_when_logged, timeout_s=60)
+        assert offered_when_logged[0] == {}
 
 
 @pytest.mark.parametrize("status", [404, 400])
