@@ -54,9 +54,8 @@ class Arena:
             if not self._spare or not self.items_per_superpage[item_class]:
                 raise OutOfMemoryError(item_class.name.lower())
             self._take(item_class)
-        item = heapq.heappop(
-            self.free[item_class]
-        )  # low ids first: superpages with a floor fill up first
+        # low ids first: superpages with a floor fill up first
+        item = heapq.heappop(self.free[item_class])
         self.references[item_class][item] = 1
         self.live[item // self.items_per_superpage[item_class]] += 1
         return item
