@@ -21,13 +21,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from unittest.mock import patch
 
 from blazr import LLM, SamplingParams
 from blazr.engine.sampling.sampler import Draws, Sampled
 from blazr.engine.sequence import Sequence as RunningSequence
 from blazr.llm.generation import PromptInput
-from blazr.llm.results import Usage
+from blazr.llm.results import Completion, Usage
 
 WARM_UP = 2  # rounds
 
@@ -97,11 +98,18 @@ DICTATED = {
 def reply(
     engine: LLM, prompt: PromptInput, params: SamplingParams
 ) -> tuple[tuple[int, ...], float, Usage]:
-    """Tokens, how many came in a second, and what they cost."""
+    """Tokens, how many came in a second once the first was there, and what they cost."""
+    first_s = timed(engine, prompt, replace(params, max_tokens=1))[1]
+    completion, seconds = timed(engine, prompt, params)
+    speed = (len(completion.token_ids) - 1) / (seconds - first_s)
+    return completion.token_ids, speed, completion.usage
+
+
+def timed(engine: LLM, prompt: PromptInput, params: SamplingParams) -> tuple[Completion, float]:
+    """A reply, and how many seconds it took."""
     started = time.perf_counter()
     (completion,) = engine.generate([prompt], params)
-    seconds = time.perf_counter() - started
-    return completion.token_ids, len(completion.token_ids) / seconds, completion.usage
+    return completion, time.perf_counter() - started
 
 
 def dictating(ids: Sequence[int]) -> AbstractContextManager[object]:
