@@ -164,6 +164,12 @@ class Packing:
         return BLOCK * self.blocks
 
     @property
+    def fields(self) -> tuple[int, ...]:
+        """The bits of a code as they lie apart, the lowest first."""
+        low = 1 << (self.bits.bit_length() - 1)
+        return (low, self.bits - low) if low < self.bits else (low,)
+
+    @property
     def rounded_together(self) -> int:
         """Columns of activations that become int8 with one scale.
 
@@ -238,8 +244,8 @@ PACKINGS = {
     "IQ4_NL": Packing(5, 1, "half", 4, table=IQ4_VALUES),
     "MXFP4": Packing(6, 1, "exponent", 4, table=E2M1),
     "IQ4_XS": Packing(7, 8, "signed", 4, table=IQ4_VALUES),
-    "Q2_K": Packing(8, 8, "minimum", 4, parts=2),
-    "Q3_K": Packing(9, 8, "signed", 4, 4, parts=2),
+    "Q2_K": Packing(8, 8, "minimum", 2, parts=2),
+    "Q3_K": Packing(9, 8, "signed", 3, 4, parts=2),
     "Q4_K": Packing(10, 8, "minimum", 4),
     "Q5_K": Packing(11, 8, "minimum", 5),
     "Q6_K": Packing(12, 8, "signed", 6, 32, parts=2),

@@ -62,15 +62,12 @@ def interleave(packing: Packing, codes: Tensor, scales: Sequence[Tensor]) -> Ten
 
 def _vectors_to_bytes(packing: Packing, vectors: Tensor) -> Tensor:
     """The bytes of blocks from their eight vectors: (..., 8, 64) to (..., bytes)."""
-    if packing.bits == _VECTORS:
-        return vectors.flatten(-2)
-    low = vectors & 15
-    parts = [low[..., ::2, :] | (low[..., 1::2, :] << 4)]
-    bits = packing.bits - 4
-    if bits:
-        fields = (vectors >> 4).unflatten(-2, (bits, _VECTORS // bits))
-        shifts = torch.arange(0, _VECTORS, bits, dtype=torch.uint8)[:, None]
-        parts.append((fields << shifts).sum(-2, dtype=torch.uint8))
+    parts = []
+    for bits in packing.fields:
+        # a byte of a line has a field of each of so many vectors
+        fields = (vectors & (2**bits - 1)).unflatten(-2, (bits, _VECTORS // bits))
+        parts.append((fields << _shifts(bits)).sum(-2, dtype=torch.uint8))
+        vectors = vectors >> (bits % _VECTORS)
     return torch.cat([part.flatten(-2) for part in parts], -1)
 
 
@@ -147,16 +144,18 @@ def _numbers(packing: Packing, blocks: Tensor) -> Tensor:
 
 def _bytes_to_vectors(packing: Packing, body: Tensor) -> Tensor:
     """The eight vectors of blocks: (..., bytes) to (..., 8, 64)."""
-    if packing.bits == _VECTORS:
-        return body
-    low = body[..., :256].unflatten(-1, (-1, 64))
-    vectors = torch.stack([low & 15, low >> 4], -2).flatten(-3, -2)
-    bits = packing.bits - 4
-    if bits:
-        shifts = torch.arange(0, _VECTORS, bits, dtype=torch.uint8)[:, None]
-        above = body[..., 256:].unflatten(-1, (-1, 1, 64)) >> shifts
-        vectors = vectors | ((above & (2**bits - 1)).flatten(-3, -2) << 4)
+    vectors, place = body.new_zeros(1), 0
+    parts = body.split([64 * bits for bits in packing.fields], -1)
+    for bits, lines in zip(packing.fields, parts, strict=True):
+        fields = (lines.unflatten(-1, (bits, 1, 64)) >> _shifts(bits)) & (2**bits - 1)
+        vectors = vectors | (fields.flatten(-3, -2) << place)
+        place += bits
     return vectors
+
+
+def _shifts(bits: int) -> Tensor:
+    """How far the fields of a byte are from its lowest bit, (8 / bits, 1)."""
+    return torch.arange(0, _VECTORS, bits, dtype=torch.uint8)[:, None]
 
 
 def _product(x: Tensor, packed: Packed) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import compiled, matmul_q
-from blazr.nn.operands.packing import PACKINGS, Packed
+from blazr.nn.operands.packing import PACKINGS, Packed, Packing
 from blazr.nn.ops.packed import (
     interleave,
     packed_linear,
@@ -92,6 +92,16 @@ def test_a_row_depends_on_itself_alone(name: str, *, gated: bool) -> None:
             assert torch.equal(got, alone[-batch:]), (batch, num_threads)
 
 
+def _codes_of_one(packing: Packing, code: int) -> torch.Tensor:
+    """The bytes of a block whose codes are all the same."""
+    lines = []
+    for bits in packing.fields:
+        largest = 2**bits - 1
+        lines.append(torch.full((64 * bits,), (code & largest) * (255 // largest)).byte())
+        code >>= bits
+    return torch.cat(lines)
+
+
 @needs_library
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", PACKINGS)
@@ -99,8 +109,10 @@ def test_sums_of_the_largest_codes_do_not_overflow(name: str) -> None:
     """One end of every code in a whole superblock, and activations that are all alike."""
     packed = random_packed(PACKINGS[name], 16, 1)
     x = torch.tensor([[3.0], [-3.0]]).repeat(1, packed.columns)
-    for code in (0, 0xFF):
-        packed.blocks[..., packed.packing.scale_bytes :] = code
+    values = packed.packing.table or range(2**packed.packing.bits)
+    for end in (min, max):
+        codes = [_codes_of_one(packed.packing, values.index(end(values)))] * packed.packing.blocks
+        packed.blocks[..., packed.packing.scale_bytes :] = torch.cat(codes)
         expected = packed_linear.reference(x.double(), packed).float()
         near = {"rtol": 1e-5, "atol": 1e-6 * float(expected.abs().max())}
         torch.testing.assert_close(matmul_q.packed_linear(x, packed), expected, **near)

@@ -148,33 +148,20 @@ inline void read_scales(const uint8_t* block, int zero, Place place) {
   if constexpr (kPacking >= kInt4By32) place.half(0, block), place.byte(1, 0, zero);
 }
 
-// Writes the lines of a block, kBytes in all, from the codes of its 16 rows, `stride` bytes apart. kTall
-// is how many bits codes have above the four of their nibbles.
-template <int kBytes>
-inline void write_lines(const uint8_t* codes, int stride, uint8_t* __restrict__ out) {
-  constexpr int kTall = kBytes == 512 ? 0 : (kBytes - 256) / 64, kFields = kTall ? 8 / kTall : 0;
-  const auto word = [&](int v, int row) {
-    uint32_t four;
-    memcpy(&four, codes + row * stride + 4 * v, 4);
-    return four;
-  };
-  const auto put = [&](int line, int row, uint32_t four) { memcpy(out + 64 * line + 4 * row, &four, 4); };
-  if constexpr (kBytes == 512) {
-    for (int row = 0; row < kGroup; row++)
-      for (int v = 0; v < 8; v++) put(v, row, word(v, row));
-    return;
-  }
-  for (int row = 0; row < kGroup; row++)
-    for (int j = 0; j < 4; j++) {
-      const uint32_t low = word(2 * j, row) & 0x0f0f0f0f, high = word(2 * j + 1, row) & 0x0f0f0f0f;
-      put(j, row, low | high << 4);
-    }
-  for (int line = 0; line < kTall; line++)
+// Writes lines of a block from the codes of its 16 rows, `stride` bytes apart: of each code kBits bits from
+// bit `from` on, as packings.hpp has them.
+template <int kBits>
+inline void write_fields(const uint8_t* codes, int stride, int from, uint8_t* __restrict__ out) {
+  constexpr int kOfLine = 8 / kBits;
+  for (int line = 0; line < kBits; line++)
     for (int row = 0; row < kGroup; row++) {
-      uint32_t above = 0;
-      for (int f = 0; f < kFields; f++)
-        above |= (word(line * kFields + f, row) >> 4 & ((1 << kTall) - 1) * 0x01010101u) << f * kTall;
-      put(4 + line, row, above);
+      uint32_t found = 0;
+      for (int f = 0; f < kOfLine; f++) {
+        uint32_t four;
+        memcpy(&four, codes + row * stride + 4 * (line * kOfLine + f), 4);
+        found |= (four >> from & ((1 << kBits) - 1) * 0x01010101u) << f * kBits;
+      }
+      memcpy(out + 64 * line + 4 * row, &found, 4);
     }
 }
 
@@ -196,9 +183,13 @@ void pack_group(const Pack& call, int64_t group) {
       for (int i = 0; i < kSource.blocks; i++)
         read_codes<kPacking>(block + i * kSource.bytes, codes + row * kColumns + i * kKept);
     }
-    for (int i = 0; i < P::kBlocks; i++)
-      write_lines<P::Codes::kBytes>(codes + i * kBlock, kColumns,
-                                    super + P::Scales::kBytes + i * P::Codes::kBytes);
+    for (int i = 0; i < P::kBlocks; i++) {
+      using Codes = typename P::Codes;
+      uint8_t* lines = super + P::Scales::kBytes + i * Codes::kBytes;
+      write_fields<Codes::kLow>(codes + i * kBlock, kColumns, 0, lines);
+      if constexpr (Codes::kHigh)
+        write_fields<Codes::kHigh>(codes + i * kBlock, kColumns, Codes::kLow, lines + 64 * Codes::kLow);
+    }
   }
 }
 

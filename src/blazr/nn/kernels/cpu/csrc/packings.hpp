@@ -10,8 +10,8 @@
 //
 //   [ r0: 4 columns | r1: 4 columns | ... | r15 ]
 //
-// of whole bytes, or of nibbles where vector 2j is in the lower halves and 2j+1 in the upper halves
-// of line j, perhaps followed by lines with the bits above the nibbles.
+// of whole bytes, or of fields of 4 or 2 bits: then line j holds vectors 2j and 2j+1, or 4j to 4j+3, the
+// first in the lowest bits. Lines with the bits above these may follow, of all vectors in the same way.
 //
 // A number is scale * (code - offset) - minimum. The instructions multiply unsigned with signed
 // bytes, hence the offset; it is taken off again with the sum of the activations.
@@ -100,40 +100,44 @@ struct ScalesAndMinima : ScalesKind<kPartsOfBlock, true, true> {
 
 // ---- codes: vector v of a block.
 
+// kLow bits of each code lie together, and so do kHigh above them.
+template <int kLowBits, int kHighBits = 0>
+struct CodesKind {
+  static constexpr int kLow = kLowBits, kHigh = kHighBits;
+  static constexpr int kBytes = 64 * (kLow + kHigh);
+};
+
 template <class I>
-struct Bytes {
-  static constexpr int kBytes = 512, kOffset = 128, kLargest = 255;
+struct Bytes : CodesKind<8> {
+  static constexpr int kOffset = 128, kLargest = 255;
   static typename I::Line vector(const uint8_t* block, int v) { return I::load(block + 64 * v); }
 };
 
-template <class I, int kOff>
-struct Nibbles {
-  static constexpr int kBytes = 256, kOffset = kOff, kLargest = 15;
+template <class I, int kOff, int kLow, int kHigh = 0>
+struct Fields : CodesKind<kLow, kHigh> {
+  static constexpr int kOffset = kOff, kLargest = (1 << (kLow + kHigh)) - 1;
   static typename I::Line vector(const uint8_t* block, int v) {
-    const typename I::Line both = I::load(block + 64 * (v / 2));
-    return v % 2 ? I::high_nibbles(both) : I::low_nibbles(both);
+    const typename I::Line low = field<kLow>(block, v, 0);
+    if constexpr (kHigh == 0)
+      return low;
+    else
+      return I::join(low, field<kHigh>(block + 64 * kLow, v, kLow));
+  }
+  // The field of a vector, moved to bit `to`.
+  template <int kBits>
+  static typename I::Line field(const uint8_t* lines, int v, int to) {
+    constexpr int kOfLine = 8 / kBits;
+    return I::shifted(I::load(lines + 64 * (v / kOfLine)), to - v % kOfLine * kBits,
+                      ((1 << kBits) - 1) << to);
   }
 };
 
-// Nibbles, and 8 / kBits vectors in each line of the bits above them, lowest first.
-template <class I, int kBits, int kOff>
-struct TallNibbles {
-  static constexpr int kBytes = 256 + 64 * kBits, kOffset = kOff, kLargest = (16 << kBits) - 1;
+// Codes that number the values of a table.
+template <class I, class Table, int kLow = 4, int kHigh = 0>
+struct Numbered : CodesKind<kLow, kHigh> {
+  static constexpr int kOffset = Table::kOffset, kLargest = Table::kLargest;
   static typename I::Line vector(const uint8_t* block, int v) {
-    constexpr int kFields = 8 / kBits;
-    const typename I::Line above = I::load(block + 256 + 64 * (v / kFields));
-    // the field is moved to bit 4
-    const int left = 4 - v % kFields * kBits;
-    return I::join(Nibbles<I, 0>::vector(block, v), I::shifted(above, left, ((1 << kBits) - 1) << 4));
-  }
-};
-
-// Nibbles that number the values of a table.
-template <class I, class Table>
-struct Numbered {
-  static constexpr int kBytes = 256, kOffset = Table::kOffset, kLargest = Table::kLargest;
-  static typename I::Line vector(const uint8_t* block, int v) {
-    return I::look_up(Table::kCodes, Nibbles<I, 0>::vector(block, v));
+    return I::look_up(Table::kCodes, Fields<I, 0, kLow, kHigh>::vector(block, v));
   }
 };
 
@@ -162,21 +166,21 @@ struct PackingOf {
 template <class I>
 using Packings = std::tuple<
     PackingOf<I, 1, HalfScales<I>, Bytes<I>>,                    // Q8_0
-    PackingOf<I, 1, HalfScales<I>, Nibbles<I, 8>>,               // Q4_0
-    PackingOf<I, 1, HalfScalesAndMinima<I>, Nibbles<I, 0>>,      // Q4_1
-    PackingOf<I, 1, HalfScales<I>, TallNibbles<I, 1, 16>>,       // Q5_0
-    PackingOf<I, 1, HalfScalesAndMinima<I>, TallNibbles<I, 1, 0>>,  // Q5_1
+    PackingOf<I, 1, HalfScales<I>, Fields<I, 8, 4>>,               // Q4_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4>>,      // Q4_1
+    PackingOf<I, 1, HalfScales<I>, Fields<I, 16, 4, 1>>,       // Q5_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4, 1>>,  // Q5_1
     PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>,      // IQ4_NL
     PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>,          // MXFP4
     PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>, // IQ4_XS
-    PackingOf<I, 8, ScalesAndMinima<I, 2>, Nibbles<I, 0>>,       // Q2_K
-    PackingOf<I, 8, SignedScales<I, 2>, Nibbles<I, 4>>,          // Q3_K
-    PackingOf<I, 8, ScalesAndMinima<I, 1>, Nibbles<I, 0>>,       // Q4_K
-    PackingOf<I, 8, ScalesAndMinima<I, 1>, TallNibbles<I, 1, 0>>,  // Q5_K
-    PackingOf<I, 8, SignedScales<I, 2>, TallNibbles<I, 2, 32>>,  // Q6_K
+    PackingOf<I, 8, ScalesAndMinima<I, 2>, Fields<I, 0, 2>>,       // Q2_K
+    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 4, 2, 1>>,       // Q3_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4>>,       // Q4_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4, 1>>,  // Q5_K
+    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 32, 4, 2>>,  // Q6_K
     PackingOf<I, 1, NoScales<I>, Bytes<I>>,                      // int8
-    PackingOf<I, 1, HalfScalesAndZeros<I>, Nibbles<I, 0>>,       // int4 by 32
-    PackingOf<I, 2, HalfScalesAndZeros<I>, Nibbles<I, 0>>,       // by 64
-    PackingOf<I, 4, HalfScalesAndZeros<I>, Nibbles<I, 0>>>;      // by 128
+    PackingOf<I, 1, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,       // int4 by 32
+    PackingOf<I, 2, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,       // by 64
+    PackingOf<I, 4, HalfScalesAndZeros<I>, Fields<I, 0, 4>>>;      // by 128
 
 }  // namespace

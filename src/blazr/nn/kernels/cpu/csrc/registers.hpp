@@ -116,8 +116,6 @@ struct Int8 {
         },
         x);
   }
-  static Line low_nibbles(const Line& x) { return shifted(x, 0, 15); }
-  static Line high_nibbles(const Line& x) { return shifted(x, -4, 15); }
   // A sum of a tile of several rows, added before the next products are computed.
   template <bool kOfMany, class V>
   static V in_order(V sum) {
