@@ -43,9 +43,16 @@ MIXES = {
     "q8_0": ("Q8_0",) * 3,
     "q4_0": ("Q4_0", "Q4_0", "Q8_0"),  # usual weights, more important ones, the head
     "q4_k_m": ("Q4_K", "Q6_K", "Q6_K"),
+    "q3_k": ("Q3_K", "Q3_K", "Q6_K"),
+    "q2_k": ("Q2_K", "Q2_K", "Q6_K"),
+    "iq3_s": ("IQ3_S", "IQ3_S", "Q6_K"),
+    "iq3_xxs": ("IQ3_XXS", "IQ3_XXS", "Q6_K"),
+    "iq2_xxs": ("IQ2_XXS", "IQ2_XXS", "Q6_K"),
+    "iq1_s": ("IQ1_S", "IQ1_S", "Q6_K"),
+    "tq2_0": ("TQ2_0", "TQ2_0", "Q6_K"),
 }
 # What rows have whose length is no multiple of 256.
-NARROW = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+NARROW = {"Q6_K": "Q8_0"} | dict.fromkeys(("Q4_K", "Q3_K", "Q2_K"), "Q5_0")
 HEAD_DIM = 64
 # Where the float16 scales of a block are, and how large they may be.
 SCALES = {
@@ -53,7 +60,14 @@ SCALES = {
     "Q4_0": ((0,), 5e-3),
     "Q5_0": ((0,), 3e-3),
     "Q4_K": ((0, 2), 1e-4),
+    "Q3_K": ((108,), 1e-4),
+    "Q2_K": ((80, 82), 1e-3),
     "Q6_K": ((208,), 1e-5),
+    "IQ3_S": ((0,), 1e-4),
+    "IQ3_XXS": ((0,), 1e-4),
+    "IQ2_XXS": ((0,), 3e-4),
+    "IQ1_S": ((0,), 4e-3),
+    "TQ2_0": ((64,), 4e-2),
 }
 
 

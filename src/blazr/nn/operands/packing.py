@@ -148,6 +148,7 @@ class Packing:
         offset: Taken off each code; of a table's values where there is one.
         parts: Scales of a block, where ``scales`` are those of a superblock.
         table: What codes stand for, for kinds that are no whole numbers.
+        unit: What scales are multiplied with.
     """
 
     number: int
@@ -157,6 +158,7 @@ class Packing:
     offset: int = 0
     parts: int = 1
     table: tuple[int, ...] = ()
+    unit: float = 1.0
 
     @property
     def columns(self) -> int:
@@ -233,6 +235,12 @@ class Packed(NamedTuple):
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Four-bit floats (sign, two bits of exponent, one of mantissa), doubled to be whole.
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# What digits of codebooks stand for, then the same with a bit above them: the sign, or in the IQ1
+# types, whose values are -1, 0 and 1 in eighths, whether one is taken off rather than added.
+IQ1_VALUES = (-7, 1, 9, 0, -9, -1, 7, 0)
+IQ2_VALUES = (8, 25, 43, 0, -8, -25, -43, 0)
+IQ3_XXS_VALUES = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+IQ3_S_VALUES = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 
 # By GGML type, or for what safetensors files hold.
 PACKINGS = {
@@ -253,4 +261,13 @@ PACKINGS = {
     "int4 by 32": Packing(14, 1, "half, zero", 4),
     "int4 by 64": Packing(15, 2, "half, zero", 4),
     "int4 by 128": Packing(16, 4, "half, zero", 4),
+    "IQ2_XXS": Packing(17, 8, "signed", 3, table=IQ2_VALUES, unit=1 / 8),
+    "IQ2_XS": Packing(18, 8, "signed", 3, parts=2, table=IQ2_VALUES, unit=1 / 8),
+    "IQ2_S": Packing(19, 8, "signed", 3, parts=2, table=IQ2_VALUES, unit=1 / 8),
+    "IQ3_XXS": Packing(20, 8, "signed", 4, table=IQ3_XXS_VALUES, unit=1 / 4),
+    "IQ3_S": Packing(21, 8, "signed", 4, table=IQ3_S_VALUES),
+    "IQ1_S": Packing(22, 8, "signed", 3, table=IQ1_VALUES, unit=1 / 8),
+    "IQ1_M": Packing(23, 8, "signed", 3, parts=2, table=IQ1_VALUES, unit=1 / 8),
+    "TQ1_0": Packing(24, 8, "half", 2, 1),
+    "TQ2_0": Packing(25, 8, "half", 2, 1),
 }

@@ -121,7 +121,7 @@ def _scales(packing: Packing, before: Sequence[Tensor]) -> tuple[Tensor, Tensor 
         case "half, zero":
             minima = scales * before[1].float()
         case "signed":
-            scales = scales * read(1, torch.int8)
+            scales = scales * read(1, torch.int8) * packing.unit
         case "minimum":
             scales = scales * before[2].float()
             minima = read(1, torch.float16) * before[3].float()

@@ -8,6 +8,7 @@ from torch import Tensor
 from blazr.nn.device import zero_bytes
 from blazr.nn.kernels.cpu.compiled import Call
 from blazr.nn.kernels.cpu.structures import Int64, Pointer, structure
+from blazr.nn.operands.codebooks import CODEBOOK_OF, codebook
 from blazr.nn.operands.packing import GROUP, PACKINGS
 
 _Q4_K_BYTES = 144  # of a block
@@ -19,6 +20,7 @@ class _Pack(Call, entry="pack"):
 
     blocks: Pointer
     zeros: Pointer
+    codebook: Pointer
     out: Pointer
     packing: Int64
     rows: Int64
@@ -31,10 +33,12 @@ def pack(blocks: Tensor, name: str, supers: int, zeros: Tensor | None) -> Tensor
     rows = len(blocks)
     blocks = blocks.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
+    book = codebook(CODEBOOK_OF[name], blocks.device) if name in CODEBOOK_OF else None
     out = zero_bytes(torch.Size((-(-rows // GROUP), supers, packing.nbytes)))
     _Pack(
         blocks.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
+        None if book is None else book.data_ptr(),
         out.data_ptr(),
         packing.number,
         rows,

@@ -65,7 +65,8 @@ def q8_0(blocks: Tensor) -> Tensor:
     return words(blocks[:, 2:], torch.int8).float() * halves(blocks, 0)
 
 
-def tq1_0(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def tq1_0(blocks: Tensor) -> CodesAndScales:
     """0:48 five ternary digits a byte, 48:52 four, 52:54 scale; value = scale * (digit - 1).
 
     A byte holds its digits as a fraction: times 3, the carry is the next digit.
@@ -76,12 +77,13 @@ def tq1_0(blocks: Tensor) -> Tensor:
         part = blocks[:, None, start:stop] * powers.to(torch.uint8)[:, None]  # wraps, as it should
         parts.append(part.flatten(1))
     ternary = (torch.cat(parts, 1).int() * 3) >> 8
-    return halves(blocks, 52) * (ternary - 1).float()
+    return ternary.to(torch.uint8), [blocks[:, None, 52:]]
 
 
-def tq2_0(blocks: Tensor) -> Tensor:
+@SplitBlocks
+def tq2_0(blocks: Tensor) -> CodesAndScales:
     """0:64 two-bit fields, 64:66 scale; value = scale * (field - 1)."""
-    return halves(blocks, 64) * (fields(blocks[:, :64], 2, 2).float() - 1)
+    return fields(blocks[:, :64], 2, 2), [blocks[:, None, 64:]]
 
 
 @SplitBlocks

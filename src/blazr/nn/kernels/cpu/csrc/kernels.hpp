@@ -165,7 +165,8 @@ struct Pieces {
 // By number; packings.hpp draws them.
 enum Packing : int {
   kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kMxfp4, kIq4Xs, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
-  kInt8, kInt4By32, kInt4By64, kInt4By128, kNumPackings
+  kInt8, kInt4By32, kInt4By64, kInt4By128,
+  kIq2Xxs, kIq2Xs, kIq2S, kIq3Xxs, kIq3S, kIq1S, kIq1M, kTq1, kTq2, kNumPackings
 };
 
 // Blocks as files have them, a row after the other, into a packing (see pack.hpp). A row has `supers`
@@ -173,6 +174,7 @@ enum Packing : int {
 struct Pack {
   const uint8_t* blocks;  // (rows, supers, bytes of the blocks of a superblock)
   const uint8_t* zeros;   // (rows, supers): the code of 0 of int4; null for 8
+  const uint8_t* codebook;  // of the IQ1 to IQ3 types: rows of 8 digits, or of 4 with IQ3; null for others
   uint8_t* out;           // (rows / 16 rounded up, supers, bytes of a superblock)
   int64_t packing, rows, supers;
 };

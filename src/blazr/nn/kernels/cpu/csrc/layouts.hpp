@@ -61,7 +61,7 @@ std::string layouts() {
       LAYOUT(Draw, scores, wishes, peaks, tallies, candidates, places, rows, size, stride, blocks, parts),
       LAYOUT(Repeat, tokens, following, length, most, longest, candidates, widest, most_replaced,
              replaced_cost, recent, match, num_agreed, num_replaced),
-      LAYOUT(Pack, blocks, zeros, out, packing, rows, supers),
+      LAYOUT(Pack, blocks, zeros, codebook, out, packing, rows, supers),
       LAYOUT(Encode, x, out, blocks),
       LAYOUT(Attention, q, keys[0], keys[1], values, out, sinks, block_tables, spans, table_stride, num_spans, longest, heads, kv_heads, window, dtype, stored, temperature_length, scale, softcap, temperature),
       LAYOUT(Recorded, run, call),

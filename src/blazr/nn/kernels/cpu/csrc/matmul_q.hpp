@@ -219,7 +219,7 @@ struct MatmulQ {
         }
       }
     }
-    const Floats d = I::halves(super);
+    const Floats d = Scales::together(super);
     for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], d, x.block(c, b).scale);
     if constexpr (Scales::kHasMinima) {
       for (int c = 0; c < C; c++) sums[c] = Ints{};
@@ -348,7 +348,7 @@ struct MatmulQ {
   static void numbers_of(const uint8_t* super, int part, float* scale, float* minimum) {
     Floats scales, minima{};
     if constexpr (Scales::kAreWhole) {
-      scales = I::times(I::halves(super), I::floats(Scales::whole(super, part)));
+      scales = I::times(Scales::together(super), I::floats(Scales::whole(super, part)));
       if constexpr (Scales::kHasMinima)
         minima = I::times(I::halves(super + kHalves),
                           I::floats(I::unsigned_bytes(Scales::minima(super, part))));

@@ -10,17 +10,21 @@
 
 namespace {
 
+// Each bit of a byte in a byte of its own, the lowest first.
+inline uint64_t spread(int byte) {
+  const uint64_t own = uint64_t(byte) * 0x0101010101010101u & 0x8040201008040201u;
+  return (own + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+}
+
 // Reads fields of kBits bits, which lie in kRuns runs of kBytes bytes: first the lowest field of each byte
 // of a run, then the next one of each. They are ORed to the codes, shifted left by `up` bits.
 template <int kBits, int kRuns, int kBytes>
 inline void fields(const uint8_t* data, int up, uint8_t* __restrict__ codes) {
   for (int run = 0; run < kRuns; run++) {
-    if constexpr (kBits == 1 && kBytes == 1) {  // each bit to a byte of its own
-      const uint64_t own = data[run] * 0x0101010101010101u & 0x8040201008040201u;
-      const uint64_t bits = (own + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+    if constexpr (kBits == 1 && kBytes == 1) {
       uint64_t eight;
       memcpy(&eight, codes + 8 * run, 8);
-      eight |= bits << up;
+      eight |= spread(data[run]) << up;
       memcpy(codes + 8 * run, &eight, 8);
       continue;
     }
@@ -55,16 +59,92 @@ constexpr Source source_of(int packing) {
       {1, 34},   // int8     as Q8_0; d counts for nothing, rows have scales of their own
       {1, 18},   // int4     as Q4_0, by 32 columns;
       {2, 18},   //          by 64, where the first of two blocks has the scale,
-      {4, 18}};  //          and by 128, the first of four
+      {4, 18},   //          and by 128, the first of four
+      {1, 66},   // IQ2_XXS  d 2 | eight times: indices 4, a word of 4 x 7 signs and 4 bits of scale 4
+      {1, 74},   // IQ2_XS   d 2 | words of 9 bits of index and 7 signs 64 | scales, four bits each 8
+      {1, 82},   // IQ2_S    d 2 | indices 32 | signs 32 | bits 8 and 9 of indices 8 | scales 8
+      {1, 98},   // IQ3_XXS  d 2 | indices 64 | words of 4 x 7 signs and 4 bits of scale 32
+      {1, 110},  // IQ3_S    d 2 | indices 64 | bit 8 of indices 8 | signs 32 | scales 4
+      {1, 50},   // IQ1_S    d 2 | indices 32 | words of 4 x 3 bits above them, 3 of scale and a sign 16
+      {1, 56},   // IQ1_M    indices 32 | nibbles of 3 bits above them and a sign 16 | words of 4 x 3
+                 //          bits of scale and 4 of d 8
+      {1, 54},   // TQ1_0    five digits a byte 48 | four 4 | d 2
+      {1, 66}};  // TQ2_0    codes 64 | d 2
   return kSources[packing];
+}
+
+constexpr bool is_int4(int packing) { return packing >= kInt4By32 && packing <= kInt4By128; }
+constexpr bool is_lattice(int packing) { return packing >= kIq2Xxs && packing <= kIq1M; }
+
+inline uint32_t word_at(const uint8_t* bytes, int size) {  // little end first
+  uint32_t word = 0;
+  for (int i = 0; i < size; i++) word |= uint32_t(bytes[i]) << 8 * i;
+  return word;
+}
+
+// Of an IQ type, eight codes of a block: rows of its codebook, and a bit above each of their digits.
+template <int kPacking>
+inline uint64_t read_lattice(const uint8_t* block, int eight, const uint8_t* codebook) {
+  constexpr bool kOfFour = kPacking == kIq3Xxs || kPacking == kIq3S;  // digits of a row
+  int first = 0, second = 0, signs = 0;  // the second row, where they are of four digits
+  const auto even = [](uint32_t seven) { return int(seven | (__builtin_popcount(seven) & 1) << 7); };
+  if constexpr (kPacking == kIq2Xxs) {
+    const uint8_t* four = block + 2 + 8 * (eight / 4);
+    first = four[eight % 4], signs = even(word_at(four + 4, 4) >> 7 * (eight % 4) & 127);
+  } else if constexpr (kPacking == kIq2Xs) {
+    const uint32_t word = word_at(block + 2 + 2 * eight, 2);
+    first = word & 511, signs = even(word >> 9);
+  } else if constexpr (kPacking == kIq2S) {
+    first = block[2 + eight] | (block[66 + eight / 4] >> 2 * (eight % 4) & 3) << 8;
+    signs = block[34 + eight];
+  } else if constexpr (kPacking == kIq3Xxs) {
+    first = block[2 + 2 * eight], second = block[3 + 2 * eight];
+    signs = even(word_at(block + 66 + 4 * (eight / 4), 4) >> 7 * (eight % 4) & 127);
+  } else if constexpr (kPacking == kIq3S) {
+    const int above = block[66 + eight / 4] >> 2 * (eight % 4);
+    first = block[2 + 2 * eight] | (above & 1) << 8, second = block[3 + 2 * eight] | (above & 2) << 7;
+    signs = block[74 + eight];
+  } else if constexpr (kPacking == kIq1S) {
+    const uint32_t word = word_at(block + 34 + 2 * (eight / 4), 2);
+    first = block[2 + eight] | int(word >> 3 * (eight % 4) & 7) << 8, signs = word >> 15 ? 255 : 0;
+  } else {  // IQ1_M
+    const int nibble = block[32 + eight / 2] >> 4 * (eight % 2) & 15;
+    first = block[eight] | (nibble & 7) << 8, signs = nibble & 8 ? 255 : 0;
+  }
+  uint64_t digits = 0;
+  if constexpr (kOfFour) {
+    memcpy(&digits, codebook + 4 * first, 4);
+    memcpy((char*)&digits + 4, codebook + 4 * second, 4);
+  } else {
+    memcpy(&digits, codebook + 8 * first, 8);
+  }
+  return digits | spread(signs) << (kOfFour ? 3 : 2);
+}
+
+// A run of bytes that hold kDigits digits of base 3 each, as a fraction: times 3, the carry is the next one.
+// The first digits of all bytes come first.
+template <int kDigits>
+inline uint8_t* read_ternary(const uint8_t* bytes, int count, uint8_t* codes) {
+  uint8_t power = 1;
+  for (int digit = 0; digit < kDigits; digit++, power *= 3)
+    for (int i = 0; i < count; i++) *codes++ = uint8_t(uint8_t(bytes[i] * power) * 3 >> 8);
+  return codes;
 }
 
 // The codes of a block, one a byte; they are zero before.
 template <int kPacking>
-inline void read_codes(const uint8_t* block, uint8_t* __restrict__ codes) {
+inline void read_codes(const uint8_t* block, const uint8_t* codebook, uint8_t* __restrict__ codes) {
+  if constexpr (is_lattice(kPacking))
+    for (int eight = 0; eight < 32; eight++) {
+      const uint64_t found = read_lattice<kPacking>(block, eight, codebook);
+      memcpy(codes + 8 * eight, &found, 8);
+    }
+  if constexpr (kPacking == kTq1)
+    read_ternary<4>(block + 48, 4, read_ternary<5>(block + 32, 16, read_ternary<5>(block, 32, codes)));
+  if constexpr (kPacking == kTq2) fields<2, 2, 32>(block, 0, codes);
   if constexpr (kPacking == kQ8_0 || kPacking == kInt8)
     for (int i = 0; i < kBlock; i++) codes[i] = block[2 + i] ^ 0x80;
-  if constexpr (kPacking == kQ4_0 || kPacking == kIq4Nl || kPacking >= kInt4By32)
+  if constexpr (kPacking == kQ4_0 || kPacking == kIq4Nl || is_int4(kPacking))
     fields<4, 1, 16>(block + 2, 0, codes);
   if constexpr (kPacking == kQ4_1) fields<4, 1, 16>(block + 4, 0, codes);
   if constexpr (kPacking == kMxfp4) fields<4, 1, 16>(block + 1, 0, codes);
@@ -145,7 +225,30 @@ inline void read_scales(const uint8_t* block, int zero, Place place) {
     place.half(0, block + 208);
     for (int i = 0; i < 16; i++) place.byte(1, i, block[192 + i]);
   }
-  if constexpr (kPacking >= kInt4By32) place.half(0, block), place.byte(1, 0, zero);
+  if constexpr (is_int4(kPacking)) place.half(0, block), place.byte(1, 0, zero);
+  if constexpr (is_lattice(kPacking) && kPacking != kIq1M) place.half(0, block);
+  const auto odd = [&](int i, int scale) { place.byte(1, i, 2 * scale + 1); };
+  if constexpr (kPacking == kIq2Xxs)
+    for (int i = 0; i < 8; i++) odd(i, block[9 + 8 * i] >> 4);
+  if constexpr (kPacking == kIq3Xxs)
+    for (int i = 0; i < 8; i++) odd(i, block[69 + 4 * i] >> 4);
+  if constexpr (kPacking == kIq2Xs || kPacking == kIq2S || kPacking == kIq3S) {
+    const uint8_t* scales = block + (kPacking == kIq2Xs ? 66 : kPacking == kIq2S ? 74 : 106);
+    for (int i = 0; i < (kPacking == kIq3S ? 8 : 16); i++) odd(i, scales[i / 2] >> 4 * (i % 2) & 15);
+  }
+  if constexpr (kPacking == kIq1S)
+    for (int i = 0; i < 8; i++) odd(i, block[35 + 2 * i] >> 4 & 7);
+  if constexpr (kPacking == kIq1M) {
+    uint8_t d[2] = {};
+    for (int i = 0; i < 4; i++) {
+      const uint32_t word = word_at(block + 48 + 2 * i, 2);
+      d[i / 2] |= uint8_t(word >> 12 << 4 * (i % 2));
+      for (int j = 0; j < 4; j++) odd(4 * i + j, word >> 3 * j & 7);
+    }
+    place.half(0, d);
+  }
+  if constexpr (kPacking == kTq1) place.half(0, block + 52);
+  if constexpr (kPacking == kTq2) place.half(0, block + 64);
 }
 
 // Writes lines of a block from the codes of its 16 rows, `stride` bytes apart: of each code kBits bits from
@@ -181,7 +284,7 @@ void pack_group(const Pack& call, int64_t group) {
       const uint8_t* block = call.blocks + index * kSource.blocks * kSource.bytes;
       read_scales<kPacking>(block, call.zeros ? call.zeros[index] : 8, {super, row});
       for (int i = 0; i < kSource.blocks; i++)
-        read_codes<kPacking>(block + i * kSource.bytes, codes + row * kColumns + i * kKept);
+        read_codes<kPacking>(block + i * kSource.bytes, call.codebook, codes + row * kColumns + i * kKept);
     }
     for (int i = 0; i < P::kBlocks; i++) {
       using Codes = typename P::Codes;

@@ -77,10 +77,14 @@ struct NoScales : ScalesKind<1, false, false> {  // all are 1: rows are scaled a
 // Scales of parts that are whole numbers: products of a superblock are summed as integers, whose
 // activations have one scale, too.
 
-// [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d * int8
-template <class I, int kPartsOfBlock>
+// [ 16 float16 d ][ for each part: 16 int8 ]; a scale is d / kUnits * int8
+template <class I, int kPartsOfBlock, int kUnits = 1>
 struct SignedScales : ScalesKind<kPartsOfBlock, false, true> {
   static constexpr int kBytes = kHalves + 8 * kPartsOfBlock * kGroup;
+  static typename I::Floats together(const uint8_t* s) {
+    const typename I::Floats d = I::halves(s);
+    return kUnits == 1 ? d : I::times(d, I::all(1.0f / kUnits));
+  }
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::signed_bytes(s + kHalves + kGroup * part);
   }
@@ -90,6 +94,7 @@ struct SignedScales : ScalesKind<kPartsOfBlock, false, true> {
 template <class I, int kPartsOfBlock>
 struct ScalesAndMinima : ScalesKind<kPartsOfBlock, true, true> {
   static constexpr int kBytes = 2 * (kHalves + 8 * kPartsOfBlock * kGroup);
+  static typename I::Floats together(const uint8_t* s) { return I::halves(s); }
   static typename I::Ints whole(const uint8_t* s, int part) {
     return I::unsigned_bytes(s + 2 * kHalves + kGroup * part);
   }
@@ -153,6 +158,28 @@ struct Float4 {  // E2M1 of OCP Microscaling Formats 1.0, doubled, plus 12
                                          12, 11, 10, 9,  8,  6,  4,  0};
 };
 
+// Digits of codebooks with a bit above them (see nn/operands/packing.py), plus the largest value. Seven is
+// the most of a code of three bits.
+struct Lattice1 {  // of the IQ1 types
+  static constexpr int kOffset = 9, kLargest = 18;
+  static constexpr uint8_t kCodes[16] = {2, 10, 18, 9, 0, 8, 16, 9};
+};
+
+struct Lattice2 {  // of the IQ2 types
+  static constexpr int kOffset = 43, kLargest = 86;
+  static constexpr uint8_t kCodes[16] = {51, 68, 86, 43, 35, 18, 0, 43};
+};
+
+struct Lattice3Xxs {
+  static constexpr int kOffset = 62, kLargest = 124;
+  static constexpr uint8_t kCodes[16] = {66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0};
+};
+
+struct Lattice3S {
+  static constexpr int kOffset = 15, kLargest = 30;
+  static constexpr uint8_t kCodes[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
+};
+
 template <class I, int kBlocksOfSuperblock, class ScalesOf, class CodesOf>
 struct PackingOf {
   using Scales = ScalesOf;
@@ -165,22 +192,31 @@ struct PackingOf {
 // By number, as `Packing` of kernels.hpp has them.
 template <class I>
 using Packings = std::tuple<
-    PackingOf<I, 1, HalfScales<I>, Bytes<I>>,                    // Q8_0
-    PackingOf<I, 1, HalfScales<I>, Fields<I, 8, 4>>,               // Q4_0
-    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4>>,      // Q4_1
-    PackingOf<I, 1, HalfScales<I>, Fields<I, 16, 4, 1>>,       // Q5_0
-    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4, 1>>,  // Q5_1
-    PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>,      // IQ4_NL
-    PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>,          // MXFP4
-    PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>, // IQ4_XS
-    PackingOf<I, 8, ScalesAndMinima<I, 2>, Fields<I, 0, 2>>,       // Q2_K
-    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 4, 2, 1>>,       // Q3_K
-    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4>>,       // Q4_K
-    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4, 1>>,  // Q5_K
-    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 32, 4, 2>>,  // Q6_K
-    PackingOf<I, 1, NoScales<I>, Bytes<I>>,                      // int8
-    PackingOf<I, 1, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,       // int4 by 32
-    PackingOf<I, 2, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,       // by 64
-    PackingOf<I, 4, HalfScalesAndZeros<I>, Fields<I, 0, 4>>>;      // by 128
+    PackingOf<I, 1, HalfScales<I>, Bytes<I>>,                           // Q8_0
+    PackingOf<I, 1, HalfScales<I>, Fields<I, 8, 4>>,                    // Q4_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4>>,           // Q4_1
+    PackingOf<I, 1, HalfScales<I>, Fields<I, 16, 4, 1>>,                // Q5_0
+    PackingOf<I, 1, HalfScalesAndMinima<I>, Fields<I, 0, 4, 1>>,        // Q5_1
+    PackingOf<I, 1, HalfScales<I>, Numbered<I, NonLinear>>,             // IQ4_NL
+    PackingOf<I, 1, Exponents<I>, Numbered<I, Float4>>,                 // MXFP4
+    PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, NonLinear>>,        // IQ4_XS
+    PackingOf<I, 8, ScalesAndMinima<I, 2>, Fields<I, 0, 2>>,            // Q2_K
+    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 4, 2, 1>>,            // Q3_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4>>,            // Q4_K
+    PackingOf<I, 8, ScalesAndMinima<I, 1>, Fields<I, 0, 4, 1>>,         // Q5_K
+    PackingOf<I, 8, SignedScales<I, 2>, Fields<I, 32, 4, 2>>,           // Q6_K
+    PackingOf<I, 1, NoScales<I>, Bytes<I>>,                             // int8
+    PackingOf<I, 1, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // int4 by 32
+    PackingOf<I, 2, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // by 64
+    PackingOf<I, 4, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // by 128
+    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_XXS
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_XS
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_S
+    PackingOf<I, 8, SignedScales<I, 1, 4>, Numbered<I, Lattice3Xxs>>,   // IQ3_XXS
+    PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, Lattice3S>>,        // IQ3_S
+    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice1, 2, 1>>,// IQ1_S
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice1, 2, 1>>,// IQ1_M
+    PackingOf<I, 8, HalfScales<I>, Fields<I, 1, 2>>,                    // TQ1_0
+    PackingOf<I, 8, HalfScales<I>, Fields<I, 1, 2>>>;                   // TQ2_0
 
 }  // namespace

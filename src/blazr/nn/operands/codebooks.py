@@ -2,6 +2,7 @@
 
 A codebook is a set of rows of ``width`` digits below ``base``, in the order of the numbers that the
 digits spell, the first digit being the lowest. A row is kept as one bit of a map over all numbers.
+What digits stand for, with a sign above them, the packing of a type says.
 
 Source: the tables of ``ggml-common.h`` (MIT), which were found by search and follow no formula.
 """
@@ -15,28 +16,37 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# Name to digits per row and the values that the digits stand for.
-_SHAPES: dict[str, tuple[int, tuple[int, ...]]] = {
-    "iq2_xxs": (8, (8, 25, 43)),
-    "iq2_xs": (8, (8, 25, 43)),
-    "iq2_s": (8, (8, 25, 43)),
-    "iq3_xxs": (4, (4, 12, 20, 28, 36, 44, 52, 62)),
-    "iq3_s": (4, (1, 3, 5, 7, 9, 11, 13, 15)),
-    "iq1_s": (8, (-1, 0, 1)),
+# By GGML type, the name of its codebook.
+CODEBOOK_OF = {
+    "IQ1_S": "iq1_s",
+    "IQ1_M": "iq1_s",
+    "IQ2_XXS": "iq2_xxs",
+    "IQ2_XS": "iq2_xs",
+    "IQ2_S": "iq2_s",
+    "IQ3_XXS": "iq3_xxs",
+    "IQ3_S": "iq3_s",
+}
+# Name to digits per row and their base.
+_SHAPES: dict[str, tuple[int, int]] = {
+    "iq2_xxs": (8, 3),
+    "iq2_xs": (8, 3),
+    "iq2_s": (8, 3),
+    "iq3_xxs": (4, 8),
+    "iq3_s": (4, 8),
+    "iq1_s": (8, 3),
 }
 
 
 @cache
 def codebook(name: str, device: torch.device) -> Tensor:
-    """The rows of a codebook, (rows, width), float32."""
-    width, values = _SHAPES[name]
-    base = len(values)
+    """The rows of a codebook: digits, (rows, width), uint8."""
+    width, base = _SHAPES[name]
     packed = zlib.decompress(base64.b85decode("".join(_MAPS[name].split())))
     spread = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     bits = (spread[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
     numbers = bits.flatten().nonzero().flatten()
     digits = numbers[:, None] // base ** torch.arange(width) % base
-    return torch.tensor(values, dtype=torch.float32)[digits].to(device)
+    return digits.to(torch.uint8).to(device)
 
 
 # One bit a number, the lowest bit of the first byte first; zlib, base 85.
