@@ -92,7 +92,8 @@ def fit(
     def choice(name: str) -> FitChoice:
         policy = QuantizePolicy(None if name == AS_STORED else name)
         storage = choose_storage(planned.plan, planned.module, policy)
-        weights = weight_bytes(planned.plan.steps, dtype, storage)
+        is_on_cpu = device.kind == "cpu"
+        weights = weight_bytes(planned.plan.steps, dtype, storage, is_on_cpu=is_on_cpu)
         left = free - weights - _SPARE_BYTES - _STATES * states - running
         tokens = left // per_token // GRID * GRID if per_token else config.max_seq_len
         context = min(tokens, config.max_seq_len) if left > 0 else 0

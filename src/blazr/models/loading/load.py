@@ -212,7 +212,8 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     whole = _storage_in_room(planned, policy, chosen, device, free=free, stays=stays)
     named = ((stage_name(name, config), each) for name, each in whole.items())
     storage = {name: each for name, each in named if name is not None}
-    _check_room(plan, partial(weight_bytes, dtype=chosen, storage=storage), stays, free)
+    size_of = partial(weight_bytes, dtype=chosen, storage=storage)
+    _check_room(plan, size_of, stays, device=device, free=free)
     log.debug(
         "%s is %s: %d layers, %d tensors stored as %s, computed in %s",
         planned.name,
@@ -416,31 +417,34 @@ def _leave_on_cpu(module: CausalLM, stays: Callable[[str], bool]) -> None:
 
 def _check_room(
     plan: LoadPlan,
-    size_of: Callable[[list[LoadStep]], int],
+    size_of: Callable[..., int],
     stays: Callable[[str], bool],
+    *,
+    device: Device,
     free: int,
 ) -> None:
     """Refuse weights that do not fit into memory.
 
     Args:
         plan: All of them.
-        size_of: The bytes of some.
+        size_of: The bytes of some, and whether they go to the CPU.
         stays: Which go to the CPU instead.
-        free: Bytes that are free for the others.
+        device: Where the others go.
+        free: Bytes that are free for them.
 
     Raises:
         CapacityError: There is less memory than they need.
     """
     apart = [step for step in plan.steps if stays(step.parameter)]
-    rooms = [([step for step in plan.steps if not stays(step.parameter)], free)]
+    others = [step for step in plan.steps if not stays(step.parameter)]
+    needs = [(size_of(others, is_on_cpu=device.kind == "cpu"), free)]
     if apart:
-        rooms.append((apart, Device("cpu", "").free_bytes()))
-        log.info("%.1f GB of experts stay on the CPU", size_of(apart) / 1e9)
-    for steps, room in rooms:
-        if size_of(steps) > room:
+        needs.append((size_of(apart, is_on_cpu=True), Device("cpu", "").free_bytes()))
+        log.info("%.1f GB of experts stay on the CPU", needs[-1][0] / 1e9)
+    for size, room in needs:
+        if size > room:
             raise CapacityError(
-                f"the weights need about {size_of(steps) / 1e9:.1f} GB,"
-                f" {room / 1e9:.1f} GB are free.",
+                f"the weights need about {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free.",
                 hint="pack them (--quantize q4_0), choose a smaller model, or free memory; beside a"
                 " GPU, experts can stay on the CPU (--cpu-moe)",
             )

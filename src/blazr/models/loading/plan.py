@@ -51,12 +51,12 @@ from blazr.nn.device import Device
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows
-from blazr.nn.operands.packing import BlockType
+from blazr.nn.operands.packing import GROUP, PACKINGS, BlockType
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
-from blazr.nn.quant.packed import SHORTER, QuantizePolicy
+from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
 
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
@@ -638,7 +638,9 @@ def dequantize_if_room(
     return {name: each for name, each in storage.items() if name not in opened}
 
 
-def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> int:
+def stored_bytes(
+    step: LoadStep, storing: Storing | None, dtype: torch.dtype, *, is_on_cpu: bool
+) -> int:
     """What a parameter takes, packed or plain in a dtype."""
     count = round(math.prod(step.shape) * step.share)
     if storing is None:
@@ -646,13 +648,21 @@ def stored_bytes(step: LoadStep, storing: Storing | None, dtype: torch.dtype) ->
     if isinstance(storing, Quantizer):
         storing = storing.kind
     if isinstance(storing, BlockType):
+        if is_on_cpu and can_pack(storing, dtype):  # in the order of its kernels
+            packing = PACKINGS[storing.name]
+            return count // packing.columns * packing.nbytes // GROUP
         return count // storing.length * storing.nbytes
     return round(sum(info.nbytes for info in step.sources) * step.share)
 
 
-def weight_bytes(steps: Iterable[LoadStep], dtype: torch.dtype, storage: Storage) -> int:
+def weight_bytes(
+    steps: Iterable[LoadStep], dtype: torch.dtype, storage: Storage, *, is_on_cpu: bool
+) -> int:
     """Memory that parameters will take."""
-    return sum(stored_bytes(step, storage.get(step.parameter), dtype) for step in steps)
+    return sum(
+        stored_bytes(step, storage.get(step.parameter), dtype, is_on_cpu=is_on_cpu)
+        for step in steps
+    )
 
 
 def is_as_stored(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,14 @@ from blazr.models.loading.plan import (
     weight_bytes,
 )
 from blazr.nn.device import Device
+from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.ranks import Columns, Rows
+from blazr.nn.operands.packing import PACKINGS
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.scheme import Grid, Layout
-from blazr.nn.quant.packed import QuantizePolicy
+from blazr.nn.quant.packed import PackedWeight, QuantizePolicy, pack_weight
+from blazr.nn.quant.weight import GgufWeight
 from tests.support import tiny
 from tests.support.tiny import Tiny
 
@@ -215,23 +219,42 @@ def test_the_head_is_told_from_an_embedding() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_counted_as_they_are_kept(dtype: torch.dtype) -> None:
+    bytes_of = partial(stored_bytes, dtype=dtype, is_on_cpu=False)
+    all_bytes = partial(weight_bytes, dtype=dtype, is_on_cpu=False)
     plain = LoadStep("a", (3, 4, 64), (info("F32", 3, 4, 64),))
     numbers = torch.empty(plain.shape)
-    assert stored_bytes(plain, None, dtype) == numbers.to(dtype).nbytes
+    assert bytes_of(plain, None) == numbers.to(dtype).nbytes
     for quantizer in (Q8, Q4):
         nbytes = quantizer(torch.zeros(plain.shape)).nbytes
-        assert stored_bytes(plain, quantizer, dtype) == nbytes
-        assert stored_bytes(plain, quantizer.kind, dtype) == nbytes
+        assert bytes_of(plain, quantizer) == nbytes
+        assert bytes_of(plain, quantizer.kind) == nbytes
     parts = step(quantized("awq-int4", 4, 64), quantized("awq-int4", 4, 64))
-    assert stored_bytes(parts, "as stored", dtype) == 2 * (4 * 64 + 4 * 2)
+    assert bytes_of(parts, "as stored") == 2 * (4 * 64 + 4 * 2)
     for held, share in ((Rows((range(2),)), 2 / 3), (Columns((range(16), range(32, 64))), 3 / 4)):
         part = replace(plain, held=held)  # what a rank has of it
-        assert stored_bytes(part, None, dtype) == numbers.to(dtype).nbytes * share
+        assert bytes_of(part, None) == numbers.to(dtype).nbytes * share
     whole = plan(plain, replace(parts, parameter="b"))
-    alone = weight_bytes(whole.steps, dtype, {})
+    alone = all_bytes(whole.steps, storage={})
     assert alone == (3 * 4 * 64 + 4 * 64) * dtype.itemsize
-    packed = weight_bytes(whole.steps, dtype, {"a": Q8})
-    assert packed == alone - 3 * 4 * 64 * dtype.itemsize + stored_bytes(plain, Q8, dtype)
+    packed = all_bytes(whole.steps, storage={"a": Q8})
+    assert packed == alone - 3 * 4 * 64 * dtype.itemsize + bytes_of(plain, Q8)
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+def test_bytes_on_a_cpu_are_those_of_the_packing() -> None:
+    for name, packing in PACKINGS.items():
+        if name not in GGML_TYPES:
+            continue
+        kind = GGML_TYPES[name]
+        stored = LoadStep("a", (32, 512), (info(name, 32, 512),))
+        blocks = torch.zeros(32, kind.row_bytes(512), dtype=torch.uint8)
+        packed = pack_weight(GgufWeight(blocks, kind, torch.bfloat16))
+        assert isinstance(packed, PackedWeight)
+        size = stored_bytes(stored, kind, torch.bfloat16, is_on_cpu=True)
+        if packed.packing is packing:  # others share scales, too
+            assert size == packed.nbytes
+        assert size >= packed.nbytes
+        assert stored_bytes(stored, kind, torch.bfloat16, is_on_cpu=False) == blocks.nbytes
 
 
 def test_floats_and_tables_are_opened_all_or_none() -> None:
