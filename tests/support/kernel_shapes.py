@@ -17,7 +17,14 @@ from torch import Tensor
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.activation import ACTIVATIONS
-from tests.support.op_samples import of_one_rank, random_deltas, random_lora, random_packed
+from tests.support.op_samples import (
+    FLOATS,
+    of_one_rank,
+    random_deltas,
+    random_floats,
+    random_lora,
+    random_packed,
+)
 from tests.support.seeds import run_seed
 
 T = TypeVar("T")
@@ -116,6 +123,13 @@ def _packed_rows(sizes: Sizes, dtype: torch.dtype) -> Arguments:
     packed, count = _packed(sizes), sizes.rows()
     ids = torch.randint(0, packed.rows, (count,))
     return torch.empty(count, packed.columns, dtype=dtype), packed, ids
+
+
+def _decode_floats(sizes: Sizes, dtype: torch.dtype) -> Arguments:
+    name, rows, first = sizes.one_of(*FLOATS), sizes.size(), sizes.size(9) - 1
+    columns = 16 * sizes.size(12) if name.startswith("NVFP4") else sizes.size(300)
+    floats = random_floats(name, first + rows + sizes.size(9) - 1, columns)
+    return torch.empty(rows, columns, dtype=dtype), floats, first
 
 
 def _choose_experts(sizes: Sizes, dtype: torch.dtype) -> Arguments:
@@ -237,6 +251,7 @@ ANY_SHAPE: dict[str, Callable[[Sizes, torch.dtype], Arguments]] = {
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,
     "packed_rows": _packed_rows,
+    "decode_floats": _decode_floats,
     "choose_experts": _choose_experts,
     "experts": _experts,
     "rms_norm": _norm,

@@ -259,6 +259,22 @@ def random_floats(name: str, *shape: int) -> ScaledFloats:
     return ScaledFloats(numbers, scales.to(scale_dtype), block, every, whole == "divided")
 
 
+def _decode_floats(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for name in FLOATS:
+        for rows, columns, first, count in ((200, 256, 0, 200), (7, 144, 3, 1), (50, 48, 9, 0)):
+            yield (
+                torch.empty(count, columns, dtype=dtype),
+                random_floats(name, rows, columns),
+                first,
+            )
+    for name in ("FP8 by rows", "FP8 E5M2"):
+        yield torch.empty(8, 50, dtype=dtype), random_floats(name, 9, 50), 1
+    for scale_dtype in (torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float64):
+        floats = random_floats("FP8 by rows", 9, 50)
+        other = floats._replace(scales=floats.scales.float().to(scale_dtype))
+        yield torch.empty(9, 50, dtype=dtype), other, 0
+
+
 def _stored_linear(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     for name in _HALVES:
         for count, supers, rows in ((1, 2, 32), (5, 1, 7), (70, 1, 50), (300, 1, 40), (0, 1, 4)):
@@ -573,6 +589,7 @@ SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "lora_shrink": _lora_shrink,
     "lora_rows": _lora_rows,
     "lora_expand": _lora_expand,
+    "decode_floats": _decode_floats,
     "stored_linear": _stored_linear,
     "packed_linear": _packed_linear,
     "packed_gated_linear": _packed_gated_linear,

@@ -27,6 +27,7 @@ _CPU = {
         "take_columns",
     ),
     "blocks": ("pack", "encode_q4_k"),
+    "stored": ("decode_floats",),
     "moe": ("choose_experts", "experts"),
     "rows": ("rms_norm", "layer_norm", "rotary_tables", "rotate_and_store"),
     "attention": ("paged_attention", "latent_attention"),

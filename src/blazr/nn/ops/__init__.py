@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OPS = {
     "matmul": ("linear", "wide_linear", "gated_linear", "linear_heads"),
     "lora": ("lora_shrink", "lora_rows", "lora_expand"),
-    "stored": ("stored_linear",),
+    "stored": ("decode_floats", "stored_linear"),
     "packed": ("packed_linear", "packed_gated_linear", "packed_rows"),
     "moe": ("choose_experts", "experts"),
     "norm": ("rms_norm", "add_rms_norm", "layer_norm", "gated_norm"),

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blazr.nn.operands.floats import StoredMatrix
+from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import TILE
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.op import op
+
+
+@op
+def decode_floats(out: Tensor, floats: ScaledFloats, first: int) -> Tensor:
+    """Rows of a matrix of small floats as plain numbers.
+
+    Args:
+        out: (R, in), contiguous: where they go.
+        floats: (out, in).
+        first: The first of the rows.
+
+    Returns:
+        ``out``.
+    """
+    return out.copy_(floats.decode(slice(first, first + len(out))))
 
 
 @op
@@ -28,6 +43,10 @@ def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -
     out = x.new_empty((*x.shape[:-1], rows))
     for low in range(0, rows, step):
         tile = slice(low, low + step)
-        numbers = weight.decode(tile).to(x.dtype)
+        if isinstance(weight, ScaledFloats):
+            room = x.new_empty(len(range(*tile.indices(rows))), weight.shape[-1])
+            numbers = decode_floats(room, weight, low)
+        else:
+            numbers = weight.decode(tile).to(x.dtype)
         out[..., tile] = linear(x, numbers, None if bias is None else bias[tile])
     return out

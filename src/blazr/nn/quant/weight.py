@@ -20,7 +20,7 @@ from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import TILE, Blocks, BlockType, Packed
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import linear
-from blazr.nn.ops.stored import stored_linear
+from blazr.nn.ops.stored import decode_floats, stored_linear
 from blazr.nn.quant.hf.scheme import Layout
 
 
@@ -251,8 +251,12 @@ class FloatWeight(TiledWeight):
 
     @override
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        is_matrix = len(self.shape) == 2
-        return super().dequantize(dtype) if is_matrix else Weight.dequantize(self, dtype)
+        if len(self.shape) > 2:
+            return Weight.dequantize(self, dtype)
+        whole = torch.empty(self.shape, dtype=dtype, device=self.device)
+        for tile in self.tiles():
+            decode_floats(whole[tile], self.operand, tile.start)
+        return whole
 
     @override
     def rows(self, ids: Tensor) -> Tensor:

@@ -186,6 +186,20 @@ struct Encode {
   int64_t blocks;
 };
 
+// Rows of a matrix of small floats as plain numbers (see floats.hpp).
+struct DecodeFloats {
+  const uint8_t* numbers;  // (rows, k), or (rows, k / 2) where a byte holds two
+  const void* scales;      // of all blocks of the matrix, (.., k / width rounded up)
+  const float* whole;      // what scales are multiplied with, or divided by; null for 1
+  void* out;               // (rows, k)
+  int64_t format, scale_format, dtype;
+  int64_t rows, first, k;          // `first` is the first row's number in the matrix
+  int64_t height, width;           // of a block
+  int64_t is_divided;
+};
+enum FloatFormat : int { kE4M3, kE5M2, kE2M1 };
+enum ScaleFormat : int { kFloat32, kBFloat16, kFloat16, kE8M0, kScaleE4M3 };
+
 struct PackedKernel {
   // Rows [m0, m1) and groups [g0, g1) of 16 columns of y.
   void (*part)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1);
@@ -618,6 +632,7 @@ struct TypedKernels {
   // A row of call.x.
   void (*quantize)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);
   Finish finish;
+  void (*decode_floats)(const DecodeFloats& call, int64_t row);
   // Rows, or tokens, [m0, m1).
   void (*norm)(const Norm& call, int64_t m0, int64_t m1);
   void (*rotate[kNumStored])(const Rotary& call, int64_t m0, int64_t m1);

@@ -334,6 +334,11 @@ void blazr_encode_q4_k(const Encode* call, int threads) {
                [&](int64_t i) { kernels->encode_q4_k(*call, 2 * i); });
 }
 
+void blazr_decode_floats(const DecodeFloats* call, int threads) {
+  parallel_for(call->rows, threads_for(call->rows * call->k, threads),
+               [&](int64_t row) { typed(call->dtype).decode_floats(*call, row); });
+}
+
 void blazr_mamba2(const Mamba2* call, int threads) {
   const TypedKernels& parts = typed(call->dtype);
   const Sequences& all = call->sequences;

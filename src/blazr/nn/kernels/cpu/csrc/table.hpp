@@ -9,6 +9,7 @@
 #include "mamba1.hpp"
 #include "experts.hpp"
 #include "encode.hpp"
+#include "floats.hpp"
 #include "mamba2.hpp"
 #include "mamba3.hpp"
 #include "matmul.hpp"
@@ -31,6 +32,7 @@ constexpr TypedKernels typed_kernels() {
       .pointwise = PointwiseOf<T>::part,
       .quantize = quantize<T>,
       .finish = finish_packed<T>,
+      .decode_floats = FloatsOf<T>::decode,
       .norm = RowParts<T>::norm,
       .rotate = {RowParts<T>::template rotate<Plain<T>>, RowParts<T>::template rotate<Q8_0>,
                  RowParts<T>::template rotate<Fp8>},
