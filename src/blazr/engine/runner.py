@@ -349,7 +349,6 @@ class ModelRunner:
             max_running=1,
             max_blocks=blocks,
         )
-        storage = self._new_storage(shape)
         memory = CacheManager(shape, prefix_cache=False)
         sequence = RunningSequence(
             request_id=0,
@@ -363,17 +362,22 @@ class ModelRunner:
         )
         memory.start(sequence)
         parts = []
-        for start, end in pairwise(sorted({0, count, *(cut for cut in cuts if 0 < cut < count)})):
-            length = end - start
-            memory.reserve(sequence, length)
-            plan = StepPlan((PlannedSequence(sequence, length, samples=length == 1),))
-            batch = build_batch(plan, memory, model.device)
-            with self._together():
-                hidden = self._forward(model, batch, storage)
-                parts.append(self._scores(model, hidden, torch.arange(length, device=model.device)))
-            memory.commit(sequence, length)
-        if isinstance(storage, SharedStorage):
-            storage.close()
+        ends = sorted({0, count, *(cut for cut in cuts if 0 < cut < count)})
+        storage = self._new_storage(shape)
+        try:
+            for start, end in pairwise(ends):
+                length = end - start
+                memory.reserve(sequence, length)
+                plan = StepPlan((PlannedSequence(sequence, length, samples=length == 1),))
+                batch = build_batch(plan, memory, model.device)
+                wanted = torch.arange(length, device=model.device)
+                with self._together():
+                    hidden = self._forward(model, batch, storage)
+                    parts.append(self._scores(model, hidden, wanted))
+                memory.commit(sequence, length)
+        finally:
+            if isinstance(storage, SharedStorage):
+                storage.close()
         return torch.cat(parts)
 
     def _pool_hidden(self, plan: StepPlan, hidden: Tensor) -> dict[int, NDArray[np.float64]]:

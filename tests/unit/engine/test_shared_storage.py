@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage, plan_layout
 from blazr.engine.ranks.orders import Member, dump
 from blazr.engine.ranks.shared import SharedStorage
+from blazr.engine.runner import ModelRunner
 from blazr.nn.device import resolve_device
 from tests.support.examples import MIXER_EXAMPLES
 from tests.support.ranks import config_of, network
@@ -26,9 +28,14 @@ class Told:
     def __init__(self) -> None:
         self.member = Member(None, resolve_device("cpu"), MODEL)  # type: ignore[arg-type]
         self.orders: list[str] = []
+        self._last = 6
 
     def new_number(self) -> int:
-        return 7
+        self._last += 1
+        return self._last
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def tell(self, order: Callable[..., None], *arguments: object) -> None:
         self.orders.append(order.__name__)
@@ -81,6 +88,35 @@ def test_every_change_is_repeated(copies: int) -> None:
     assert not told.orders
     shared.close()
     assert not told.member.storages
+
+
+def test_scores_leave_no_memory_behind_when_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    runner = ModelRunner(MODEL, *layout_and_shape(1), processes=told)  # type: ignore[arg-type]
+    (own,) = told.member.storages
+
+    def fail(*_: object) -> None:
+        assert len(told.member.storages) == 2
+        raise MemoryError
+
+    monkeypatch.setattr("blazr.engine.runner.build_batch", fail)
+    with pytest.raises(MemoryError):
+        runner.logits([1, 2, 3])
+    assert [*told.member.storages] == [own]
+
+
+def test_others_hold_nothing_where_the_first_rank_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    told = Told()
+    monkeypatch.setattr(Storage, "__init__", fail)
+    with pytest.raises(MemoryError):
+        SharedStorage(*layout_and_shape(1), MODEL, told)  # type: ignore[arg-type]
+    assert not told.member.storages
+    assert not told.orders
 
 
 @pytest.mark.parametrize(

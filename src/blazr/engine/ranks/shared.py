@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from blazr.core.errors import EngineError
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout, Storage
 from blazr.engine.ranks import orders
@@ -36,10 +38,11 @@ class SharedStorage(Storage):
         model: CausalLM,
         processes: RankProcesses,
     ) -> None:
+        # first, as nobody could give the others' back if there were no room here
+        super().__init__(layout.of_layers(model.config.held_layers), shape, model.device)
         self.number = processes.new_number()
         self._processes = processes
         processes.tell(orders.open_storage, self.number, layout, shape)
-        super().__init__(layout.of_layers(model.config.held_layers), shape, model.device)
 
     @override
     def clear_pages(self, ids: Sequence[int]) -> None:
@@ -64,8 +67,9 @@ class SharedStorage(Storage):
         super().copy_run_slot(source, target, working_copy)
 
     def close(self) -> None:
-        """Have the others give theirs back."""
-        self._processes.tell(orders.close_storage, self.number)
+        """Have the others give theirs back, unless they have ended."""
+        with suppress(EngineError):
+            self._processes.tell(orders.close_storage, self.number)
 
     def _repeat(self, method: str, *arguments: object) -> None:
         self._processes.tell(orders.change_storage, self.number, method, *arguments)
