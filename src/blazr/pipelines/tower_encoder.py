@@ -158,22 +158,25 @@ class TowerEncoder(ABC):
 
         Raises:
             RequestError: There are not as many marks as media.
+            CheckpointError: The encoder, which was unloaded, cannot be loaded again.
         """
         if not media:
             return MediaPrompt(list(token_ids))
-        parts = self._load()
         places = find_marks(token_ids, media)
         prompt: list[int] = []
         embeddings: list[PromptEmbeddings] = []
         done = 0
-        for place, medium in zip(places, media, strict=True):
-            prompt = parts.join(prompt, token_ids[done:place])
-            whole = parts.join(prompt, medium.token_ids)
-            moved = len(whole) - len(medium.token_ids)
-            embeddings += (replace(each, start=moved + each.start) for each in medium.embeddings)
-            prompt = whole
-            done = place + 1
-        return MediaPrompt(parts.join(prompt, token_ids[done:]), tuple(embeddings), places)
+        with self._lock:
+            parts = self._load()
+            for place, medium in zip(places, media, strict=True):
+                prompt = parts.join(prompt, token_ids[done:place])
+                whole = parts.join(prompt, medium.token_ids)
+                moved = len(whole) - len(medium.token_ids)
+                embeddings += (replace(e, start=moved + e.start) for e in medium.embeddings)
+                prompt = whole
+                done = place + 1
+            prompt = parts.join(prompt, token_ids[done:])
+        return MediaPrompt(prompt, tuple(embeddings), places)
 
     def _check_packages(self, media: Sequence[bytes]) -> None:  # noqa: ARG002
         """Check that what these media need is installed.
@@ -188,6 +191,7 @@ class TowerEncoder(ABC):
         return 1
 
     def _load(self) -> EncoderParts:
+        """The processor and the tower, loaded where they are not; the lock is held."""
         if self._parts is None:
             checkpoint = open_checkpoint(self._path)
             with loading_errors(

@@ -1,0 +1,121 @@
+"""The processor and the tower of media are loaded and used by one thread at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from threading import Barrier
+from time import sleep
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typing_extensions import override
+
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.pipelines import tower_encoder
+from blazr.pipelines.image_encoder import ImageEncoder
+from blazr.pipelines.media import MediaTokens
+from blazr.pipelines.tower_encoder import EncoderParts
+
+MARK, LINE_FEED = 5, 6
+LANGUAGE_MODEL = SimpleNamespace(
+    dtype=torch.float32, config=SimpleNamespace(hidden_size=4), device=torch.device("cpu")
+)
+
+
+class SlowEncoder(ImageEncoder):
+    """An encoder that remembers what was done while it was busy.
+
+    Attributes:
+        num_builds: How often it was loaded.
+        overlaps: What began while something else went on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Path("model"), "gemma3", LANGUAGE_MODEL)  # type: ignore[arg-type]
+        self.num_builds = 0
+        self.overlaps: list[str] = []
+        self._is_busy = False
+
+    def _work(self, what: str) -> None:
+        if self._is_busy:
+            self.overlaps.append(what)
+        self._is_busy = True
+        sleep(0.05)
+        self._is_busy = False
+
+    @override
+    def _build(self, checkpoint: Checkpoint) -> EncoderParts:
+        self._work("load")
+        self.num_builds += 1
+
+        def tokenize(text: str, **_: object) -> dict[str, list[int]]:
+            self._work("tokenize")
+            return {"input_ids": [LINE_FEED] * len(text)}
+
+        return EncoderParts(
+            processor=SimpleNamespace(tokenizer=tokenize),
+            tower=None,
+            marker=MARK,
+            token_id=7,
+            scale=1.0,
+            seed=b"",
+            is_bidirectional=False,
+            line_feeds={LINE_FEED: 1},
+        )
+
+    @override
+    def _encode(self, digest: bytes, data: bytes, num_copies: int) -> MediaTokens:
+        self._load()
+        self._work("encode")
+        return MediaTokens((LINE_FEED, 7), (), MARK)
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Begin with all of them at the same time, and wait for their ends."""
+    barrier = Barrier(len(works), timeout=60)
+
+    def run(work: Callable[[], object]) -> None:
+        barrier.wait()
+        work()
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        for _ in threads.map(run, works):
+            pass
+
+
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> SlowEncoder:
+    opened = SimpleNamespace(path=Path("model"))
+    monkeypatch.setattr(tower_encoder, "open_checkpoint", lambda _: opened)
+    monkeypatch.setattr(tower_encoder, "check_packages", lambda *_: None)
+    return SlowEncoder()
+
+
+def prompt_of(encoder: SlowEncoder) -> Sequence[int]:
+    """A line feed, an image that begins with one, and a token."""
+    image = MediaTokens((LINE_FEED, 7), (), MARK)
+    return encoder.insert([1, LINE_FEED, MARK, 2], [image]).token_ids
+
+
+def test_prompts_of_two_threads_load_an_unloaded_encoder_once(encoder: SlowEncoder) -> None:
+    at_once(lambda: prompt_of(encoder), lambda: prompt_of(encoder))
+    assert encoder.num_builds == 1
+    assert not encoder.overlaps
+    encoder.unload()
+    assert prompt_of(encoder) == [1, LINE_FEED, LINE_FEED, 7, 2]
+    assert encoder.num_builds == 2
+
+
+def test_a_prompt_is_not_joined_while_an_image_is_encoded(encoder: SlowEncoder) -> None:
+    """Tokenizers cannot be used by one thread while another changes their options."""
+    names = count()
+    at_once(
+        *[lambda: encoder.encode([b"%d" % next(names)])] * 2,
+        *[lambda: prompt_of(encoder)] * 2,
+    )
+    assert encoder.num_builds == 1
+    assert not encoder.overlaps
