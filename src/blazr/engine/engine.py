@@ -447,7 +447,8 @@ class Engine:
             if row.samples and row.sequence.request.pooling is not None:
                 outputs.append(self._end_pooled(row.sequence))
             elif row.drafts:
-                outputs.append(self._append_drafted(index, row, next(sampled), result))
+                output = self._append_drafted(index, row, next(sampled), result)
+                outputs += () if output is None else (output,)
             elif row.samples:
                 outputs.append(self._append(row.sequence, self._take(row.sequence, next(sampled))))
         for fork in plan.forks:
@@ -491,36 +492,50 @@ class Engine:
 
     def _append_drafted(
         self, index: int, row: PlannedSequence, sampled: Sampled, result: StepResult
-    ) -> TokenOutput:
+    ) -> TokenOutput | None:
         """Go on drawing as long as what is drawn was drafted.
+
+        Where scores are not finite, their token is computed again, without drafts behind it: NaN in
+        a draft's values reaches tokens that do not attend to it, as attention multiplies them by 0.
 
         Args:
             index: Of the row in the plan.
             row: With drafts.
             sampled: What follows the tokens before them.
             result: Of the step.
+
+        Returns:
+            None where nothing was drawn.
         """
         sequence, drafts = row.sequence, row.drafts
         started = perf_counter()
         if sequence.takes_likeliest and result.likeliest is not None:
             found = result.likeliest(index)
             num_kept = count_equal(found, drafts)
-            token_ids = tuple(found[: num_kept + 1])
-            if self._append_if_nothing_ends(sequence, token_ids):
+            whole = tuple(found[: num_kept + 1])
+            if self._append_if_nothing_ends(sequence, whole):
                 self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
-                return self._append(sequence, _Taken(None, token_ids))
+                return self._append(sequence, _Taken(None, whole))
         assert result.draw_next is not None
-        taken = self._take(sequence, sampled)
-        token_ids, logprobs = taken.token_ids, taken.logprobs
-        num_kept, last_ids = 0, token_ids
-        while taken.reason is None and last_ids == drafts[num_kept : num_kept + len(last_ids)]:
-            num_kept += len(last_ids)
-            taken = self._take(sequence, _drawn_by(result.draw_next, index, num_kept))
-            last_ids = taken.token_ids
-            token_ids += last_ids
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        num_kept = 0
+        while not sampled.is_unsound:
+            taken = self._take(sequence, sampled)
+            token_ids += taken.token_ids
             logprobs += taken.logprobs
-        num_kept += count_equal(last_ids, drafts[num_kept:])
+            num_right = count_equal(taken.token_ids, drafts[num_kept:])
+            num_kept += num_right
+            if taken.reason is not None or num_right < len(taken.token_ids):
+                break
+            sampled = _drawn_by(result.draw_next, index, num_kept)
+        else:
+            taken = _Taken(None)
+            sequence.takes_drafts = False
+            num_kept -= 1
         self.scheduler.keep_drafts(row, num_kept, perf_counter() - started)
+        if not token_ids and taken.reason is None:
+            return None
         return self._append(sequence, taken._replace(token_ids=token_ids, logprobs=logprobs))
 
     def _append_if_nothing_ends(self, sequence: Sequence, token_ids: tuple[int, ...]) -> bool:

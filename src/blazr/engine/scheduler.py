@@ -274,11 +274,13 @@ class Scheduler:
 
         Args:
             row: A row with drafts.
-            num_kept: Accepted drafts, from the first on; they have been appended.
+            num_kept: Accepted drafts that stay in memory, from the first on. -1 where the token
+                before them has to be computed again, too.
             seconds: How long the draws took that decided so.
         """
         sequence, num_drafts = row.sequence, len(row.drafts)
         self.memory.accept(sequence, num_kept, num_drafts=num_drafts)
+        num_kept = max(num_kept, 0)
         sequence.num_drafts += num_drafts
         sequence.num_kept_drafts += num_kept
         self.counts.draft_steps += 1

@@ -64,6 +64,7 @@ class Sequence:
         created: Nodes it put there.
         scores: Log-probabilities of the prompt's tokens so far, until they are handed out.
         most_surprise: Of the next token, bits, where mirostat limits it.
+        takes_drafts: Whether drafts of it are computed, where there are any.
         draws_plainly: Whether a draw takes its scores and filters, and nothing else, ever.
         takes_likeliest: Whether its next token is the argmax and nothing more is asked, ever.
         ends: Tokens that end the reply.
@@ -114,6 +115,7 @@ class Sequence:
     created: list[Node] = field(default_factory=list)
     scores: list[TokenLogprobs | None] | None = None
     most_surprise: float = field(init=False)
+    takes_drafts: bool = field(init=False)
     draws_plainly: bool = field(init=False)
     takes_likeliest: bool = field(init=False)
     ends: frozenset[int] = field(init=False)
@@ -133,6 +135,7 @@ class Sequence:
         params = self.request.params
         self.draws_plainly = self.constraint is None and params.draws_plainly
         self.takes_likeliest = self.draws_plainly and params.is_greedy
+        self.takes_drafts = params.speculate
         self.ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.ends |= request.stop_ids

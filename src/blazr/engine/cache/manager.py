@@ -232,17 +232,20 @@ class CacheManager:
             self._keep_checkpoint(sequence)
 
     def accept(self, sequence: Sequence, num_tokens: int, *, num_drafts: int) -> None:
-        """The first of the drafts that were computed turned out to be its tokens.
+        """Keep the first of the drafts that were computed in memory, and drop the others.
 
         Args:
             sequence: A running one, after `commit`.
-            num_tokens: How many stay in memory.
+            num_tokens: How many stay; with -1 the token before them does not, either.
             num_drafts: How many were computed. If not all stay, what the sequence carries along is
                 made again from the log and what it was before that step, or the checkpoint.
         """
         sequence.computed += num_tokens
-        sequence.was_truncated = self.shape.working_copies > 0 and num_tokens < num_drafts
-        if not sequence.was_truncated and self.shape.working_copies > 1:
+        is_whole = num_tokens == num_drafts
+        # nothing has to be made again of what was there before the step
+        is_behind = sequence.computed > sequence.working_length
+        sequence.was_truncated = self.shape.working_copies > 0 and not is_whole and is_behind
+        if is_whole and self.shape.working_copies > 1:
             sequence.working_copy = 1 - sequence.working_copy
 
     def truncate(self, sequence: Sequence, length: int) -> None:

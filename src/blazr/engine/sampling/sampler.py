@@ -36,6 +36,11 @@ class Sampled(NamedTuple):
     is_refusal: bool = False
     most_surprise: float | None = None
 
+    @property
+    def is_unsound(self) -> bool:
+        """Whether no score was finite."""
+        return self.error == _UNSOUND
+
 
 def sampled_token(token_id: int) -> Sampled:
     """What comes out where a token was drawn; -1 says that no score was finite."""

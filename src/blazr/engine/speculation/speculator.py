@@ -276,8 +276,9 @@ class Speculator:
             sequence.max_length - length - 1,
             sequence.max_output - sequence.num_output - 1,
         )
-        params = sequence.request.params
-        if most < 1 or not params.speculate or sequence.asks_of_prompt or not sequence.num_output:
+        if most < 1 or not sequence.takes_drafts:
+            return None
+        if sequence.asks_of_prompt or not sequence.num_output:
             return None
         for drafter in self._drafters:
             draft = drafter.propose(sequence, most)

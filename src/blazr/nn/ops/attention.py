@@ -161,7 +161,7 @@ def decode_attention(
         q: (B, H, D).
         k: (B, S, K, D), room for S tokens.
         v: (B, S, K, E).
-        visible: (B, S), bool: the first tokens; behind them may lie anything finite.
+        visible: (B, S), bool: the first tokens; behind them may lie anything, NaN too.
         scale: Applied to the scores.
         window: Sliding window in tokens, or None.
         softcap: As in `attention`.
@@ -180,6 +180,7 @@ def decode_attention(
     )
     scores = torch.matmul(query, keys.transpose(2, 3)) * scale  # (B, K, H / K, S)
     shares = _shares(scores.unsqueeze(3), visible[:, None, None, None], softcap, sinks)
+    values = values.masked_fill(~visible[:, None, :, None], 0)  # as 0 times NaN is NaN
     return torch.matmul(shares.squeeze(3), values).flatten(1, 2)
 
 

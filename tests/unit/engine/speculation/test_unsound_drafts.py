@@ -1,4 +1,4 @@
-"""Scores that are no numbers, behind drafts: they end the reply that has these tokens, no other."""
+"""Scores and drafts that are no numbers: they end the reply that has these tokens, no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.drafts import EagerSpeculator
 from tests.support.networks import VOCAB, Lab, build_network
 
 PROMPT = (5, 12, 19)
-NUM_TOKENS = 24
+NUM_TOKENS = 70  # over the end of a block
+NAN_TOKEN = 50
 
 
 class HalfRight(Drafter):
@@ -46,15 +47,52 @@ def lab_of(reply: list[int], behind: int) -> Lab:
     return lab
 
 
-@pytest.mark.parametrize(("behind", "is_whole"), [(1, True), (0, False)])
-def test_scores_behind_a_draft_that_is_wrong_end_nothing(behind: int, *, is_whole: bool) -> None:
-    alone = Lab(build_network(("gqa+mlp",), seed=3))
-    asked = alone.ask(PROMPT, max_tokens=NUM_TOKENS)
-    alone.run()
-    reply = alone.tokens[asked, 0]
-    lab = lab_of(reply, behind)
+def reply_of(lab: Lab, **params: object) -> list[int]:
+    """The tokens of a reply that comes to its end."""
+    asked = lab.ask(PROMPT, max_tokens=NUM_TOKENS, **params)
+    lab.run()
+    assert lab.errors[asked, 0] is None
+    return lab.tokens[asked, 0]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_unsound_scores_of_a_step_with_drafts_end_nothing(behind: int) -> None:
+    """Those behind a wrong draft are never looked at, and others are computed again without it."""
+    reply = reply_of(Lab(build_network(("gqa+mlp",), seed=3)))
+    assert reply_of(lab_of(reply, behind)) == reply
+
+
+def test_scores_that_are_unsound_without_drafts_too_end_the_reply() -> None:
+    lab = lab_of(reply_of(Lab(build_network(("gqa+mlp",), seed=3))), 0)
+    draws = lab.runner.sampler.draws
+    lab.runner.sampler.draws = lambda logits: draws(torch.full_like(logits, float("nan")))
     asked = lab.ask(PROMPT, max_tokens=NUM_TOKENS)
     lab.run()
-    assert (lab.errors[asked, 0] is None) == is_whole
-    if is_whole:
-        assert lab.tokens[asked, 0] == reply
+    assert "no finite score" in (lab.errors[asked, 0] or "")
+
+
+class Spoiling(HalfRight):
+    """Some drafts that are right, then one token, which the network takes for NaN."""
+
+    def propose(self, sequence: Sequence, most: int) -> Draft | None:
+        done = sequence.num_output
+        right = self._reply[done : done + min(done % 3, most - 1)]
+        return Draft((*right, NAN_TOKEN), "spoiling")
+
+
+@pytest.mark.parametrize("mix", [("gqa+mlp", "mla"), ("gqa_sinks", "mamba2+mlp"), ("mamba1",)])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0, "seed": 7, "logit_bias": {NAN_TOKEN: -100.0}}]
+)
+def test_a_draft_whose_keys_and_values_are_nan_changes_no_reply(
+    mix: tuple[str, ...], params: dict[str, object]
+) -> None:
+    """Attention multiplies values that a token does not see by 0, and 0 times NaN is NaN."""
+    model = build_network(mix, seed=3)
+    model.embed_tokens.weight[NAN_TOKEN] = float("nan")
+    model.lm_head.weight[NAN_TOKEN] = 0
+    reply = reply_of(Lab(model), **params)
+    assert NAN_TOKEN not in reply
+    lab = Lab(model, speculator=EagerSpeculator([Spoiling(reply)], grid=GRID))
+    assert reply_of(lab, **params) == reply
+    assert lab.scheduler.counts.drafts > 0
