@@ -622,6 +622,30 @@ def test_numbers_of_eight_bits(tmp_path: Path) -> None:
         assert scores(ask(llm, "small")) == scores(ask(llm, "plain"))
 
 
+@pytest.mark.parametrize(("part", "factor"), [("lora_A", 1e6), ("lora_B", 1e6), ("alpha", 1e8)])
+def test_numbers_that_overflow_in_the_network_s_dtype_are_refused(
+    part: str, factor: float, tmp_path: Path
+) -> None:
+    """They were infinite, and so each reply with the adapter ended with NaN."""
+    model = save_reference("llama", tmp_path / "model")
+
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if part in name:
+                tensors[name] = factor * tensors[name]
+
+    config = {"lora_alpha": factor} if part == "alpha" else {}
+    names = [*projections(model, "layers.1.self_attn.q_proj")]
+    save_adapter(tmp_path / "large", model, names, config=config, tensors=enlarge)
+    with LLM(str(tmp_path / "model"), dtype="float16") as llm:
+        words = "large: the change of .*layers.1.self_attn.q_proj.* is not finite in float16"
+        with pytest.raises(CheckpointError, match=words):
+            llm.core.adapters.load("mine", tmp_path / "large")
+        assert ask(llm).token_ids
+    with LLM(str(tmp_path / "model"), dtype="bfloat16") as llm:
+        llm.core.adapters.load("mine", tmp_path / "large")
+
+
 def test_patterns_that_take_long_are_refused(llm: LLM, shelf: Path, tmp_path: Path) -> None:
     slow = {"(" + ".*" * 13 + ")x": 4}  # so many ways to cut a name that none is found in time
     with pytest.raises(ConfigError, match="rank_pattern"):

@@ -44,11 +44,13 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
         rules: From the names of its checkpoint's tensors to those of its parameters.
 
     Raises:
-        CheckpointError: It is of another model, or changes what no adapter can change here.
+        CheckpointError: It is of another model, changes what no adapter can change here, or holds
+            numbers that overflow in the network's dtype.
     """
     found: dict[str, LoraFactors] = {}
     for change in adapter.low_rank:
         made = dict(_factors_of_change(adapter, change, module, rules))
+        _check_finite(adapter, change.name, made)
         if made.keys() & found.keys():
             raise CheckpointError(
                 f"{adapter.path}: {change.name[:100]} is changed twice.",
@@ -60,10 +62,30 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
     whole = [each for each in adapter.whole if not _equals_own_weight(each, module, rules)]
     for replaced in whole:
         of_whole = _factors_of_whole(adapter, replaced, module, rules)
+        _check_finite(adapter, replaced.name, of_whole)
         if of_whole.keys() & found.keys():
             raise _unsupported_whole(adapter.path, replaced)
         found |= of_whole
     return found
+
+
+def _check_finite(adapter: AdapterFile, tensor: str, made: Mapping[str, LoraFactors]) -> None:
+    """Refuse factors that are not finite in the dtype in which the network multiplies with them.
+
+    Raises:
+        CheckpointError: Some are not: every reply with the adapter would be NaN.
+    """
+    for factors in made.values():
+        for part in (factors.a, factors.b, factors.gain):
+            if part is not None and not part.isfinite().all():
+                dtype = str(part.dtype).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{adapter.path}: the change of {tensor[:100]} is not finite in {dtype}.",
+                    found="NaN or infinity, once it was scaled by alpha / rank and converted",
+                    expected=f"numbers of at most {torch.finfo(part.dtype).max:.6g}",
+                    hint="load the model with --dtype bfloat16 or float32, or take an earlier "
+                    "checkpoint of the adapter: its training may have diverged",
+                )
 
 
 def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
