@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import read_json
 from blazr.models.checkpoint.open import PIPELINE_INDEX
 
 _READ = frozenset({".json", ".txt", ".model", ".jinja", ".safetensors"})
@@ -20,7 +21,9 @@ def read_index(directory: Path) -> tuple[str, list[str]]:
 
     Raises:
         CheckpointError: The index cannot be read, or names what is no part of the library: the
-            library would import it.
+            library would import it. Or the pipeline is of latent consistency models, and its UNet
+            is not.
+        ConfigError: The UNet's configuration is no JSON object.
     """
     try:
         index = json.loads((directory / PIPELINE_INDEX).read_bytes())
@@ -39,7 +42,32 @@ def read_index(directory: Path) -> tuple[str, list[str]]:
             found=str(foreign or name)[:100],
             expected="a pipeline of the library itself",
         )
+    if name.startswith("LatentConsistencyModel"):
+        _check_takes_guidance(directory / "unet" / "config.json")
     return name, [key for key, _ in used]
+
+
+def _check_takes_guidance(config: Path) -> None:
+    """Check that the UNet of latent consistency models gets the guidance, embedded.
+
+    The library's pipelines take the size of that embedding from the UNet, and fail with the first
+    image where it has none.
+
+    Source: Luo et al. 2023, arXiv:2310.04378, section 4.2.
+
+    Raises:
+        CheckpointError: It has none.
+        ConfigError: The file is no JSON object.
+    """
+    size = read_json(config).get("time_cond_proj_dim")
+    if type(size) is not int or size < 1:
+        raise CheckpointError(
+            "the UNet of this pipeline is that of no latent consistency model.",
+            found=f"time_cond_proj_dim {str(size)[:50]} in unet/{config.name}",
+            expected="the size of an embedding of the guidance, such as 256",
+            hint="if an LCM-LoRA was merged into it, save it as a StableDiffusionPipeline or a "
+            "StableDiffusionXLPipeline with an LCMScheduler",
+        )
 
 
 def _is_known(library: object) -> bool:
