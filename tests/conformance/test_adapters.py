@@ -325,6 +325,33 @@ def test_ranks_and_alphas_of_parameters_are_found_by_their_names(
         assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("case", "parameter", "rows", "columns"),
+    [
+        ("gpt_oss", "model.layers.0.mlp.experts.gate_up_proj_bias", 4, 88),
+        ("mamba", "backbone.layers.0.mixer.A_log", 44, 5),
+    ],
+)
+def test_parameters_that_no_matrix_is_multiplied_with_are_refused(
+    case: str, parameter: str, rows: int, columns: int, tmp_path: Path
+) -> None:
+    """Their changes were taken for repetitions of themselves, and left out without a word."""
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    module, _, leaf = parameter.rpartition(".")
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.ones(4, columns)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.ones(rows, 4)
+
+    about = {"target_parameters": [leaf]}
+    save_adapter(tmp_path / "adapter", model, [], config=about, tensors=add)
+    with LLM(str(tmp_path / "model")) as llm:
+        words = f"adapters of {parameter.replace('.', '[.]')} are not supported"
+        with pytest.raises(CheckpointError, match=words):
+            llm.core.adapters.load("mine", tmp_path / "adapter")
+
+
 def test_experts_one_by_one(tmp_path: Path) -> None:
     """As PEFT adapts models whose experts are modules: some matrices of some experts."""
     kind, changes = CASES["qwen2_moe"]

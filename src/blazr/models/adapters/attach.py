@@ -119,12 +119,13 @@ def _factors_of_change(
             return of_experts
     if not known:
         raise adapter.lacks(change.name)
+    saved = change
     change, tensor, placements = known[0]
     left, right = change.factors
     size = len(left), right.shape[1]
     is_of_all = change.a.shape[0] == change.rank  # not that of experts, of each its own
     if not is_of_all or any(_matrix_of(module, each.parameter) is None for each in placements):
-        if _is_redundant(adapter, change):
+        if _is_redundant(adapter, saved):
             return []
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
