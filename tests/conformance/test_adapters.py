@@ -348,8 +348,9 @@ def test_parameters_that_no_matrix_is_multiplied_with_are_refused(
     save_adapter(tmp_path / "adapter", model, [], config=about, tensors=add)
     with LLM(str(tmp_path / "model")) as llm:
         words = f"adapters of {parameter.replace('.', '[.]')} are not supported"
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(CheckpointError, match=words) as caught:
             llm.core.adapters.load("mine", tmp_path / "adapter")
+    assert "blazr convert --merge-adapter" in caught.value.hint
 
 
 def test_experts_one_by_one(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ from blazr.nn.operands.lora import LoraFactors, LoraTable
 from blazr.nn.quant.weight import Weight
 
 _HEAD = "lm_head.weight"
-_HINT = "merge it with PEFT's merge_and_unload(), and serve what that saves"
+_HINT = (
+    "merge it with blazr convert --merge-adapter or PEFT's merge_and_unload(), and serve what that "
+    "saves"
+)
 
 
 def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dict[str, LoraFactors]:
@@ -123,14 +126,14 @@ def _factors_of_change(
     change, tensor, placements = known[0]
     left, right = change.factors
     size = len(left), right.shape[1]
-    is_of_all = change.a.shape[0] == change.rank  # not that of experts, of each its own
-    if not is_of_all or any(_matrix_of(module, each.parameter) is None for each in placements):
+    if any(_matrix_of(module, each.parameter) is None for each in placements):
         if _is_redundant(adapter, saved):
             return []
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
             raise _unsupported_dora(adapter.path, change)
         raise _unsupported_change(adapter.path, change)
+    adapter.check_rank(change)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     return [
         each

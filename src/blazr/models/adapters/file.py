@@ -124,6 +124,22 @@ class AdapterFile:
             expected="an adapter of this model, with its tensors' names",
         )
 
+    def check_rank(self, change: LowRankChange) -> None:
+        """Refuse matrices of another rank than the adapter's, as those of experts side by side.
+
+        Args:
+            change: Of one matrix.
+
+        Raises:
+            CheckpointError: They have another rank.
+        """
+        if change.a.shape[0] != change.rank:
+            raise CheckpointError(
+                f"{self.path}: the change of {change.name[:100]} is not of one matrix.",
+                found=f"A {list(change.a.shape)}, B {list(change.b.shape)}",
+                expected=f"A ({change.rank}, in) and B (out, {change.rank}), by its rank",
+            )
+
     def check_size(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         """Refuse a change of another size than the tensor's.
 

@@ -69,6 +69,15 @@ def plan_merge(
     for change in adapter.low_rank:
         known = ((each, _info_of(each.name, checkpoint)) for each in change.meanings)
         meant, info = next((pair for pair in known if pair[1] is not None), (change, None))
+        is_stack = change.a.shape[0] != change.rank and (info is None or len(info.shape) > 2)
+        if is_stack:
+            raise CheckpointError(
+                f"{adapter.path}: the change of {change.name[:100]} cannot be merged.",
+                found=f"several matrices in one: A {list(change.a.shape)}, rank {change.rank}",
+                expected="a change of each matrix by itself",
+                hint="merge it with PEFT's merge_and_unload(); that of experts can be served with "
+                "--adapter",
+            )
         if info is None:
             raise adapter.lacks(change.name)
         if info.name.endswith(_EMBEDDING) and is_tied:
@@ -104,6 +113,7 @@ def _stored(
     adapter: AdapterFile, change: LowRankChange, info: TensorInfo, before: StoredChange | None
 ) -> StoredChange:
     """A change of low rank, of the tensor as it is stored, or of the one that took its place."""
+    adapter.check_rank(change)
     left, right = change.factors
     adapter.check_size(info.name, (left.shape[0], right.shape[1]), info.shape)
     added = StoredChange(left, right, change.lengths(adapter.path, info.name))

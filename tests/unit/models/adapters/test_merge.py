@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from blazr import LLM
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support.adapters import projections, save_adapter
-from tests.support.references import save_reference
+from tests.support.references import CASES, save_reference
 
 pytest.importorskip("transformers")
 HEAD = "base_model.model.lm_head.modules_to_save.weight"
@@ -71,6 +72,48 @@ def test_whole_tensors_take_the_place_of_the_model_s(tmp_path: Path) -> None:
     found = load_file(made.path / "model.safetensors")
     assert torch.equal(found["lm_head.weight"], head)
     assert torch.equal(found["model.norm.weight"], norm)
+
+
+def _with_parameter(name: str, rows: int, columns: int, rank: int) -> dict[str, object]:
+    """Arguments of `save_adapter` for a change of one of PEFT's target_parameters."""
+    module, _, leaf = name.rpartition(".")
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.ones(rank, columns)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.ones(rows, rank)
+
+    return {"config": {"target_parameters": [leaf]}, "tensors": add}
+
+
+def test_more_numbers_than_the_rank_of_one_matrix_are_refused_as_in_serving(
+    tmp_path: Path,
+) -> None:
+    """They were multiplied and added, with the scale of a smaller rank."""
+    model = save_reference("llama", tmp_path / "model")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_adapter(tmp_path / "adapter", model, [], rank=4, **_with_parameter(name, 24, 24, rank=8))
+    words = "q_proj.weight is not of one matrix"
+    with pytest.raises(CheckpointError, match=words):
+        convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    assert not (tmp_path / "out").exists()
+    with LLM(str(tmp_path / "model")) as llm, pytest.raises(CheckpointError, match=words):
+        llm.core.adapters.load("mine", tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(("family", "experts"), [("olmoe", 6), ("gpt_oss", 4)])
+def test_changes_of_all_experts_at_once_are_told_what_to_do(
+    family: str, experts: int, tmp_path: Path
+) -> None:
+    """Of models whose files have the experts one by one, and in one tensor."""
+    kind, changes = CASES[family]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    name = "model.layers.0.mlp.experts.down_proj"
+    about = _with_parameter(name, 24, 44, rank=4 * experts)
+    save_adapter(tmp_path / "adapter", model, [], rank=4, **about)
+    with pytest.raises(CheckpointError, match="down_proj cannot be merged") as caught:
+        convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    assert "--adapter" in caught.value.hint
+    assert not (tmp_path / "out").exists()
 
 
 def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
