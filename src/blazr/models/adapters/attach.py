@@ -127,7 +127,7 @@ def _factors_of_change(
     left, right = change.factors
     size = len(left), right.shape[1]
     if any(_matrix_of(module, each.parameter) is None for each in placements):
-        if _is_redundant(adapter, saved):
+        if adapter.is_redundant(saved):
             return []
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
@@ -140,20 +140,6 @@ def _factors_of_change(
         for placement, own in zip(placements, rows, strict=True)
         for each in _factors_of_rows(change, module, placement, rows=own, path=adapter.path)
     ]
-
-
-def _is_redundant(adapter: AdapterFile, change: LowRankChange) -> bool:
-    """Whether a change of a module that the network lacks is zero, or repeats another change.
-
-    Where layers share a module, PEFT saves its changes with each of them; and those of modules
-    that nobody uses (Zamba2 has such) are not trained, so that B is zero.
-    """
-    is_again = any(
-        torch.equal(each.a, change.a) and torch.equal(each.b, change.b)
-        for each in adapter.low_rank
-        if each is not change
-    )
-    return is_again or not change.b.any()
 
 
 def _factors_of_whole(

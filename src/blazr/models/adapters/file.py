@@ -116,6 +116,19 @@ class AdapterFile:
     whole: tuple[WholeChange, ...] = ()
     nbytes: int
 
+    def is_redundant(self, change: LowRankChange) -> bool:
+        """Whether a change of what the model lacks is zero, or repeats another change.
+
+        Where layers share a module, PEFT saves its changes with each of them; and those of modules
+        that nobody uses (Zamba2 has such) are not trained, so that B is zero.
+        """
+        is_again = any(
+            torch.equal(each.a, change.a) and torch.equal(each.b, change.b)
+            for each in self.low_rank
+            if each is not change
+        )
+        return is_again or not change.b.any()
+
     def lacks(self, name: str) -> CheckpointError:
         """The error where a model has no tensor of a name."""
         return CheckpointError(

@@ -66,6 +66,7 @@ def plan_merge(
             raise adapter.lacks(name)
         adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
         found[info.name] = StoredChange(replaced.numbers.float(), None)
+    redundant = []
     for change in adapter.low_rank:
         known = ((each, _info_of(each.name, checkpoint)) for each in change.meanings)
         meant, info = next((pair for pair in known if pair[1] is not None), (change, None))
@@ -79,7 +80,10 @@ def plan_merge(
                 "--adapter",
             )
         if info is None:
-            raise adapter.lacks(change.name)
+            if not adapter.is_redundant(change):
+                raise adapter.lacks(change.name)
+            redundant.append(change.name)
+            continue
         if info.name.endswith(_EMBEDDING) and is_tied:
             raise CheckpointError(
                 f"{adapter.path}: the change of {info.name[:100]} cannot be merged.",
@@ -88,6 +92,8 @@ def plan_merge(
                 hint="serve it with --adapter, which changes the embedding alone",
             )
         found[info.name] = _stored(adapter, meant, info, found.get(info.name))
+    if redundant and not found:
+        raise adapter.lacks(redundant[0])
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +115,32 @@ def test_changes_of_all_experts_at_once_are_told_what_to_do(
         convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
     assert "--adapter" in caught.value.hint
     assert not (tmp_path / "out").exists()
+
+
+def test_changes_of_a_shared_block_are_merged_once(tmp_path: Path) -> None:
+    """PEFT saves them with each layer that uses it; the file has its tensors with the first."""
+    kind, changes = CASES["zamba2"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    owner, other = (
+        f"model.layers.{layer}.shared_transformer.feed_forward.down_proj" for layer in (1, 4)
+    )
+    assert model.get_submodule(owner).weight is model.get_submodule(other).weight
+
+    def once_more(tensors: dict[str, Tensor], *, more: float) -> None:
+        for name in [name for name in tensors if owner in name]:
+            tensors[name.replace(owner, other)] = tensors[name] + more
+
+    merged = save_adapter(
+        tmp_path / "same", model, [owner], tensors=functools.partial(once_more, more=0.0)
+    )
+    save_adapter(
+        tmp_path / "unlike", model, [owner], tensors=functools.partial(once_more, more=1.0)
+    )
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "same")
+    found = load_file(made.path / "model.safetensors")[f"{owner}.weight"]
+    torch.testing.assert_close(found, merged.get_submodule(owner).weight.data)
+    with pytest.raises(CheckpointError, match="no matrix"):
+        convert(str(tmp_path / "model"), tmp_path / "two", merge_adapter=tmp_path / "unlike")
 
 
 def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
