@@ -239,6 +239,17 @@ def test_deepseek_v2_fills_up_with_experts_of_weight_zero(tmp_path: Path) -> Non
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
+def test_an_empty_section_about_rotation_says_that_it_is_plain(tmp_path: Path) -> None:
+    """Where there is none, GPT-OSS stretches it; an empty one was said to contradict that."""
+    theirs = save_reference("gpt_oss", tmp_path, changes=CASES["gpt_oss"][1])
+    taken = type(theirs.config)(rope_parameters={}).rope_parameters
+    assert taken["rope_type"] == "default"
+    text = (tmp_path / "config.json").read_text()
+    empty, plain = (_derived_with(tmp_path, text, "rope_parameters", each) for each in ({}, taken))
+    assert empty is not None
+    assert empty == plain
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_experts_of_four_bits(tmp_path: Path) -> None:
     """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""

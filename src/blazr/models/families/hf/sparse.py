@@ -181,7 +181,7 @@ GLM4_MOE = Traits(
 
 def _stretch_gpt_oss(own: Mapping[str, object]) -> Mapping[str, object]:
     """As transformers does where the config has nothing about rotation."""
-    if own.get("rope_parameters") or own.get("rope_scaling"):
+    if own.get("rope_parameters") is not None or own.get("rope_scaling"):
         return own
     stretched = {
         "rope_type": "yarn",
