@@ -214,6 +214,26 @@ def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:
     assert "unknown keys are ignored: attention_twist, lora_r" in warning
 
 
+@pytest.mark.parametrize("case", ["olmoe", "qwen2_moe", "gpt_oss", "deepseek_v3", "kimi_linear"])
+def test_more_experts_than_there_are_are_refused(case: str, tmp_path: Path) -> None:
+    """transformers fails with the first token; all of them were taken, without a word."""
+    kind, changes = CASES[case]
+    save_reference(kind, tmp_path, changes=changes)
+    assert plan_model(str(tmp_path)).derivation.config
+    key = "num_experts_per_token" if case == "kimi_linear" else "num_experts_per_tok"
+    rewrite_config(tmp_path, **{key: 99})
+    with pytest.raises(ConfigError, match="cannot choose more experts than there are") as caught:
+        plan_model(str(tmp_path))
+    assert caught.value.found.startswith("99 of ")
+
+
+def test_a_dense_model_may_name_more_experts_than_its_one(tmp_path: Path) -> None:
+    """As Jamba's configs do."""
+    changes = CASES["jamba"][1] | {"num_experts": 1, "num_experts_per_tok": 2}
+    save_reference("jamba", tmp_path, changes=changes)
+    assert plan_model(str(tmp_path)).derivation.config
+
+
 def test_more_experts_than_the_best_groups_have_are_refused(make_pair) -> None:
     """Their scores are equal, so which of them is taken, and weighed in full, is left to chance."""
     directory = make_pair("deepseek_v3").directory  # two of four groups, of two experts each

@@ -31,12 +31,22 @@ def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeCo
     Args:
         reading: The config.
         size: Key of an expert's intermediate size.
+
+    Raises:
+        ConfigError: A token is to choose more experts than there are.
     """
+    experts, chosen = reading.size("num_experts"), reading.size("experts_per_tok")
+    if chosen > experts > 1:  # a dense Jamba says that there is one, of which two are chosen
+        raise ConfigError(
+            f"{reading.reader.source}: a token cannot choose more experts than there are.",
+            found=f"{chosen} of {experts} experts",
+            expected=f"num_experts_per_tok from 1 to {experts}",
+        )
     return MoeConfig(
         hidden_size=reading.hidden_size,
         intermediate_size=reading.size(size),
-        num_experts=reading.size("num_experts"),
-        experts_per_token=reading.size("experts_per_tok"),
+        num_experts=experts,
+        experts_per_token=chosen,
         activation=reading.activation("hidden_act"),
     )
 
