@@ -40,6 +40,7 @@ _MAX_SIDE = 2**14  # pixels
 _MAX_PATCHES = 2**13  # of an image, each of which attends to all
 _MAX_SCALE = 64
 _MAX_PIXTRAL = 2**12  # pixels, of which it makes a table
+_MIN_DEVIATION = 1e-3  # of colours from 0 to 1
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +78,7 @@ class TowerSpec:
         layers = _layers_of(_LAYER, checkpoint.tensors)
         self.num_layers = len(layers)
         self.deep_layers = _layers_of(_DEEP, checkpoint.tensors)
-        self.projection_dim = int(self.number("projection_dim", most=2**20))
+        self.projection_dim = self.integer("projection_dim", most=2**20)
         if layers != [*range(self.num_layers)]:
             raise _mismatch(f"{checkpoint.path.name} lacks layers.", f"layers {layers[:8]}")
 
@@ -94,16 +95,31 @@ class TowerSpec:
             )
         return info.shape
 
-    def number(self, key: str, default: float | None = None, *, most: float = _MAX_SIDE) -> float:
-        """A value of ``clip.vision.``, above 0.
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIDE
+    ) -> int:
+        """A value of ``clip.vision.``, a whole number.
 
         Raises:
             CheckpointError: There is none, or it is out of range.
         """
         found = self._checkpoint.metadata.get(f"clip.vision.{key}", default)
-        if isinstance(found, int | float) and isfinite(found) and 0 < found <= most:
+        if type(found) is int and least <= found <= most:
             return found
-        raise self._unusable(key, found, f"a number above 0, to {most}")
+        raise self._unusable(key, found, f"a whole number from {least} to {most}")
+
+    @property
+    def epsilon(self) -> float:
+        """What norms add to the variance.
+
+        Raises:
+            CheckpointError: It is no number from 0 to 1.
+        """
+        key = "attention.layer_norm_epsilon"
+        found = self._checkpoint.metadata.get(f"clip.vision.{key}", 1e-6)
+        if isinstance(found, int | float) and 0 <= found <= 1:
+            return float(found)
+        raise self._unusable(key, found, "a number from 0 to 1")
 
     def _unusable(self, key: str, found: object, expected: str) -> CheckpointError:
         message = f"clip.vision.{key} of {self._checkpoint.path.name} is not usable."
@@ -115,11 +131,11 @@ class TowerSpec:
         Raises:
             CheckpointError: There are none.
         """
-        found = self._checkpoint.metadata.get(f"clip.vision.{key}", ())
-        values = [float(each) for each in found] if isinstance(found, Sequence | memoryview) else []
-        if len(values) != 3 or not all(map(isfinite, values)):
-            raise self._unusable(key, values[:4], "three numbers")
-        return values
+        found = self._checkpoint.metadata.get(f"clip.vision.{key}")
+        values = [*found] if isinstance(found, list | tuple | memoryview) else []
+        if len(values) != 3 or not all(isinstance(e, int | float) and isfinite(e) for e in values):
+            raise self._unusable(key, values[:4] or found, "three numbers")
+        return [float(each) for each in values]
 
     @property
     def image_size(self) -> int:
@@ -139,13 +155,26 @@ class TowerSpec:
 
     @property
     def num_heads(self) -> int:
-        """Heads of its attention."""
-        return int(self.number("attention.head_count"))
+        """Heads of its attention.
+
+        Raises:
+            CheckpointError: They do not share its channels evenly.
+        """
+        key = "attention.head_count"
+        found = self.integer(key)
+        if self.hidden_size % found:
+            raise self._unusable(key, found, f"a divisor of the {self.hidden_size} channels")
+        return found
 
     @property
     def merge_size(self) -> int:
         """Side of the square of patches that becomes one vector."""
-        return int(self.number("spatial_merge_size", 2, most=_MAX_SCALE))
+        return self.integer("spatial_merge_size", 2, most=_MAX_SCALE)
+
+    @property
+    def merged_side(self) -> int:
+        """Side of the same in pixels."""
+        return self.patch_size * self.merge_size
 
     @property
     def uses_silu(self) -> bool:
@@ -162,24 +191,39 @@ class TowerSpec:
             "num_attention_heads": self.num_heads,
             "image_size": self.image_size,
             "patch_size": self.patch_size,
-            "layer_norm_eps": self.number("attention.layer_norm_epsilon", 1e-6),
+            "layer_norm_eps": self.epsilon,
             "hidden_act": "gelu_pytorch_tanh",
         }
 
     @property
     def normalization(self) -> dict[str, object]:
-        """Mean and standard deviation of each colour, as the library's processors take them."""
-        return {"image_mean": self.colours("image_mean"), "image_std": self.colours("image_std")}
+        """Mean and standard deviation of each colour, as the library's processors take them.
+
+        Raises:
+            CheckpointError: One is missing, or a deviation is 0 or negative.
+        """
+        deviations = self.colours("image_std")
+        if min(deviations) < _MIN_DEVIATION:
+            raise self._unusable("image_std", deviations, f"three numbers from {_MIN_DEVIATION} on")
+        return {"image_mean": self.colours("image_mean"), "image_std": deviations}
 
     @property
     def scale_factor(self) -> int:
         """Side of the square of vectors that becomes one token."""
-        return int(self.number("projector.scale_factor", 4, most=_MAX_SCALE))
+        return self.integer("projector.scale_factor", 4, most=_MAX_SCALE)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that stand for an image, or a part of one, where all are square."""
-        return (self.image_size // self.patch_size // self.scale_factor) ** 2
+        """Tokens that stand for an image, or a part of one, where all are square.
+
+        Raises:
+            CheckpointError: There would be none.
+        """
+        patches = self.image_size // self.patch_size
+        if self.scale_factor > patches:
+            expected = f"at most the {patches} patches of a side"
+            raise self._unusable("projector.scale_factor", self.scale_factor, expected)
+        return (patches // self.scale_factor) ** 2
 
 
 _LAYER = re.compile(r"v\.blk\.(\d{1,6})\.")
@@ -389,7 +433,7 @@ def _write_idefics(tower: TowerSpec, batch: Mapping[str, Any]) -> str:
 
 def _write_pixtral(tower: TowerSpec, batch: Mapping[str, Any]) -> str:
     """The tokens of each row, and what stands between rows."""
-    side = tower.patch_size * tower.merge_size
+    side = tower.merged_side
     height, width = (int(each) // side for each in batch["image_sizes"][0])
     return "[IMG_BREAK]".join(["[IMG]" * width] * height) + "[IMG_END]"
 
@@ -407,7 +451,7 @@ def _pixtral(tower: TowerSpec) -> dict[str, Any]:
             "num_hidden_layers": tower.num_layers,
             "num_attention_heads": tower.num_heads,
             "head_dim": tower.hidden_size // tower.num_heads,
-            "image_size": int(tower.number("image_size", most=_MAX_PIXTRAL)),
+            "image_size": _pixtral_size(tower),
             "patch_size": tower.patch_size,
             "hidden_act": "silu" if tower.uses_silu else "gelu",
         },
@@ -417,18 +461,23 @@ def _pixtral(tower: TowerSpec) -> dict[str, Any]:
     }
 
 
+def _pixtral_size(tower: TowerSpec) -> int:
+    """Pixels of the longest side of an image."""
+    return tower.integer("image_size", least=tower.merged_side, most=_MAX_PIXTRAL)
+
+
 def _pixtral_pixels(tower: TowerSpec) -> dict[str, Any]:
-    side = tower.patch_size * tower.merge_size
+    side = tower.merged_side
     return {
-        "size": {"longest_edge": int(tower.number("image_size", most=_MAX_PIXTRAL))},
+        "size": {"longest_edge": _pixtral_size(tower)},
         "patch_size": {"height": side, "width": side},
     }
 
 
 def _qwen_pixels(tower: TowerSpec) -> dict[str, Any]:
     sides = {
-        "shortest_edge": int(tower.number("image_min_pixels", 56 * 56, most=_MAX_SIDE**2)),
-        "longest_edge": int(tower.number("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2)),
+        "shortest_edge": tower.integer("image_min_pixels", 56 * 56, most=_MAX_SIDE**2),
+        "longest_edge": tower.integer("image_max_pixels", 1280 * 28 * 28, most=_MAX_SIDE**2),
     }
     return {"size": sides, "patch_size": tower.patch_size, "merge_size": tower.merge_size}
 
@@ -442,10 +491,10 @@ def _qwen_2(tower: TowerSpec) -> dict[str, Any]:
 
 
 def _qwen_2_5(tower: TowerSpec) -> dict[str, Any]:
-    period = int(tower.number("n_wa_pattern", 8))
+    period = tower.integer("n_wa_pattern", 8)
     return {
         **_later_sizes(tower),
-        "window_size": int(tower.number("window_size", 112)),
+        "window_size": tower.integer("window_size", 112, least=tower.merged_side),
         "fullatt_block_indexes": [*range(period - 1, tower.num_layers, period)],
     }
 
@@ -526,9 +575,7 @@ PROJECTORS: Table[Projector] = Table(
             tensors=_of_idefics,
             image_processor="Idefics3",
             pixels=lambda tower: {
-                "size": {
-                    "longest_edge": int(tower.number("preproc_image_size", 4 * tower.image_size))
-                },
+                "size": {"longest_edge": tower.integer("preproc_image_size", 4 * tower.image_size)},
                 "max_image_size": {"longest_edge": tower.image_size},
                 "return_row_col_info": True,
             },
