@@ -711,7 +711,7 @@ class MmprojEncoder(ImageEncoder):
         """All of a file, float32, by the library's names."""
         # older converters called the two matrices by each other's names
         down = checkpoint.tensors.get("v.blk.0.ffn_down.weight")
-        is_swapped = down is not None and down.shape[-1] == tower.hidden_size
+        is_swapped = down is not None and down.shape[0] != tower.hidden_size
         found = {}
         for name, info in checkpoint.tensors.items():
             stored = checkpoint.own(info)

@@ -6,9 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from blazr.core.errors import CheckpointError
-from blazr.pipelines.mmproj import PROJECTORS, TowerSpec
+from blazr.pipelines.mmproj import PROJECTORS, MmprojEncoder, TowerSpec
 
 HIDDEN, INNER, PATCH = 16, 20, 7
 USUAL = {
@@ -79,3 +80,23 @@ def test_values_that_fit_nothing_are_named(kind: str, key: str, value: object) -
     name = key.replace("__", ".")
     with pytest.raises(CheckpointError, match=f"clip.vision.{name} of mmproj.gguf is not usable"):
         read(kind, **{key: value})
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_feed_forwards_that_are_as_wide_as_the_tower_keep_their_names(*, is_swapped: bool) -> None:
+    """Older converters called the two matrices by each other's names, which their sizes tell."""
+    inner = INNER if is_swapped else HIDDEN
+    shapes = {"up": (HIDDEN, inner), "down": (inner, HIDDEN)}
+    tensors = {f"v.blk.0.ffn_{name}.weight": torch.randn(shapes[name]) for name in shapes}
+    checkpoint = SimpleNamespace(
+        tensors={
+            name: SimpleNamespace(name=name, shape=tuple(each.shape), is_packed=False)
+            for name, each in tensors.items()
+        },
+        own=lambda info: tensors[info.name],
+    )
+    encoder = SimpleNamespace(_projector=SimpleNamespace(tensors=lambda _, found: found))
+    tower = SimpleNamespace(hidden_size=HIDDEN)
+    found = MmprojEncoder._tensors(encoder, checkpoint, tower)  # type: ignore[arg-type]
+    stored = tensors[f"v.blk.0.ffn_{'up' if is_swapped else 'down'}.weight"]
+    assert torch.equal(found["v.blk.0.ffn_down.weight"], stored)
