@@ -107,7 +107,10 @@ def test_what_cannot_be_read_is_refused_where_it_was_asked_for(
         ),
         ({"v.blk.1.ln1.weight": None}, "missing"),
         ({"v.position_embd.weight": torch.zeros(10**6, 16)}, "cannot be loaded|too large"),
-        ({"v.blk.0.attn_q.weight": torch.zeros(3, 3)}, "cannot be loaded"),
+        (
+            {"v.blk.0.attn_q.weight": torch.zeros(3, 3)},
+            r"another shape(?s:.)*q_proj.weight \[3, 3\]",
+        ),
     ],
 )
 def test_spoiled_files(

@@ -82,11 +82,11 @@ def network_of(
         tensors: By the library's names.
         dtype: What to compute in; ``auto`` is that of the config.
         of: What people call it.
-        hint: What to try where tensors are missing.
+        hint: What to try where tensors are missing, or have another shape.
         unused: What the names of tensors begin with that may be missing.
 
     Raises:
-        CheckpointError: Tensors are missing.
+        CheckpointError: Tensors are missing, or have another shape.
         Exception: What the library raises where it cannot.
     """
     network_class: Any = kind
@@ -96,7 +96,21 @@ def network_of(
     own.transformers_weights = None
     with _bars_on_terminals():
         network, problems = network_class.from_pretrained(
-            None, config=own, state_dict=tensors, dtype=dtype, output_loading_info=True
+            None,
+            config=own,
+            state_dict=tensors,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else it names them in the log alone
+        )
+    others = sorted(problems["mismatched_keys"])
+    if others:
+        name, found, wanted = others[0]
+        raise CheckpointError(
+            f"{len(others)} tensors of {of} have another shape than the configuration says.",
+            found=f"{name[:100]} {list(found)}",
+            expected=f"{list(wanted)}",
+            hint=hint,
         )
     missing = sorted(name for name in problems["missing_keys"] if not name.startswith(unused))
     if missing:
@@ -139,7 +153,7 @@ def network_from(
         unused: What the names of tensors begin with that may be missing.
 
     Raises:
-        CheckpointError: Tensors are missing.
+        CheckpointError: Tensors are missing, or have another shape.
         Exception: What transformers raises where it cannot.
     """
     import transformers
