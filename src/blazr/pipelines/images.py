@@ -41,7 +41,9 @@ def open_image(
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            num_frames = getattr(image, "n_frames", 1)
+            # cameras put previews behind the picture, which is the first frame
+            is_photo = image.format == "MPO"
+            num_frames = 1 if is_photo else getattr(image, "n_frames", 1)
             if width * height <= MAX_PIXELS and num_frames == 1:
                 return _in_bytes(ImageOps.exif_transpose(image)).convert(mode)
     except Exception as error:  # decoders of damaged files raise whatever comes to pass
