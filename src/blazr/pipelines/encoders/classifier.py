@@ -56,9 +56,14 @@ class Classifier(Encoder):
         return (found if self._activation == _IDENTITY else found.sigmoid()).tolist()
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The probability of each label, (B, L): they sum to 1 where only one can be right."""
+        """The probability of each label, (B, L): they sum to 1 where only one can be right.
+
+        Of a model of regression, whose numbers are no probabilities, they are what they were.
+        """
         found = torch.from_numpy(logits)
         config = self.network.config
+        if config.problem_type == "regression":
+            return logits
         if config.num_labels == 1 or config.problem_type == "multi_label_classification":
             return found.sigmoid().numpy()
         return found.softmax(-1).numpy()

@@ -222,6 +222,19 @@ def test_classifiers_give_each_label_its_probability(is_multi: bool, tmp_path: P
     classifier.close()
 
 
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_numbers_of_a_regression_are_no_probabilities(num_labels: int, tmp_path: Path) -> None:
+    """As transformers' pipeline and vLLM give them."""
+    save_classifier(tmp_path, "bert", num_labels=num_labels, problem_type="regression")
+    classifier = load(tmp_path)
+    assert isinstance(classifier, Classifier)
+    auto = "AutoModelForSequenceClassification"
+    expected = torch.stack([_states_of(tmp_path, text, auto).logits[0] for text in TEXTS])
+    found = classifier.probabilities(read(classifier, *TEXTS))
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    classifier.close()
+
+
 class Leaving(Gathered):
     def check(self) -> None:
         if self.num_tokens:
