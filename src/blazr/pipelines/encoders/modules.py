@@ -139,6 +139,20 @@ def _from_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Modules:
     text = _read(directory / "sentence_bert_config.json", {})
     own = _read(directory / "config_sentence_transformers.json", {})
     longest = text.get("max_seq_length")
+    if longest is not None and int(longest) < 1:
+        raise CheckpointError(
+            "sentence_bert_config.json leaves no room for a text.",
+            found=f"max_seq_length {str(longest)[:20]}",
+            expected="1 or more",
+        )
+    prompts = {str(name): str(prompt) for name, prompt in (own.get("prompts") or {}).items()}
+    default = own.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            "config_sentence_transformers.json lacks the prompt that it names as the default.",
+            found=repr(default)[:50],
+            expected=", ".join(prompts)[:200] or "none, as there are no prompts",
+        )
     return Modules(
         poolings=poolings,
         pools_prompt=pools_prompt,
@@ -146,8 +160,8 @@ def _from_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Modules:
         normalizes=normalizes,
         max_tokens=None if longest is None else int(longest),
         lowers=bool(text.get("do_lower_case", False)),
-        prompts={str(name): str(prompt) for name, prompt in (own.get("prompts") or {}).items()},
-        default_prompt=own.get("default_prompt_name"),
+        prompts=prompts,
+        default_prompt=default,
     )
 
 

@@ -271,7 +271,11 @@ def test_batches_hold_every_text_once() -> None:
         ("2_Dense/config.json", {"in_features": 16, "out_features": 25, "bias": False}),
         ("2_Dense/config.json", {"in_features": 16, "out_features": 24, "bias": True}),
         ("sentence_bert_config.json", {"max_seq_length": "many"}),
+        ("sentence_bert_config.json", {"max_seq_length": -5}),
         ("config_sentence_transformers.json", [1]),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
+        ("config_sentence_transformers.json", {"prompts": {"a": "b"}, "default_prompt_name": "c"}),
+        ("config_sentence_transformers.json", {"default_prompt_name": ["query"]}),
     ],
 )
 def test_files_that_are_not_understood_are_refused(
