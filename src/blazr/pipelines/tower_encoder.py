@@ -315,8 +315,16 @@ class TowerEncoder(ABC):
 
         Raises:
             ValueError: There are not as many vectors as tokens that want one.
+            RequestError: Some of their numbers are not finite.
         """
         vectors = vectors.to("cpu", self._dtype)
+        if not vectors.isfinite().all():
+            raise RequestError(
+                f"this model makes no finite numbers of {self.noun}.",
+                param="messages",
+                found=f"NaN or infinity, computed in {str(self._dtype).removeprefix('torch.')}",
+                hint="load the model with --dtype bfloat16 or float32, whose numbers reach further",
+            )
         expected = (token_ids.count(parts.token_id), self._hidden_size)
         if vectors.shape[1:] != expected:
             raise ValueError(f"vectors {tuple(vectors.shape)} for tokens {expected}")

@@ -1,4 +1,4 @@
-"""The processor and the tower of media are loaded and used by one thread at a time."""
+"""Encoders of media are used by one thread at a time, and say where they make no numbers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from blazr.core.errors import RequestError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.pipelines import tower_encoder
 from blazr.pipelines.image_encoder import ImageEncoder
@@ -119,3 +120,14 @@ def test_a_prompt_is_not_joined_while_an_image_is_encoded(encoder: SlowEncoder) 
     )
     assert encoder.num_builds == 1
     assert not encoder.overlaps
+
+
+def test_vectors_that_are_not_finite_are_told(encoder: SlowEncoder) -> None:
+    """Each reply would end with scores that are not finite, and nobody would know why."""
+    parts = encoder._load()
+    for bad in (float("nan"), float("inf"), 1e39):
+        vectors = torch.tensor([[[1.0, 2.0, 3.0, bad]]], dtype=torch.float64)
+        with pytest.raises(RequestError, match="no finite numbers of an image") as caught:
+            encoder._tokens_of(parts, [7], vectors, b"")
+        assert "float32" in caught.value.found
+    assert encoder._tokens_of(parts, [7], torch.ones(1, 1, 4), b"").embeddings
