@@ -80,7 +80,7 @@ class ImageEncoder(TowerEncoder):
         Args:
             parts: The processor and the tower.
             frames: Its images, one a second.
-            digest: Says which video it is, and whose vectors come of it.
+            digest: What the prefix cache knows it by.
         """
         count = len(frames)
         second = {"total_num_frames": count, "fps": 1.0, "duration": float(count)}

@@ -48,12 +48,13 @@ class EncoderParts:
     Args:
         processor: The library's, from media to what the tower reads, and tokens.
         tower: The library's network without its language model.
-        marker: Id that a chat template writes for one of them.
+        marker: Id of the token that a chat template writes in the place of an image or a sound.
         token_id: Id of the tokens that have vectors.
         scale: What the language model multiplies embeddings with, these too.
-        seed: Says whose vectors they are.
+        seed: A hash of the encoder's configuration and files. What the prefix cache knows an image
+            by is made of it, so that no other encoder's vectors are taken for this one's.
         is_bidirectional: Whether an image's tokens attend to each other in both directions.
-        line_feeds: Of tokens that are nothing else, how many they are.
+        line_feeds: How many line feeds a token has, by the ids of those that have nothing else.
     """
 
     processor: Any
@@ -281,8 +282,8 @@ class TowerEncoder(ABC):
         Args:
             parts: The processor and the tower.
             opened: What a file holds, as `_open` gives it.
-            digest: Says what it is, and whose vectors come of it.
-            num_copies: How often the processor gets it, of which the first one counts.
+            digest: What the prefix cache knows it by.
+            num_copies: How often the processor gets it; the vectors of the first copy are taken.
         """
 
     def _placed(self, inputs: dict[str, Any]) -> Any:
@@ -308,10 +309,10 @@ class TowerEncoder(ABC):
             token_ids: Its tokens.
             vectors: (1 + L, N, C), in the place of embeddings, and behind each of the first L
                 layers.
-            digest: Of it.
-            size: How many images it has, and their rows and columns; where text stands between
-                them, it says when they are.
-            interval: From an image to the next in time, in positions, where none does.
+            digest: What the prefix cache knows it by.
+            size: Of an image or a video: frames, and the rows and columns of tokens of each. Where
+                text stands between the frames, the text says when each is seen.
+            interval: Positions from a frame to the next one, where no text says so.
 
         Raises:
             ValueError: There are not as many vectors as tokens that want one.
@@ -367,7 +368,7 @@ def _runs(
 
 
 def line_feeds(tokenizer: Callable[..., Mapping[str, object]]) -> dict[int, int]:
-    """Of tokens that are line feeds alone, how many they are."""
+    """How many line feeds a token has, by the ids of those that have nothing else."""
     texts = ["\n" * count for count in range(1, _MOST_LINE_FEEDS)]
     ids: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return {each[0]: count for count, each in enumerate(ids, 1) if len(each) == 1}
