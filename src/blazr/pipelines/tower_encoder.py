@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 MAX_CACHE_BYTES = 256 * 2**20  # of the vectors of media
 _MOST_LINE_FEEDS = 64  # twice those of Gemma's longest token
 _BIDIRECTIONAL = {"gemma3"}  # among the tokens of one image
+_PROCESSOR_CONFIGS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 _LANGUAGE_MODELS = {"language_model", "text_model"}
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,7 @@ class EncoderParts:
         marker: Id of the token that a chat template writes in the place of an image or a sound.
         token_id: Id of the tokens that have vectors.
         scale: What the language model multiplies embeddings with, these too.
-        seed: A hash of the encoder's configuration and files. What the prefix cache knows an image
+        seed: A hash of the encoder's configurations and files. What the prefix cache knows an image
             by is made of it, so that no other encoder's vectors are taken for this one's.
         is_bidirectional: Whether an image's tokens attend to each other in both directions.
         line_feeds: How many line feeds a token has, by the ids of those that have nothing else.
@@ -223,6 +228,11 @@ class TowerEncoder(ABC):
             for info in infos.values()
             for path in [info.file]
         ]
+        settings = [
+            (name, (directory / name).read_bytes())
+            for name in _PROCESSOR_CONFIGS
+            if (directory / name).is_file()
+        ]
         return EncoderParts(
             processor=processor,
             tower=tower,
@@ -230,7 +240,7 @@ class TowerEncoder(ABC):
             token_id=getattr(config, f"{self.medium}_token_id"),
             # Granite's and its relatives multiply vectors and embeddings alike; Gemma's only these
             scale=float(getattr(config.get_text_config(), "embedding_multiplier", 1.0)),
-            seed=sha256(repr((config.to_dict(), stamps)).encode()).digest(),
+            seed=sha256(repr((config.to_dict(), stamps, settings)).encode()).digest(),
             is_bidirectional=self._is_bidirectional,
             line_feeds=line_feeds(processor.tokenizer),
         )

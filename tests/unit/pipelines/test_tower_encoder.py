@@ -131,3 +131,25 @@ def test_vectors_that_are_not_finite_are_told(encoder: SlowEncoder) -> None:
             encoder._tokens_of(parts, [7], vectors, b"")
         assert "float32" in caught.value.found
     assert encoder._tokens_of(parts, [7], torch.ones(1, 1, 4), b"").embeddings
+
+
+def test_another_processor_makes_other_vectors_to_the_prefix_cache(tmp_path: Path) -> None:
+    """Else what a server has kept on disk would go on with pixels that are scaled otherwise."""
+    vision_models = pytest.importorskip("tests.support.vision_models")
+    vision_models.save("gemma3", tmp_path)
+    model = SimpleNamespace(
+        dtype=torch.float32, config=SimpleNamespace(hidden_size=24), device=torch.device("cpu")
+    )
+
+    def digests() -> list[bytes]:
+        encoder = ImageEncoder(tmp_path, "gemma3", model)  # type: ignore[arg-type]
+        (image,) = encoder.encode([vision_models.picture(8, 8)])
+        return [each.digest for each in image.embeddings]
+
+    before = digests()
+    assert digests() == before
+    files = [file for file in tmp_path.glob("*.json") if "image_mean" in file.read_text()]
+    for file in files:
+        file.write_text(file.read_text().replace("0.5", "0.25"))
+    assert files
+    assert digests() != before
