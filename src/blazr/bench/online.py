@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from time import perf_counter
 
@@ -12,7 +12,7 @@ import msgspec
 from blazr.bench.load import Record
 from blazr.bench.workload import BenchRequest
 from blazr.core.errors import EngineError
-from blazr.core.remote import auth_headers, root_url
+from blazr.core.remote import EventReader, auth_headers, root_url
 
 # Ids that every vocabulary has, where a server does not tell how many it has.
 COMMON_IDS = 256
@@ -105,8 +105,9 @@ class HttpTarget:
                 if answer.status_code != 200:
                     detail = (await answer.aread()).decode(errors="replace")[:150]
                     raise EngineError(f"HTTP {answer.status_code}", found=detail)
-                async for line in answer.aiter_lines():
-                    self._read_line(line, record)
+                reader = EventReader()
+                async for piece in answer.aiter_bytes():
+                    self._read_events(reader.feed(piece), record)
         except (httpx2.HTTPError, msgspec.DecodeError) as error:
             raise EngineError(f"{type(error).__name__}: {str(error)[:100]}") from None
         if not record.token_s:
@@ -117,16 +118,13 @@ class HttpTarget:
         """None: the figures are the server's own."""
         return {}
 
-    def _read_line(self, line: str, record: Record) -> None:
+    def _read_events(self, events: Iterable[bytes], record: Record) -> None:
         now_s = perf_counter()
-        field, _, data = line.partition(":")
-        if field != "data" or data.strip() == "[DONE]":
-            return
-        chunk = self._decoder.decode(data)
-        if chunk.error is not None:
-            raise EngineError("the server failed.", found=str(chunk.error)[:150])
-        record.token_s += [now_s for choice in chunk.choices if choice.get("text")]
-        if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details or {}
-            record.cached_tokens = details.get("cached_tokens") or 0
-            record.output_tokens = chunk.usage.completion_tokens
+        for chunk in map(self._decoder.decode, events):
+            if chunk.error is not None:
+                raise EngineError("the server failed.", found=str(chunk.error)[:150])
+            record.token_s += [now_s for choice in chunk.choices if choice.get("text")]
+            if chunk.usage is not None:
+                details = chunk.usage.prompt_tokens_details or {}
+                record.cached_tokens = details.get("cached_tokens") or 0
+                record.output_tokens = chunk.usage.completion_tokens

@@ -12,7 +12,7 @@ from typing_extensions import override
 from blazr.cli import options
 from blazr.core import env
 from blazr.core.errors import EngineError, RequestError
-from blazr.core.remote import auth_headers, root_url
+from blazr.core.remote import EventReader, auth_headers, root_url
 
 if TYPE_CHECKING:
     import httpx2
@@ -253,10 +253,8 @@ def _events(answer: httpx2.Response) -> Iterator[Event]:
     has_begun = False
     num_dropped = int(answer.headers.get("X-Blazr-Dropped-Messages", 0))
     usage: dict[str, Any] = {}
-    for line in answer.iter_lines():
-        field, _, data = line.partition(":")
-        if field != "data" or data.strip() == "[DONE]":
-            continue
+    reader = EventReader()
+    for data in (each for piece in answer.iter_bytes() for each in reader.feed(piece)):
         chunk = json.loads(data)
         if chunk.get("error"):
             raise EngineError("the server failed.", found=_message(chunk)[:200])

@@ -1,4 +1,4 @@
-"""A server as its clients name it: an address, with or without ``/v1``, and a key."""
+"""What clients of a server share: its address, with or without ``/v1``, a key, and its streams."""
 
 from __future__ import annotations
 
@@ -11,3 +11,21 @@ def root_url(url: str) -> str:
 def auth_headers(key: str | None) -> dict[str, str]:
     """The headers that show a server an API key; none without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+class EventReader:
+    """Cuts a stream of server-sent events into what their ``data`` lines hold.
+
+    Lines end with a line feed, perhaps after a carriage return. The ``iter_lines`` of HTTP clients
+    also ends them at U+2028, U+2029 and U+0085, which JSON may hold as they are.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take the next bytes; the data of the lines that they end, without OpenAI's ``[DONE]``."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        fields = (line.partition(b":") for line in lines)
+        found = (data.strip() for name, _, data in fields if name == b"data")
+        return [data for data in found if data != b"[DONE]"]

@@ -99,6 +99,12 @@ def test_a_server_is_measured_as_it_streams(loopback: Loopback) -> None:
     assert request.cache_salt.endswith("/s")
 
 
+def test_text_may_hold_what_ends_a_line_elsewhere() -> None:
+    with serving(scripted_core(text="one\u2028two\x85three")) as running:
+        _, (record,) = ask_server(running.url, [BenchRequest(prompt_ids=(5,), output_tokens=30)])
+    assert not record.error
+
+
 def test_a_servers_refusal_is_a_record(loopback: Loopback) -> None:
     _, (record,) = ask_server(loopback.url, [BenchRequest(prompt_ids=(1,) * 600)])
     assert "HTTP 400" in record.error

@@ -223,6 +223,15 @@ def test_a_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("yes and no\n")
 
 
+def test_a_server_s_answer_may_hold_what_ends_a_line_elsewhere() -> None:
+    with serving(scripted_core(text="one\u2028two\x85three")) as running:
+        conversation = Conversation(RemotePartner(running.url, None))
+        completion = conversation.say("hi")
+        conversation.partner.close()
+    assert completion is not None
+    assert completion.text == "one\u2028two\x85three"
+
+
 def test_a_chat_that_a_server_s_context_cannot_hold_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
