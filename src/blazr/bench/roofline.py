@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from blazr.bench.load import Record
 from blazr.bench.report import spread_of
@@ -156,18 +156,21 @@ def product_counts(model: CausalLM) -> dict[str, float]:
 
 
 def arithmetic_use(
-    model: CausalLM, figures: Mapping[str, object], rates: Mapping[str, float]
+    model: CausalLM, records: Sequence[Record], rates: Mapping[str, float]
 ) -> dict[str, float]:
     """The share of operations per second that prefill uses at its median speed.
 
+    Tokens from the cache are not multiplied with anything, and do not count.
+
     Args:
         model: What was measured.
-        figures: A level of ``summarize``.
+        records: Of the requests of one level.
         rates: Of ``measure_arithmetic``, by kind.
     """
-    speed = cast("Mapping[str, float] | None", figures["prefill_tokens_per_s"])
+    ok = [record for record in records if record.is_ok]
+    speed = spread_of((r.prompt_tokens - r.cached_tokens) / r.ttft_s for r in ok)
     counts = product_counts(model)
-    if not speed or not counts.keys() <= rates.keys():
+    if speed is None or not counts.keys() <= rates.keys():
         return {}
     needed_s = sum(2 * count / rates[kind] for kind, count in counts.items())
     return {"arithmetic_share": speed["p50"] * needed_s}

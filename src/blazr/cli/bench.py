@@ -313,7 +313,7 @@ def _measure_model(
         {
             **figures,
             **bandwidth_use(network, records, bandwidth),
-            **arithmetic_use(network, figures, rates),
+            **arithmetic_use(network, records, rates),
         }
         for figures, records in results
     ]

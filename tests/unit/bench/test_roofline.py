@@ -88,14 +88,15 @@ def test_a_token_is_multiplied_with_every_layer_and_the_experts_it_chooses() -> 
     assert product_counts(model) == {"float32": pytest.approx(expected)}
 
 
-def test_the_share_is_products_of_a_token_times_tokens_a_second() -> None:
+def test_the_share_is_products_of_the_computed_tokens_times_tokens_a_second() -> None:
     model = build_network(("gqa+mlp",))
-    figures = {"prefill_tokens_per_s": {"p50": 50.0}}
-    use = arithmetic_use(model, figures, {"float32": 1e6})
+    record = Record(prompt_tokens=120, cached_tokens=20, arrival_s=1.0, token_s=[3.0])
+    failed = Record(prompt_tokens=9000, error="gone")
+    use = arithmetic_use(model, [record, failed], {"float32": 1e6})
     expected = 50 * 2 * product_counts(model)["float32"] / 1e6
     assert use == {"arithmetic_share": pytest.approx(expected)}
-    assert arithmetic_use(model, figures, {}) == {}
-    assert arithmetic_use(model, {"prefill_tokens_per_s": None}, {"float32": 1e6}) == {}
+    assert arithmetic_use(model, [record], {}) == {}
+    assert arithmetic_use(model, [failed], {"float32": 1e6}) == {}
 
 
 @pytest.mark.skipif(not has_kernels(), reason="the kernels are not compiled")
