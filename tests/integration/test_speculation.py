@@ -267,6 +267,7 @@ def test_bench_compares_with_and_without() -> None:
         assert level["num_errors"] == 0
         assert level["speculation_gain"] > 0
         assert level["tokens_per_step"] > 0
+        assert "bandwidth_share" not in level, "a gap between tokens is not a step"
         if counters["draft_steps"]:
             assert level["draft_depth"] == counters["draft_tokens"] / counters["draft_steps"]
             share = counters["kept_draft_tokens"] / counters["draft_tokens"]

@@ -312,7 +312,8 @@ def _measure_model(
     return {**facts, "arithmetic_per_s": rates}, [
         {
             **figures,
-            **bandwidth_use(network, records, bandwidth),
+            # with drafts a step brings several tokens, so that a gap between tokens is not a step
+            **({} if drafters else bandwidth_use(network, records, bandwidth)),
             **arithmetic_use(network, records, rates),
         }
         for figures, records in results
