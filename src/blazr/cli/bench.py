@@ -158,6 +158,11 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         "spec": spec,
     }
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
+    # first, as a file may be refused after all that was measured
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print_table(facts, levels)
     if history is not None:
         with (
             as_config_error("the history file cannot be written."),
@@ -166,10 +171,6 @@ def bench(  # noqa: PLR0913  (one argument per flag)
             file.write(json.dumps(report) + "\n")
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print_table(facts, levels)
 
 
 def _only_one(given: dict[str, object]) -> None:

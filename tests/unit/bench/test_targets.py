@@ -156,6 +156,16 @@ def test_the_command_measures_here(capsys: pytest.CaptureFixture[str], tmp_path:
         assert level["bandwidth_share"] > 0  # of so small a model it may be more than all
 
 
+@pytest.mark.parametrize("option", ["history", "plot"])
+def test_figures_are_printed_before_a_file_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    sizes = {"prompt_tokens": 4, "output_tokens": 2, "requests": 1, "concurrency": "1"}
+    with pytest.raises(ConfigError, match="cannot be written"):
+        bench(random="nano", device="cpu", **sizes, **{option: tmp_path / "none" / "file"})
+    assert "output tokens/s" in capsys.readouterr().out
+
+
 @pytest.fixture
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLAZR_API_KEY", "secret,other")
