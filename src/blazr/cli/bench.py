@@ -117,8 +117,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
 
     named = options.named_model(model, model_argument)
     _only_one({"MODEL": named, "--random": random})
-    _only_one({"--random": random, "--url": url})
-    _only_one({"--spec": spec, "--url": url})
+    loading = {"--device": device, "--dtype": dtype}
+    given = {name: value for name, value in loading.items() if value != "auto"}
+    for name, value in {"--random": random, "--spec": spec, "--threads": threads, **given}.items():
+        _only_one({name: value, "--url": url})
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
     default = BenchRequest(prompt_tokens=prompt_tokens, output_tokens=output_tokens)

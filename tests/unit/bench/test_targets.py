@@ -206,10 +206,14 @@ def test_the_command_fails_where_everything_does(loopback: Loopback, tmp_path: P
     [
         {"random": "nano", "url": "http://x"},
         {"random": "nano", "model": "x"},
+        {"spec": "ngram", "url": "http://x"},
+        {"threads": 2, "url": "http://x"},
+        {"device": "cpu", "url": "http://x"},
+        {"dtype": "bfloat16", "url": "http://x"},
         {"concurrency": "0"},
         {"concurrency": "1;2"},
     ],
 )
-def test_flags_that_contradict_are_refused(flags: dict[str, str]) -> None:
+def test_flags_that_contradict_are_refused(flags: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         bench(**flags)
