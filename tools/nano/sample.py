@@ -85,7 +85,7 @@ def sample(teacher: Teacher, count: int, random: torch.Generator) -> list[list[i
         scores = teacher.logits(texts[:, -1], position, cache)
         drawn = torch.multinomial(scores.softmax(-1), 1, generator=random)
         texts = torch.cat([texts, drawn], 1)
-        if position % COMPACT_EVERY == COMPACT_EVERY - 1:
+        if position % COMPACT_EVERY == COMPACT_EVERY - 1 or position == LENGTH - 2:
             is_over = (texts[:, 1:] == BOS).any(1)
             finished += [row[1 : row.index(BOS, 1)] for row in texts[is_over].tolist()]
             texts, cache = texts[~is_over], cache[:, :, ~is_over]

@@ -22,8 +22,8 @@ STORY = (
 def _tools(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "nano"))
     yield
-    for name in ("data", "model", "tokenizer", "train", "evaluate", "optimizer", "plot", "average"):
-        sys.modules.pop(name, None)
+    for script in (ROOT / "tools" / "nano").glob("*.py"):
+        sys.modules.pop(script.stem, None)
 
 
 @pytest.fixture
@@ -90,6 +90,19 @@ def test_of_a_chat_the_replies_are_foreseen_and_their_ends():
     assert told(chat + "<|user|>\nBye\n<|assistant|>\nGood night!") == (
         f"Hello!\nWell?{END}Good night!{END}"
     )
+
+
+@pytest.mark.parametrize("length", [1, 40, 479, 480, 510])
+def test_a_drawn_story_is_kept_wherever_in_the_context_it_ends(length):
+    from sample import BOS, sample
+
+    class Teacher:
+        def logits(self, tokens, position, _):
+            token = BOS if position == length else 2 + position % 5
+            return torch.nn.functional.one_hot(torch.full_like(tokens, token), 9) * 1e9
+
+    stories = sample(Teacher(), 3, torch.Generator())
+    assert [len(each) for each in stories] == [length] * 3
 
 
 def test_weights_are_averaged(tmp_path):
