@@ -307,7 +307,7 @@ def _times(weight: float, rng: random.Random) -> int:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", required=True, help="folder with the three text collections")
+    parser.add_argument("--corpus", required=True, help="folder with the four text collections")
     parser.add_argument("--out", required=True, help="where the model and the progress go")
     parser.add_argument("--start", help="a finished model to go on from")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
