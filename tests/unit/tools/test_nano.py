@@ -135,6 +135,21 @@ def test_the_exported_weights_load_as_they_were(tmp_path):
         assert torch.equal(loaded.module.state_dict()[name], weight), name
 
 
+def test_nano_is_trained_in_bfloat16():
+    from model import init_weights, nano_config
+
+    from blazr.models.causal_lm import CausalLM
+
+    model = CausalLM(nano_config())
+    init_weights(model, seed=3)
+    rows = torch.arange(2 * 80).view(2, 80)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.forward_sequences(rows[:, :-1])
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+    gradients = [weight.grad for weight in model.parameters()]
+    assert all(each is not None and each.isfinite().all() for each in gradients)
+
+
 def test_an_update_is_close_to_orthogonal():
     from optimizer import orthogonalize
 

@@ -127,12 +127,12 @@ def write_entries(stored: Tensor, slots: Tensor, entries: Tensor) -> None:
     Args:
         stored: (pages, GRID, ..., what D numbers take); written.
         slots: (T,), int64, page id * GRID + offset.
-        entries: (T, ..., D).
+        entries: (T, ..., D); of another dtype in layers that are trained with autocast.
     """
     places = slots // stored.shape[1], slots % stored.shape[1]
     kind = kv_dtype_of(stored)
     if kind.dtype is None:
-        stored[places] = entries
+        stored[places] = entries.to(stored.dtype)
     else:  # as bytes, because torch cannot index every dtype
         stored.view(torch.uint8)[places] = kind.encode(entries).view(torch.uint8)
 
