@@ -104,3 +104,9 @@ def test_code_is_named_by_its_trees(
     assert commit("src/a.py", "2") != first
     (tmp_path / "src/a.py").write_text("3")
     assert seeds.code().endswith("-dirty")
+
+
+def test_where_nothing_draws_nothing_is_run(seeds: ModuleType, monkeypatch) -> None:
+    monkeypatch.setattr(seeds.subprocess, "run", lambda *_, **__: pytest.fail("pytest was started"))
+    cell = seeds.run("portable", 1, [], [])
+    assert (cell["failed"], cell["count"]) == ([], 0)
