@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from blazr.bench import RANDOM_SHAPES
-from blazr.bench.roofline import measure_bandwidth, step_bytes
+from blazr.bench.roofline import measure_bandwidth, product_counts, step_bytes
 from blazr.bench.shapes import random_network
 from blazr.engine.build import dry_run
 from blazr.engine.cache.budget import plan_caches
@@ -307,7 +307,7 @@ class Subject:
             while not engine.step(0.0):
                 pass
             times.append(time.perf_counter() - started)
-        flops = 2 * self.parameters * length
+        flops = 2 * sum(product_counts(self.model).values()) * length
         return {
             "first_token_ms": round(1000 * min(times), 3),
             "tokens_per_s": round(length / min(times), 1),

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
+from blazr.bench.roofline import product_counts
+from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
+from tests.support.networks import build_network
 
 
 def run(out: Path, *more: str) -> tuple[int, list[dict[str, object]]]:
@@ -30,6 +33,17 @@ def test_every_stage_says_what_it_found(tmp_path):
     assert len(speeds) == 4
     assert min(speeds) > 0
     assert sum(str(line["name"]).endswith("exact") for line in lines) == 2
+
+
+def test_of_experts_the_chosen_ones_alone_are_multiplied():
+    device = resolve_device("cpu")
+    model = build_network(("mla+moe", "gqa+mlp"))
+    subject = gpu_check.Subject(model, device, {"bytes_per_s": 1.0, "flops_per_s": 1e9})
+    found = subject.read(40)
+    (numbers,) = product_counts(model).values()
+    assert numbers < subject.parameters
+    per_s = found["share_of_products"] * 1e9
+    assert per_s == pytest.approx(2 * numbers * found["tokens_per_s"], rel=0.05)
 
 
 @pytest.mark.slow  # transformers takes long to import
