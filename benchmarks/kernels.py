@@ -148,6 +148,8 @@ def main() -> None:
         f"{compiled.in_use()}, {torch.get_num_threads()} threads, {options.out} x {options.columns}"
     )
     formats = products(options.out, options.columns)
+    if unknown := set(names or ()) - formats.keys():
+        parser.error(f"unknown formats: {', '.join(unknown)}; there are {', '.join(formats)}")
     formats = {name: formats[name] for name in names or formats}
     peaks = measure_rates(cpu)
     for rows in options.rows:
