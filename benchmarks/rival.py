@@ -140,7 +140,8 @@ def rival(
     engine = RIVALS[name]
     if find_spec(engine.module) is None:
         raise ConfigError(
-            f"--vs {name} needs {engine.package}.", hint=f"pip install 'blazr[{engine.extra}]'"
+            f"a comparison with {name} needs {engine.package}.",
+            hint=f"pip install 'blazr[{engine.extra}]'",
         )
     if not engine.can_read(path):
         raise ConfigError(

@@ -136,9 +136,6 @@ def main() -> None:
         rounds=options.rounds,
         seed=options.seed,
     )
-    if options.history:
-        with options.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**origin(), **facts, "results": results}) + "\n")
     print("{model}, {threads} threads, against {rival}".format_map(facts))
     print("| | blazr, tokens/s | the other | ratio | of the bandwidth |\n|---|--:|--:|--:|--:|")
     for row in results:
@@ -149,6 +146,9 @@ def main() -> None:
             "" if share is None else f"{share:.0%}",
             "|",
         )
+    if options.history:
+        with options.history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**origin(), **facts, "results": results}) + "\n")
 
 
 if __name__ == "__main__":
