@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from importlib.resources import files
 
 import pytest
 
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
+from tests.support.page_modules import needs_node, said_by
+
+pytestmark = needs_node
 
 # A reply of 10,000 pieces, one each millisecond. To draw it takes a millisecond for ten pieces, as
 # a single paragraph does, of which nothing can be kept. Time passes only in drawing and waiting.
@@ -51,16 +49,7 @@ console.log(JSON.stringify({ paidFor, draws, whole, atEnd, hasDrawnLate: draws >
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, float]:
-    assert NODE is not None
-    page = files("blazr.server") / "ui" / "pace.js"
-    done = subprocess.run(
-        [NODE, "--input-type=module", "-e", _STREAM, page.as_uri()],  # type: ignore[attr-defined]
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, float] = json.loads(said_by(_STREAM, "pace.js"))
     return found
 
 
