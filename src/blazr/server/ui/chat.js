@@ -109,8 +109,8 @@ function deleteChat(chat) {
 
 function keep(chat) {
   // one that was deleted meanwhile stays deleted
-  if (!state.chats.includes(chat)) return;
-  store.saveChat(chat);
+  if (!state.chats.includes(chat) || store.saveChat(chat)) return;
+  say("This chat cannot be kept in this browser: it lasts until the page is left.");
 }
 
 function askForName(chat) {
@@ -257,12 +257,12 @@ async function write(chat, reply, work) {
   const status = await written(reply, work, { signal: controller.signal, onChange: drawing.ask });
   drawing.stop();
   setRunning(null);
+  say(reply.error ? "Failed." : reply.finish === "stopped" ? "Stopped." : "Done.");
   keep(chat);
   if (reply.media && state.chats.includes(chat)) keepMedia(chat.id, reply.media);
   const follows = isAtEnd();
   if (state.chat === chat) showChat();
   if (follows) toEnd();
-  say(reply.error ? "Failed." : reply.finish === "stopped" ? "Stopped." : "Done.");
   if (status === 401) await retryWithKey(chat, reply);
   else if (isUnknown()) await showModels(); // it is in memory now
 }

@@ -56,20 +56,36 @@ function isChat(value) {
   return value !== null && typeof value.id === "string" && Array.isArray(value.messages);
 }
 
-/** Keep a chat; where there is no room, the oldest ones go. */
+/**
+ * Keep a chat; where there is no room, the oldest ones go. One that has no room even alone takes
+ * none away, and lasts until the page is left.
+ *
+ * @returns whether it is kept
+ */
 export function saveChat(chat) {
   const text = JSON.stringify(chat);
   const others = loadChats().filter((other) => other.id !== chat.id);
   for (const old of others.splice(MAX_CHATS - 1)) forgetChat(old.id);
-  for (;;) {
-    try {
-      localStorage.setItem(CHAT + chat.id, text);
-      return;
-    } catch {
-      const oldest = others.pop();
-      if (oldest === undefined) return; // it stays in memory
-      forgetChat(oldest.id);
+  const gone = [];
+  while (!stored(chat.id, text)) {
+    const oldest = others.pop();
+    if (oldest === undefined) {
+      for (const other of gone) stored(other.id, JSON.stringify(other));
+      return false;
     }
+    localStorage.removeItem(CHAT + oldest.id);
+    gone.push(oldest);
+  }
+  for (const { id } of gone) forgetMedia(id);
+  return true;
+}
+
+function stored(id, text) {
+  try {
+    localStorage.setItem(CHAT + id, text);
+    return true;
+  } catch {
+    return false;
   }
 }
 
