@@ -156,6 +156,26 @@ def test_settings_reach_the_request(saying, new_page) -> None:
     assert "You are a cat." in prompts(running)[-1]
 
 
+def test_settings_are_forgotten_with_everything(saying, new_page) -> None:
+    running = saying(STORY)
+    page = new_page(running.url)
+    page.on("dialog", lambda dialog: dialog.accept())
+    ask(page, "one")
+    wait_done(page)
+    page.keyboard.press("Alt+s")
+    page.fill("#system", "You are a cat.")
+    page.fill("#n-seed", "7")
+    page.click("#forget")
+    page.wait_for_selector("#settings", state="hidden")
+    assert page.evaluate("Object.keys(localStorage)") == []
+    assert page.locator("#chats li").count() == 0
+    assert page.locator("#system").input_value() == page.locator("#n-seed").input_value() == ""
+    ask(page, "two")
+    wait_done(page)
+    assert "You are a cat." not in prompts(running)[-1]
+    assert running.engine.submitted[-1].params.seed is None
+
+
 def test_thoughts_are_folded(saying, new_page) -> None:
     page = new_page(saying("<think>\nHm, a *cat*.\n</think>\n\nA cat.").url)
     ask(page, "what?")

@@ -17,9 +17,7 @@ export function bindSettings(state, { onKey, onForget }) {
     saveSettings(state.settings);
   });
   at("defaults").addEventListener("click", () => {
-    Object.keys(NUMBERS).forEach((name) => delete state.settings[name]);
-    Object.assign(state.settings, { ...DEFAULTS, model: state.settings.model });
-    fill(state.settings);
+    reset(state.settings);
     saveSettings(state.settings);
   });
   at("set-key").addEventListener("click", async () => {
@@ -29,6 +27,7 @@ export function bindSettings(state, { onKey, onForget }) {
   at("forget").addEventListener("click", () => {
     if (!confirm("Forget every chat, the settings and the key in this browser?")) return;
     forgetAll();
+    reset(state.settings);
     at("settings").close();
     onForget();
   });
@@ -44,6 +43,13 @@ function fill(settings) {
   for (const [name, id] of Object.entries(TEXTS)) at(id).value = settings[name];
   for (const name of Object.keys(NUMBERS)) at(`n-${name}`).value = settings[name] ?? "";
   checkTools();
+}
+
+/** Take back what was set; the chosen model stays. */
+function reset(settings) {
+  Object.keys(NUMBERS).forEach((name) => delete settings[name]);
+  Object.assign(settings, { ...DEFAULTS, model: settings.model });
+  fill(settings);
 }
 
 function read(settings) {
