@@ -139,6 +139,24 @@ def test_models_can_be_switched(saying, new_page) -> None:
     assert page.locator("#model").input_value() == "model-1"
 
 
+def test_the_chosen_model_stays_where_the_models_cannot_be_listed(saying, new_page) -> None:
+    running = saying("I am the first.", "I am the second.")
+    page = new_page(running.url)
+    page.locator("#model option").nth(1).wait_for(state="attached")
+    page.select_option("#model", "model-1")
+    page.route("**/v1/models", lambda route: route.fulfill(status=503, json={"error": "busy"}))
+    page.keyboard.press("Alt+s")
+    page.click("#set-key")
+    page.fill("#key", "a key")
+    page.keyboard.press("Enter")  # which lists the models again
+    page.get_by_text("busy").wait_for()
+    assert page.locator("#model").input_value() == "model-1"
+    ask(page, "who?")
+    wait_done(page)
+    assert last_reply(page).locator(".reply").inner_text() == "I am the second."
+    page.complaints.clear()  # the browser notes each 503
+
+
 def test_settings_reach_the_request(saying, new_page) -> None:
     running = saying(STORY)
     page = new_page(running.url)

@@ -304,12 +304,13 @@ function workOf(messages, how) {
 // Models
 
 async function showModels() {
-  let found = [];
+  let found;
   try {
     found = await models();
   } catch (error) {
     if (error.status === 401) return (await askForKey("This server asks for a key.")) && showModels();
     say(error.message);
+    return undefined; // what was chosen stays chosen
   }
   const { settings } = state;
   state.models = new Map(found.map((each) => [each.id, each]));
