@@ -319,6 +319,26 @@ def test_light_and_dark_follow_the_system_and_the_button(saying, new_page) -> No
     assert page.evaluate(shade) == dark
 
 
+def test_it_works_where_nothing_may_be_kept(saying, new_page) -> None:
+    page = new_page("about:blank")
+    page.add_init_script("""for (const name of ["localStorage", "sessionStorage"]) {
+        const get = () => { throw new DOMException("forbidden", "SecurityError"); };
+        Object.defineProperty(window, name, { get });
+    }""")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(saying(STORY).url)
+    themes = []
+    for _ in range(3):
+        page.click("#theme")
+        themes.append(page.evaluate("document.documentElement.dataset.theme"))
+    assert themes == ["light", "dark", "auto"]
+    ask(page, "hi")
+    wait_done(page)
+    assert "cannot be kept" in page.locator("#status").inner_text()
+    page.get_by_label("Delete “hi”").click()
+    assert page.locator("#chats li").count() == 0
+
+
 def test_it_fits_a_phone(saying, new_page) -> None:
     wide = "word " * 40 + "\n\n```\n" + "x" * 400 + "\n```\n\n" + "y" * 300
     page = new_page(

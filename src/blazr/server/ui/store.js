@@ -90,7 +90,11 @@ function stored(id, text) {
 }
 
 export function forgetChat(id) {
-  localStorage.removeItem(CHAT + id);
+  try {
+    localStorage.removeItem(CHAT + id);
+  } catch {
+    // storage may be forbidden, and then nothing is there
+  }
   forgetMedia(id);
 }
 

@@ -22,7 +22,7 @@
   }
 
   window.toggleTheme = () => {
-    const theme = NEXT[chosen()] || "auto";
+    const theme = NEXT[document.documentElement.dataset.theme] || "auto";
     try {
       localStorage.setItem(KEY, theme);
     } catch {
@@ -33,7 +33,7 @@
 
   apply(chosen());
   document.addEventListener("DOMContentLoaded", () => {
-    apply(chosen());
+    apply(chosen()); // on the buttons, which were not there before
     for (const button of document.querySelectorAll("[data-theme-button]")) {
       button.addEventListener("click", window.toggleTheme);
     }
