@@ -85,6 +85,21 @@ def test_it_goes_on_where_it_was_after_a_reload(saying, new_page) -> None:
     assert re.search("one.*brave.*two", prompts(running)[-1], re.DOTALL)
 
 
+def test_a_reply_is_kept_as_far_as_it_came_when_the_page_is_left(saying, new_page) -> None:
+    running = saying("one two three four five six")
+    running.client.post("/generate", json={"prompt": "load", "max_tokens": 1})
+    running.engine.go = Steps(3)
+    page = new_page(running.url)
+    ask(page, "count")
+    page.wait_for_selector(".running .reply p")
+    page.reload()
+    running.engine.go.set()
+    page.click("#chats .open")
+    assert last_reply(page).locator(".reply").inner_text().startswith("one")
+    assert last_reply(page).locator(".notice").is_visible()
+    assert last_reply(page).locator(".continue").is_visible()
+
+
 def test_stop_ends_the_reply_on_the_server(saying, new_page) -> None:
     running = saying("one two three four five six", keep_alive_s=0.05)  # tells who is gone
     running.client.post("/generate", json={"prompt": "load", "max_tokens": 1})

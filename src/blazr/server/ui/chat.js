@@ -254,7 +254,10 @@ async function write(chat, reply, work) {
     view.update(state.running === controller);
     if (follows) toEnd();
   });
+  const leave = () => document.hidden && keepCut(chat, reply);
+  document.addEventListener("visibilitychange", leave);
   const status = await written(reply, work, { signal: controller.signal, onChange: drawing.ask });
+  document.removeEventListener("visibilitychange", leave);
   drawing.stop();
   setRunning(null);
   say(reply.error ? "Failed." : reply.finish === "stopped" ? "Stopped." : "Done.");
@@ -265,6 +268,14 @@ async function write(chat, reply, work) {
   if (follows) toEnd();
   if (status === 401) await retryWithKey(chat, reply);
   else if (isUnknown()) await showModels(); // it is in memory now
+}
+
+/** Keep what a reply says so far: a page that is reloaded, closed or put away may not come back to it. */
+function keepCut(chat, reply) {
+  const { finish } = reply;
+  reply.finish = finish ?? "stopped";
+  keep(chat);
+  reply.finish = finish;
 }
 
 /** Do what writes a reply, with whatever ends it noted in it; the status of what refused it. */
