@@ -68,7 +68,7 @@ export async function chatsFrom(file) {
 /** Messages made anew from what a file says, with nothing but what the page knows. */
 function messagesFrom(messages) {
   return messages.filter(({ role }) => role !== "system").map((message) => {
-    const { role, content, thought, calls, callId, model, files, finish, fork, steps } = message;
+    const { role, content, thought, calls, callId, model, files, media, finish, fork, steps } = message;
     const made = { role, content: textOf(content ?? "") };
     if (!["user", "assistant", "tool"].includes(role)) throw new Error("A message has an unknown role.");
     if (role === "assistant") {
@@ -82,12 +82,18 @@ function messagesFrom(messages) {
     }
     if (role === "tool") made.callId = textOf(callId ?? message.tool_call_id);
     if (files) made.files = files.map(({ name, text }) => ({ name: textOf(name), text: textOf(text) }));
+    if (media) made.media = media.map(mediaFrom);
     if (fork) {
       const others = fork.others.map(messagesFrom).filter((tail) => tail.length);
       made.fork = { others, at: Math.max(0, Math.min(Math.trunc(fork.at) || 0, others.length)) };
     }
     return made;
   });
+}
+
+/** The name of a picture or a sound, which the file does not hold. */
+function mediaFrom({ kind, name }) {
+  return { id: newId(), kind: kind === "sound" ? "sound" : "picture", name: textOf(name) };
 }
 
 function stepFrom({ id, server, name, arguments: given, status, output }) {
