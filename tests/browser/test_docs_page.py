@@ -147,6 +147,27 @@ def test_the_api_is_shown_and_tried(page) -> None:
     assert '"count": 2' in row.locator(".answer").inner_text()
 
 
+def test_forms_and_parameters_are_shown_and_sent(page) -> None:
+    page.fill("#filter", "GET /tokenizer_info")
+    row = page.locator("details.operation:visible").first
+    row.locator("summary").click()
+    row.get_by_label("model").fill("no such model")
+    with page.expect_request(lambda request: "tokenizer_info" in request.url) as asked:
+        row.get_by_role("button", name="Send").click()
+    assert asked.value.url.endswith("/tokenizer_info?model=no+such+model")
+    page.fill("#filter", "POST /v1/audio/transcriptions")
+    row = page.locator("details.operation:visible").first
+    row.locator("summary").click()
+    assert "timestamp_granularities" in row.locator("table").first.inner_text()
+    sound = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"RIFF"}
+    row.get_by_label("file").set_input_files([sound])
+    row.get_by_label("language").fill("en")
+    with page.expect_request(lambda request: "transcriptions" in request.url) as asked:
+        row.get_by_role("button", name="Send").click()
+    assert asked.value.headers["content-type"].startswith("multipart/form-data")
+    row.locator(".answer", has_text="501").wait_for()  # no model here can hear
+
+
 def test_types_lead_to_their_schemas(page) -> None:
     page.fill("#filter", "")
     row = page.locator(

@@ -37,15 +37,16 @@ function operationView(method, path, operation, schemas) {
 
 function insideOf(method, path, operation, schemas) {
   const { parameters = [], requestBody, responses } = operation;
-  const body = requestBody?.content["application/json"];
+  const [[media, body] = []] = Object.entries(requestBody?.content ?? {});
   const parts = [];
   if (parameters.length) {
     parts.push(el("h3", {}, "Parameters"), el("table", {}, ...parameters.map((each) =>
       row(each.name, typeOf(each.schema), each.required, each.description))));
   }
-  if (body) parts.push(el("h3", {}, "Body"), ...fields(body.schema, schemas));
+  if (body) parts.push(el("h3", {}, "Body ", el("span", { className: "media" }, media)), ...fields(body.schema, schemas));
   parts.push(el("h3", {}, "Answers"), el("table", {}, ...Object.entries(responses).flatMap(answerRows)));
-  parts.push(el("h3", {}, "Try it"), tryForm(method, path, parameters, body));
+  const bodyInput = body && (media === "application/json" ? jsonInput(body) : formInput(body, schemas));
+  parts.push(el("h3", {}, "Try it"), tryForm(method, path, parameters, bodyInput));
   return parts;
 }
 
@@ -74,12 +75,16 @@ function schemaView(name, schema) {
 
 /** A schema's fields as a table; where it has none, its type. */
 function fields(schema, schemas) {
-  const whole = schema.$ref ? schemas[refName(schema.$ref)] ?? schema : schema;
+  const whole = resolved(schema, schemas);
   if (!whole.properties) return [el("p", {}, ...typeOf(whole))];
   const required = new Set(whole.required ?? []);
   const rows = Object.entries(whole.properties).map(([name, each]) =>
     row(name, typeOf(each), required.has(name), each.description));
   return [el("table", {}, ...rows)];
+}
+
+function resolved(schema, schemas) {
+  return schema.$ref ? schemas[refName(schema.$ref)] ?? schema : schema;
 }
 
 function row(name, type, isRequired, about) {
@@ -93,6 +98,7 @@ function typeOf(schema) {
     const name = refName(schema.$ref);
     return [el("a", { href: `#schema-${name}` }, name)];
   }
+  if (schema.format === "binary") return ["file"];
   if (schema.enum) return [schema.enum.map((value) => JSON.stringify(value)).join(" | ")];
   if (schema.const !== undefined) return [JSON.stringify(schema.const)];
   const choices = schema.anyOf ?? schema.oneOf;
@@ -115,22 +121,48 @@ function boundsOf({ minimum, maximum, exclusiveMinimum }) {
 // Trying
 
 function tryForm(method, path, parameters, body) {
-  const inputs = parameters.filter((each) => each.in === "path").map((each) =>
-    [each.name, el("input", { value: each.name === "model" ? "default" : "", required: true })]);
-  const area = body && el("textarea", { rows: 8, spellcheck: false, "aria-label": "Body",
-    value: JSON.stringify(body.example, null, 2) });
+  const inputs = parameters.map(({ name, in: place }) => [name, place, el("input",
+    { value: place === "path" && name === "model" ? "default" : "", required: place === "path" })]);
   const keyInput = el("input", { type: "password", value: key.get(), autocomplete: "off" });
   const answer = el("pre", { className: "answer", tabIndex: 0, hidden: true });
   const send = async (event) => {
     event.preventDefault();
     if (keyInput.value !== key.get()) key.set(keyInput.value, false);
-    const filled = inputs.reduce((whole, [name, input]) =>
-      whole.replace(`{${name}}`, encodeURIComponent(input.value)), path);
-    await tryOut(answer, filled.slice(1), { method: method.toUpperCase(), body: area?.value });
+    const query = new URLSearchParams();
+    let filled = path.slice(1);
+    for (const [name, place, { value }] of inputs) {
+      if (place === "path") filled = filled.replace(`{${name}}`, encodeURIComponent(value));
+      else if (value) query.append(name, value);
+    }
+    const whole = query.size ? `${filled}?${query}` : filled;
+    await tryOut(answer, whole, { method: method.toUpperCase(), body: body?.read() });
   };
-  return el("form", { onsubmit: send }, ...inputs.map(([name, input]) => el("label", {}, name, input)),
-    area ?? null, el("label", {}, "API key, where the server asks for one", keyInput),
+  return el("form", { onsubmit: send }, inputs.map(([name, , input]) => el("label", {}, name, input)),
+    body?.views ?? [], el("label", {}, "API key, where the server asks for one", keyInput),
     el("button", { type: "submit", className: "primary" }, "Send"), answer);
+}
+
+/** A body to write as JSON: what shows it, and what reads it. */
+function jsonInput({ example }) {
+  const area = el("textarea", { rows: 8, spellcheck: false, "aria-label": "Body",
+    value: JSON.stringify(example, null, 2) });
+  return { views: [area], read: () => area.value };
+}
+
+/** A body of a form's fields, files among them; those left empty are not sent. */
+function formInput({ schema }, schemas) {
+  const { properties, required = [] } = resolved(schema, schemas);
+  const isFile = (each) => each.format === "binary" || (each.anyOf ?? []).some(isFile);
+  const inputs = Object.entries(properties).map(([name, each]) => [name,
+    el("input", { type: isFile(each) ? "file" : "text", required: required.includes(name) })]);
+  const read = () => {
+    const form = new FormData();
+    for (const [name, { files, value }] of inputs) {
+      if (value) form.append(name, files ? files[0] : value);
+    }
+    return form;
+  };
+  return { views: inputs.map(([name, input]) => el("label", {}, name, input)), read };
 }
 
 async function tryOut(answer, path, options) {
@@ -138,8 +170,13 @@ async function tryOut(answer, path, options) {
   answer.replaceChildren("…");
   try {
     const response = await request(path, options);
-    if (response.headers.get("content-type")?.startsWith("application/json")) {
+    const type = response.headers.get("content-type") ?? "";
+    if (type.startsWith("application/json")) {
       answer.replaceChildren(...highlight(JSON.stringify(await response.json(), null, 2), "json"));
+      return;
+    }
+    if (!/^text\/|json/.test(type)) { // a sound or a picture
+      answer.replaceChildren(`${type}, ${(await response.blob()).size} bytes`);
       return;
     }
     answer.replaceChildren();
