@@ -227,6 +227,28 @@ def exported(page, button: str) -> tuple[str, str]:
     return download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
 
 
+def test_two_tabs_go_on_with_one_chat(saying, new_page) -> None:
+    running = saying(STORY)
+    page = new_page(running.url)
+    ask(page, "one")
+    wait_done(page)
+    other = page.context.new_page()
+    other.goto(running.url)
+    other.click("#chats .open")
+    ask(other, "two")
+    wait_done(other)
+    page.locator(".message").nth(3).wait_for()
+    ask(page, "three")
+    wait_done(page)
+    other.locator(".message").nth(5).wait_for()
+    assert texts(other, ".said") == texts(page, ".said") == ["one", "two", "three"]
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_label("Delete “one”").click()
+    other.locator("#chats li").wait_for(state="detached")
+    page.reload()
+    assert page.locator("#chats li").count() == 0
+
+
 def test_chats_leave_and_come_back_as_files(saying, new_page) -> None:
     running = saying(f"<think>\nHm.\n</think>\n\n{STORY}")
     page = new_page(running.url)

@@ -113,6 +113,21 @@ function keep(chat) {
   say("This chat cannot be kept in this browser: it lasts until the page is left.");
 }
 
+/** Take over what another tab of this browser has made of a chat, but not under what is written here. */
+function onStorage({ key: name }) {
+  const id = store.idUnder(name);
+  if (id === null) return;
+  const chat = state.chats.find((each) => each.id === id);
+  const isShown = chat === state.chat;
+  if (isShown && (state.running || log.querySelector(".editor"))) return;
+  const theirs = store.loadChat(id);
+  if (theirs === null) state.chats = state.chats.filter((other) => other !== chat);
+  else if (chat) Object.assign(chat, theirs);
+  else state.chats.unshift(theirs);
+  if (isShown && theirs !== null) showChat();
+  else showChats();
+}
+
 function askForName(chat) {
   state.named = chat;
   at("chat-name").value = store.titleOf(chat);
@@ -577,6 +592,7 @@ function bind() {
     showModel();
   });
   document.addEventListener("keydown", onKey);
+  window.addEventListener("storage", onStorage);
   bindSettings(state, { onKey: showModels, onForget: () => {
     key.forget();
     state.chats = [];

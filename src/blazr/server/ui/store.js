@@ -52,6 +52,17 @@ export function loadChats() {
   return chats.sort((a, b) => b.created - a.created);
 }
 
+/** A chat as it is kept; null where it is not. */
+export function loadChat(id) {
+  const chat = parsed(CHAT + id);
+  return isChat(chat) ? chat : null;
+}
+
+/** The id of the chat that is kept under a name of the storage, if one is. */
+export function idUnder(name) {
+  return name?.startsWith(CHAT) ? name.slice(CHAT.length) : null;
+}
+
 function isChat(value) {
   return value !== null && typeof value.id === "string" && Array.isArray(value.messages);
 }
