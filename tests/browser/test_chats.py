@@ -314,6 +314,34 @@ def test_messages_of_the_api_can_be_imported(saying, new_page) -> None:
     assert page.locator(".call .result").inner_text() == "42"
 
 
+def test_one_reply_begins_at_a_time_while_pictures_are_read(saying, new_page) -> None:
+    running = saying(STORY)
+    page = new_page(running.url)
+    asked = {"role": "user", "content": "what is it?"}
+    asked["media"] = [{"kind": "picture", "name": "cat.png"}]  # which is not kept here
+    messages = [asked, {"role": "assistant", "content": "A cat."}]
+    data = json.dumps({"messages": messages}).encode()
+    page.set_input_files("#choose-chats", [{"name": "m.json", "mimeType": "", "buffer": data}])
+    page.locator(".assistant").wait_for()
+    page.evaluate("""() => {
+        const again = document.querySelector(".assistant [aria-label^='Try again']");
+        again.click();
+        again.click();
+    }""")
+    page.locator(".versions").wait_for()
+    wait_done(page)
+    assert len(running.engine.submitted) == 1
+    assert versions(page) == ["2/2"]
+    page.evaluate("""() => {
+        document.getElementById("box").value = "and now?";
+        document.getElementById("composer").requestSubmit();
+        document.getElementById("new").click();
+    }""")
+    page.reload()
+    page.click("#chats .open")
+    assert texts(page, ".said") == ["what is it?", "and now?"]
+
+
 def test_the_page_has_a_heading(saying, new_page) -> None:
     page = new_page(saying(STORY).url)
     heading = page.get_by_role("heading", level=1)

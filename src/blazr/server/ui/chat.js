@@ -170,6 +170,7 @@ function edit(place, view) {
   const message = state.chat.messages[place];
   const { form, area } = editorView(message, {
     onSave: (text) => {
+      if (state.running) return;
       const { files, media } = message;
       addVersion(state.chat, place, { role: "user", content: text, ...(files && { files }), ...(media && { media }) });
       answer();
@@ -204,6 +205,7 @@ function switchVersion(place, number) {
 
 /** Send what tools say, and let the server run the calls that are allowed. */
 function sendResults(results, allowed) {
+  if (state.running) return;
   state.chat.messages.push(...results.map((each) => ({ role: "tool", ...each })));
   answer(state.chat.messages.length, allowed);
 }
@@ -237,14 +239,21 @@ function stop() {
  */
 async function answer(place = state.chat.messages.length, approved = state.chat.messages[place]?.approved) {
   const { chat } = state;
+  const controller = new AbortController();
+  setRunning(controller); // at once: while pictures are read nothing else may begin
+  keep(chat);
   await loadMedia(chat);
-  if (state.chat !== chat) return undefined; // another one was opened meanwhile
   const reply = newReply(at("model").selectedOptions[0]?.textContent || "model");
   if (approved?.length) reply.approved = approved;
-  const work = workOf(chat.messages.slice(0, place), { approved });
-  if (work !== null) addVersion(chat, place, reply);
+  const work = controller.signal.aborted ? null : workOf(chat.messages.slice(0, place), { approved });
+  if (work === null) {
+    setRunning(null);
+    if (state.chat === chat) showChat();
+    return;
+  }
+  addVersion(chat, place, reply);
   keep(chat);
-  return work === null ? showChat() : write(chat, reply, work);
+  await write(chat, reply, work, controller);
 }
 
 /** Write on a reply that was cut. */
@@ -252,17 +261,16 @@ function goOn(reply) {
   const { chat } = state;
   if (state.running || makesPictures() || chat.messages.at(-1) !== reply) return;
   const work = workOf(chat.messages, { goesOn: true });
-  if (work !== null) write(chat, reply, work);
+  if (work !== null) write(chat, reply, work, new AbortController());
 }
 
-async function write(chat, reply, work) {
+async function write(chat, reply, work, controller) {
+  setRunning(controller);
   showChat();
   const view = new ReplyView(reply, { isLast: true });
   log.lastChild.replaceWith(view.root);
   view.update(true);
   toEnd();
-  const controller = new AbortController();
-  setRunning(controller);
   say("Writing…");
   const drawing = paced(() => {
     const follows = isAtEnd();
