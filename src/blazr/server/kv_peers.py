@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 import msgspec
 
+from blazr.core import log
 from blazr.core.remote import auth_headers
 from blazr.engine.cache.transfer import Incoming, TransferError
 from blazr.server.config import ServerConfig
@@ -19,10 +21,17 @@ EXPORT_PATH = "/kv_cache/export"
 NIXL_HEADER = "X-Blazr-Nixl"
 MOST_BLOCKS = 65_536  # of one prompt: four million tokens
 PORTS = {"http": 80, "https": 443}
+# Without what the client has sent, so that this is said once.
+_NO_PEER = (
+    "a request names a server that no --kv-peer is, and its prompt is computed here; remote_host "
+    "and remote_port must be those of a --kv-peer; a server tells those under which it was asked"
+)
 _CONNECT_S = 2.0
 _SILENT_S = 10.0  # of a server that sends
 _LONGEST_S = 60.0
 _PIECE_BYTES = 2**20
+
+_log = logging.getLogger(__name__)
 
 
 class KvTransferParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -73,6 +82,8 @@ class Peers:
             named = (params.remote_host, params.remote_port)
             if (url.hostname, url.port or PORTS[url.scheme]) == named:
                 return url
+        if self._urls:  # without any, a folder may be shared
+            log.once(_log, logging.WARNING, _NO_PEER)
         return None
 
     async def fetch(self, url: SplitResult, body: ExportBody, incoming: Incoming) -> None:

@@ -65,7 +65,6 @@ class KvTransfer:
             return
         peer = self._call.state.peers.find(self._params)
         if peer is None:
-            _log.debug("nothing is fetched: the server named is none of --kv-peer")
             return
         for request in requests:
             try:
