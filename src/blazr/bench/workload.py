@@ -15,7 +15,8 @@ from msgspec.structs import asdict, replace
 
 from blazr.core.errors import ConfigError
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+MOST_TOKENS = 2**24  # of a prompt or a reply: prompts are made before any server can refuse them
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 

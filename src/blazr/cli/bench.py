@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from blazr.bench import RANDOM_SHAPES
+from blazr.bench.workload import MOST_TOKENS
 from blazr.cli import options
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError, as_config_error
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _Figures = Mapping[str, object]
 _Spread = Mapping[str, float] | None
-_MOST_TOKENS = 2**24  # of a prompt or a reply: prompts are made before any server can refuse them
 _MOST_AT_ONCE = 2**16  # requests
 _MEDIAN = "{0[p50]:,.1f}"
 _SPREAD = "{0[p50]:,.1f} / {0[p90]:,.1f} / {0[p99]:,.1f}"
@@ -71,14 +71,14 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         Path | None, typer.Option(help="Read the requests from a file of JSON lines.")
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, max=_MOST_TOKENS, help="Tokens of each prompt.")
+        int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of each prompt.")
     ] = 128,
     output_tokens: Annotated[
-        int, typer.Option(min=1, max=_MOST_TOKENS, help="Tokens of each reply.")
+        int, typer.Option(min=1, max=MOST_TOKENS, help="Tokens of each reply.")
     ] = 64,
     shared_prefix: Annotated[
         int,
-        typer.Option(min=0, max=_MOST_TOKENS, help="Tokens that all prompts begin with."),
+        typer.Option(min=0, max=MOST_TOKENS, help="Tokens that all prompts begin with."),
     ] = 0,
     requests: Annotated[
         int | None,

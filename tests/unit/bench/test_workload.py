@@ -89,6 +89,7 @@ def test_a_file_says_what_it_says_and_the_flags_the_rest(tmp_path: Path) -> None
         '{"prompt_ids": [-1]}',
         '{"prompt_ids": ["a"]}',
         '{"prompt_tokens": 0}',
+        '{"prompt_tokens": 16777217}',
         '{"output_tokens": 1.5}',
         '{"arrival_s": -1}',
         '{"arrival_s": "now"}',
