@@ -27,6 +27,7 @@ _REPLY_S = 7 * 24 * 3600.0
 
 @options.with_flags
 def batch(  # noqa: PLR0913  (one argument per flag)
+    ctx: typer.Context,
     requests: Annotated[
         Path,
         typer.Argument(
@@ -67,6 +68,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.config import ServerConfig
     from blazr.server.routes import batch_paths
 
+    options.refuse_beside_url(ctx, "model", "accept_any_model", used={"max_running"})
     paths = batch_paths()
     ids = read_ids(requests, paths)
     with AnswerFile(output) as answers:

@@ -58,6 +58,7 @@ _ROWS = (
 
 
 def bench(  # noqa: PLR0913  (one argument per flag)
+    ctx: typer.Context,
     model_argument: options.ModelArgument = None,
     *,
     model: options.Model = None,
@@ -115,12 +116,10 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     from blazr.bench.report import origin, parse_goals
     from blazr.bench.workload import BenchRequest, Workload, read_workload
 
+    options.refuse_beside_url(ctx, "random")
     named = options.named_model(model, model_argument)
-    _only_one({"MODEL": named, "--random": random})
-    loading = {"--device": device, "--dtype": dtype}
-    given = {name: value for name, value in loading.items() if value != "auto"}
-    for name, value in {"--random": random, "--spec": spec, "--threads": threads, **given}.items():
-        _only_one({name: value, "--url": url})
+    if named is not None and random is not None:
+        raise ConfigError("MODEL and --random cannot be used together.", expected="one of them")
     if plot is not None and find_spec("matplotlib") is None:  # better now than after a long run
         raise ConfigError("--plot needs matplotlib.", hint="pip install 'blazr[train]'")
     default = BenchRequest(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
@@ -173,13 +172,6 @@ def bench(  # noqa: PLR0913  (one argument per flag)
             file.write(json.dumps(report) + "\n")
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))
-
-
-def _only_one(given: dict[str, object]) -> None:
-    """Raise where several say what is to be measured."""
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise ConfigError(f"{' and '.join(names)} cannot be used together.", expected="one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,8 @@ class ChatFlags(ToolFlags):
 
 
 @options.with_flags
-def chat(
+def chat(  # noqa: PLR0913  (one argument per flag)
+    ctx: typer.Context,
     model_argument: options.ModelArgument = None,
     *,
     model: options.Model = None,
@@ -76,6 +77,7 @@ def chat(
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model, or with --url to a running server; it remembers what was said."""
+    options.refuse_beside_url(ctx)
     named = options.named_model(model, model_argument)
     conversation = flags.open_conversation(named, url, load, sampling.given(), threads=threads)
     conversation.verbose = verbose

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @options.with_flags
 def mcp(
+    ctx: typer.Context,
     model_argument: options.ModelArgument = None,
     *,
     model: Annotated[
@@ -40,6 +41,7 @@ def mcp(
     An agent starts it. It offers to chat, to generate, to embed and to transcribe, as the models
     can; `blazr serve --mcp` offers the same over HTTP.
     """
+    options.refuse_beside_url(ctx, "model", "model_argument")
     check_installed()
     named = options.named_models(model, model_argument)
     plans = [] if url is not None else plan_models(named, None, load, default=options.BUILT_IN)

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -420,6 +420,38 @@ def named_models(named: Sequence[str] | None, positional: str | None) -> list[st
             "the name of a model is empty.", found="''", hint=f"leave it out for {BUILT_IN}"
         )
     return found
+
+
+def refuse_beside_url(ctx: typer.Context, *more: str, used: Collection[str] = ()) -> None:
+    """Refuse flags about a model that this process loads, where ``--url`` has a server answer.
+
+    Variables of the environment are left alone: they hold for other commands, too.
+
+    Args:
+        ctx: The command line.
+        more: Names of other parameters that mean nothing beside ``--url``.
+        used: Names of parameters of loading that mean something nevertheless.
+
+    Raises:
+        ConfigError: ``--url`` is given, and some of them are; the message names them.
+    """
+    if ctx.params.get("url") is None:
+        return
+    ignored = {*map(_flag_name, flag_names(ServeFlags)), "threads", *more}
+    given = []
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and param.name in ignored.difference(used):
+            is_off = ctx.params[param.name] is False and param.secondary_opts
+            names = param.secondary_opts if is_off else param.opts
+            given.append(names[0] if names[0].startswith("-") else str(param.metavar))
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} cannot be used together with --url.",
+            found="flags about a model that is loaded here, while a running server answers",
+            hint="leave out --url to load the model here, or give these flags to blazr serve",
+        )
 
 
 def pick_model(named: str | None, positional: str | None) -> str:

@@ -19,6 +19,7 @@ from blazr.cli.terminal import Screen
 
 @options.with_flags
 def run(  # noqa: PLR0913  (one argument per flag)
+    ctx: typer.Context,
     model_argument: options.ModelArgument = None,
     question: Annotated[
         str | None,
@@ -39,6 +40,7 @@ def run(  # noqa: PLR0913  (one argument per flag)
     verbose: options.Verbose = False,
 ) -> None:
     """Ask a model one question, in its chat template; without a question, talk with it."""
+    options.refuse_beside_url(ctx)
     if question is None and is_prompt(model_argument, model):
         model_argument, question = None, model_argument
     parts = [] if question in {None, "-"} else [str(question)]

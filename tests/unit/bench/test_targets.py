@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from blazr.bench.load import Record, drive, run_level
 from blazr.bench.offline import EngineTarget
 from blazr.bench.online import connect
 from blazr.bench.workload import BenchRequest, Workload
-from blazr.cli.bench import bench
+from blazr.cli.app import app
 from blazr.core.errors import ConfigError, EngineError
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
@@ -131,19 +132,10 @@ def test_a_wrong_key_is_said(loopback: Loopback) -> None:
         ask_server(loopback.url, [], api_key="wrong")
 
 
-def test_the_command_measures_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    bench(
-        random="nano",
-        prompt_tokens=20,
-        output_tokens=4,
-        requests=3,
-        concurrency="1,2",
-        goodput="ttft:60000",
-        warmup=0,
-        device="cpu",
-        history=tmp_path / "runs.jsonl",
-    )
-    table = capsys.readouterr().out
+def test_the_command_measures_here(tmp_path: Path) -> None:
+    words = "--random=nano --prompt-tokens=20 --output-tokens=4 --requests=3 --concurrency=1,2"
+    words += f" --goodput=ttft:60000 --warmup=0 --device=cpu --history={tmp_path / 'runs.jsonl'}"
+    table = _bench(*words.split())
     assert "random nano on cpu" in table
     assert "of the bandwidth" in table
     report = json.loads((tmp_path / "runs.jsonl").read_text())
@@ -157,13 +149,12 @@ def test_the_command_measures_here(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 @pytest.mark.parametrize("option", ["history", "plot"])
-def test_figures_are_printed_before_a_file_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
-) -> None:
-    sizes = {"prompt_tokens": 4, "output_tokens": 2, "requests": 1, "concurrency": "1"}
-    with pytest.raises(ConfigError, match="cannot be written"):
-        bench(random="nano", device="cpu", **sizes, **{option: tmp_path / "none" / "file"})
-    assert "output tokens/s" in capsys.readouterr().out
+def test_figures_are_printed_before_a_file_is_refused(tmp_path: Path, option: str) -> None:
+    words = "bench --random=nano --device=cpu --prompt-tokens=4 --output-tokens=2 --requests=1"
+    run = CliRunner().invoke(app, [*words.split(), f"--{option}={tmp_path / 'none' / 'file'}"])
+    assert isinstance(run.exception, ConfigError)
+    assert "cannot be written" in str(run.exception)
+    assert "output tokens/s" in run.stdout
 
 
 @pytest.fixture
@@ -172,20 +163,17 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_key")
-def test_the_command_measures_a_server_and_draws(
-    loopback: Loopback, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_measures_a_server_and_draws(loopback: Loopback, tmp_path: Path) -> None:
     workload = tmp_path / "w.jsonl"
     picture = tmp_path / "p.png"
     workload.write_text('{"prompt_tokens": 3, "output_tokens": 4}\n{"arrival_s": 0.01}\n')
-    bench(url=loopback.url, workload=workload, output_tokens=2, rate=200.0, plot=picture)
+    line = [f"--url={loopback.url}", f"--workload={workload}", "--output-tokens=2"]
+    table = _bench(*line, "--rate=200", f"--plot={picture}")
     assert picture.read_bytes().startswith(b"\x89PNG")
-    table = capsys.readouterr().out
     assert f"scripted at {loopback.url}" in table
     assert "between tokens, ms" in table
     assert "of the bandwidth" not in table
-    bench(url=loopback.url, workload=workload, output_tokens=2, concurrency="2", as_json=True)
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(_bench(*line, "--concurrency=2", "--json"))
     assert report["model"] == "scripted"
     (level,) = report["levels"]
     assert (level["num_requests"], level["concurrency"], level["output_tokens"]) == (2, 2, 6)
@@ -197,23 +185,29 @@ def test_the_command_fails_where_everything_does(loopback: Loopback, tmp_path: P
     history = tmp_path / "none.jsonl"
     workload.write_text(json.dumps({"prompt_ids": [1] * 600}) + "\n")
     with pytest.raises(EngineError, match="every request"):
-        bench(url=loopback.url, workload=workload, history=history)
+        _bench(f"--url={loopback.url}", f"--workload={workload}", f"--history={history}")
     assert not history.exists()
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        {"random": "nano", "url": "http://x"},
-        {"random": "nano", "model": "x"},
-        {"spec": "ngram", "url": "http://x"},
-        {"threads": 2, "url": "http://x"},
-        {"device": "cpu", "url": "http://x"},
-        {"dtype": "bfloat16", "url": "http://x"},
-        {"concurrency": "0"},
-        {"concurrency": "1;2"},
+        ["--random=nano", "--url=http://x"],
+        ["--random=nano", "--model=x"],
+        ["--spec=ngram", "--url=http://x"],
+        ["--threads=2", "--url=http://x"],
+        ["--device=cpu", "--url=http://x"],
+        ["--dtype=bfloat16", "--url=http://x"],
+        ["--concurrency=0"],
+        ["--concurrency=1;2"],
     ],
+    ids=" ".join,
 )
-def test_flags_that_contradict_are_refused(flags: dict[str, object]) -> None:
+def test_flags_that_contradict_are_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError):
-        bench(**flags)
+        _bench(*flags)
+
+
+def _bench(*flags: str) -> str:
+    """What the command prints on stdout."""
+    return CliRunner().invoke(app, ["bench", *flags], catch_exceptions=False).stdout

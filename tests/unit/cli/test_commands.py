@@ -257,6 +257,29 @@ def test_an_empty_name_of_a_model_is_refused(line: list[str]) -> None:
     assert "the name of a model is empty" in blazr_cli(*line, check=1).stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("chat --quantize q4_0 --spec ngram -m x", {"--quantize", "--spec"}),
+        ("run hi --cpu --threads 2 --temperature 0", {"--cpu", "--threads"}),
+        (
+            "batch in -o out -m x --max-running 3 --no-prefix-cache",
+            {"--model", "--no-prefix-cache"},
+        ),
+        ("bench -m x --device cpu --seed 1", {"--device"}),
+        ("mcp nano --adapter a=b", {"MODEL", "--adapter"}),
+    ],
+)
+def test_flags_that_load_a_model_are_refused_beside_a_server(
+    line: str, named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would change nothing of how the server answers."""
+    monkeypatch.setenv("BLAZR_MEMORY", "1GB")  # of other commands of the same container
+    done = CliRunner().invoke(app, [*line.split(), "--url", "http://127.0.0.1:1"])
+    assert isinstance(done.exception, ConfigError)
+    assert set(str(done.exception).partition(" cannot be used")[0].split(", ")) == named
+
+
 def test_errors_take_one_screen_and_exit_1() -> None:
     done = blazr_cli("decode", "--ids", "1", "--vocab", "llama33", check=1)
     assert done.stdout == ""
