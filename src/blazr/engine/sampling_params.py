@@ -126,7 +126,8 @@ class SamplingParams:
         samplers: The order in which to apply SAMPLERS, all of them; empty for the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.
-        min_tokens: No end-of-text, stop id or stop string before this many tokens.
+        min_tokens: No end-of-text, stop id, stop string or mark of the next turn before this many
+            tokens.
         stop: Strings that end the reply; they are not part of it.
         stop_token_ids: Token ids that end the reply.
         ignore_eos: Go on after the end-of-text token.

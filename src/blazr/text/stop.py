@@ -17,11 +17,14 @@ class StopMatcher:
     Args:
         stop: The strings, none of them empty. There may be none.
         include_stop: Let the string itself through.
+        unseen: More such strings, which are never let through.
     """
 
-    def __init__(self, stop: Sequence[str], *, include_stop: bool = False) -> None:
-        self._stop = tuple(stop)
-        self._include_stop = include_stop
+    def __init__(
+        self, stop: Sequence[str], *, include_stop: bool = False, unseen: Sequence[str] = ()
+    ) -> None:
+        self._stop = (*stop, *unseen)
+        self._included = frozenset(stop if include_stop else ())
         self._held = ""  # text not yet let through
         self._num_free = 0  # characters of it in which no match may end
         self.matched: str | None = None
@@ -64,4 +67,4 @@ class StopMatcher:
             return held[:cut]
         self.matched = matched
         self._held = ""
-        return held[: start + length if self._include_stop else start]
+        return held[: start + length if matched in self._included else start]

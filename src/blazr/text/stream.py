@@ -71,7 +71,7 @@ class TextStream:
         tokenizer: What the ids mean.
         index: Which reply.
         stop: Strings that end it.
-        min_tokens: No stop string ends within this many tokens.
+        min_tokens: No stop string, and no mark of the next turn, ends within this many tokens.
         include_stop: Leave the stop string in the text.
         skip_special: Leave special tokens out of the text.
         prompt_ids: What the reply continues. After a prompt with text in it, a leading space is
@@ -105,10 +105,10 @@ class TextStream:
             continues=any(not tokenizer.is_special(token_id) for token_id in prompt_ids),
             kept_ids=frozenset(special_ids[name] for name in names if name in special_ids),
         )
+        self._stop = frozenset(stop)
         self._includes_stop = include_stop
         self._min_tokens = min_tokens
-        self._turn_matcher = StopMatcher(reply_format.turn_marks)
-        self._stop_matcher = StopMatcher(stop, include_stop=include_stop)
+        self._matcher = StopMatcher(stop, include_stop=include_stop, unseen=reply_format.turn_marks)
         self.num_tokens = 0
         reasoning = reply_format.reasoning
         tool_format = reply_format.tool_format
@@ -131,7 +131,7 @@ class TextStream:
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the reply; None while none has."""
-        return self._stop_matcher.matched
+        return self._matcher.matched if self._matcher.matched in self._stop else None
 
     @property
     def has_ended(self) -> bool:
@@ -139,13 +139,12 @@ class TextStream:
 
         A stop string came, the mark of the next turn, or all of its one call.
         """
-        is_cut = self._turn_matcher.matched is not None or self.stopped is not None
-        return is_cut or self._has_ended_call
+        return self._matcher.matched is not None or self._has_ended_call
 
     @property
     def ended_by(self) -> str | None:
         """The string that ended the reply and is no part of its text."""
-        return self._turn_matcher.matched or (None if self._includes_stop else self.stopped)
+        return None if self._includes_stop and self.stopped else self._matcher.matched
 
     @property
     def is_thinking(self) -> bool:
@@ -170,13 +169,10 @@ class TextStream:
             if self.has_ended:
                 break
             was_thinking = self.is_thinking
-            text = self._turn_matcher.push(self._detokenizer.push(token_id))
+            text = self._detokenizer.push(token_id)
             used += 1
             may_end = self.num_tokens + used > self._min_tokens
-            passed = self._stop_matcher.push(text, may_end=may_end)
-            if self._turn_matcher.matched is not None and self.stopped is None:
-                passed += self._stop_matcher.flush()  # what could have become a stop string
-            pieces += self._split(passed)
+            pieces += self._split(self._matcher.push(text, may_end=may_end))
             self.num_reasoning_tokens += was_thinking or self.is_thinking
         if not used:
             return []
@@ -196,9 +192,9 @@ class TextStream:
         text = ""
         is_cut = reason != "stop" and not self.has_ended
         if not self.has_ended:
-            last = self._turn_matcher.push(self._detokenizer.flush()) + self._turn_matcher.flush()
             may_end = self.num_tokens > self._min_tokens
-            text = self._stop_matcher.push(last, may_end=may_end) + self._stop_matcher.flush()
+            text = self._matcher.push(self._detokenizer.flush(), may_end=may_end)
+            text += self._matcher.flush()
         pieces = self._split(text)
         if self._reasoning_splitter is not None:
             pieces += self._find_calls(self._reasoning_splitter.flush(is_cut=is_cut))

@@ -94,6 +94,29 @@ def test_no_stop_string_ends_before_min_tokens(
     assert events[-1] == Finished(0, "stop" if stop else "length", num_tokens, stop=stop)
 
 
+@pytest.mark.parametrize("size", [1, 9])
+def test_no_mark_of_the_next_turn_ends_a_reply_before_min_tokens(
+    cl100k: Tokenizer, size: int
+) -> None:
+    ids = cl100k.encode("a\nuser: b\nuser: c")
+    reply_format = ReplyFormat(turn_marks=("\nuser:",))
+    for min_tokens, text in ((3, "a"), (4, "a\nuser: b"), (len(ids), "a\nuser: b\nuser: c")):
+        stream = TextStream(cl100k, index=0, min_tokens=min_tokens, reply_format=reply_format)
+        parts = (ids[at : at + size] for at in range(0, len(ids), size))
+        events = [each for part in parts for each in stream.push(part)]
+        assert text_of([*events, *stream.finish("length")]) == text
+        assert stream.num_tokens > min_tokens or stream.num_tokens == len(ids)
+
+
+def test_a_stop_string_that_may_begin_the_next_turn_ends_where_it_is(cl100k: Tokenizer) -> None:
+    """Its text is held back until the next token, which counts for no ``min_tokens``."""
+    ids = cl100k.encode("a\nb\nc")
+    reply_format = ReplyFormat(turn_marks=("\nuser:",))
+    stream = TextStream(cl100k, index=0, stop=("\n",), min_tokens=2, reply_format=reply_format)
+    events = [each for token_id in ids for each in stream.push([token_id])]
+    assert text_of([*events, *stream.finish("length")]) == "a\nb"
+
+
 def test_no_stop_string_ends_with_half_a_character_before_min_tokens(cl100k: Tokenizer) -> None:
     ids = cl100k.encode("😀")[:1]
     for min_tokens, text in ((0, ""), (1, "\ufffd")):
