@@ -70,6 +70,15 @@ def test_the_field_with_the_text_at_fault_is_named(server: Loopback, model: str)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
 
 
+def test_an_encoder_has_no_adapters(server: Loopback) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        reply = post(server, path, model="vectors", adapter="first", **body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "adapter"), path
+
+
 def test_openai_s_client_gets_vectors(server: Loopback) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         found = client.embeddings.create(model="vectors", input=TEXTS)  # as base64

@@ -41,6 +41,7 @@ BEYOND_A_SCHEMA = (
     "nothing is kept that could be sent",
     # what the model is
     "this model has no prompts",
+    "this model has no adapters",
     "a message has an unknown role",  # unless the model's template knows it
     "is empty.",  # a text, unless the model's vocabulary begins every text with a token
     "the context holds",

@@ -338,3 +338,32 @@ def test_a_tag_says_nothing(server: Loopback) -> None:
     assert tags["model:latest"]["details"]["parent_model"] == ""
     reply = server.client.post("/v1/completions", json=BODY | {"model": "first:other"})
     assert reply.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a b"}),
+        ("/v1/score", {"text_1": "a b", "text_2": "c d"}),
+        ("/v1/rerank", {"query": "a b", "documents": ["c d"]}),
+        (
+            "/v1/decisions",
+            {"input": "a b", "questions": [{"type": "predicate", "instructions": "a"}]},
+        ),
+    ],
+)
+def test_adapters_score_and_embed_too(
+    talking: Loopback, path: str, body: dict[str, object]
+) -> None:
+    def ask(**more: str) -> dict[str, object]:
+        reply = talking.client.post(path, json=body | more)
+        assert reply.is_success, reply.text
+        found: dict[str, object] = reply.json()
+        return {name: found[name] for name in found if name not in {"id", "created", "usage"}}
+
+    first = ask(model="first")
+    assert first["model"] == "first"
+    assert first != ask() | {"model": "first"}
+    assert ask(adapter="first") == ask(model="nano", adapter="first") == first
+    reply = talking.client.post(path, json=body | {"adapter": "second"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "adapter")

@@ -306,6 +306,8 @@ class Endpoint:
 
         async def work() -> None:
             async with self._models.using(name, self._route.capability) as model:
+                if isinstance(model, ServedPipeline) and getattr(body, "adapter", None):
+                    raise RequestError("this model has no adapters.", param="adapter")
                 try:
                     await self._fetch_media(body, model, lambda more: grow(num_bytes + more))
                     response = await self._answer(scope, body, model, is_large=is_large)

@@ -10,7 +10,7 @@ import msgspec
 from blazr.server.endpoint import Call
 from blazr.server.openai.labels import LabelQuestion, label_probabilities
 from blazr.server.openai.responses.items import Item, ItemPart, text_of, to_messages
-from blazr.server.openai.shared import ItemUsage, item_usage
+from blazr.server.openai.shared import ItemUsage, Name, item_usage
 from blazr.server.schema import Example, schema_hint
 from blazr.text.messages import Message
 
@@ -159,6 +159,7 @@ class DecisionBody(msgspec.Struct, kw_only=True):
     input: str | list[Item]
     questions: Annotated[list[PredicateQuestion | ChoiceQuestion | ScoreQuestion], _QUESTION_COUNT]
     model: str | None = None
+    adapter: Name = None
     example: ClassVar[Example] = {
         "input": "Once upon a time",
         "questions": [{"type": "predicate", "instructions": "It is about a cat."}],

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from blazr.server.endpoint import Call
-from blazr.server.openai.shared import EmbeddingUsage
+from blazr.server.openai.shared import EmbeddingUsage, Name
 from blazr.server.params import Prompts, TruncatingBody, prompt_truncation, to_prompts
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs
@@ -19,6 +19,7 @@ class EmbeddingBody(TruncatingBody, kw_only=True):
 
     input: Prompts
     model: str | None = None
+    adapter: Name = None
     dimensions: Annotated[int, schema_hint(minimum=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] | None = None

@@ -18,7 +18,7 @@ from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
 from blazr.server.models import ServedPipeline
 from blazr.server.openai.labels import MAX_LABELS, LabelQuestion, label_probabilities
-from blazr.server.openai.shared import CachedTokens, EmbeddingUsage
+from blazr.server.openai.shared import CachedTokens, EmbeddingUsage, Name
 from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
@@ -51,6 +51,7 @@ class ScoreBody(TruncatingBody, kw_only=True):
     text_1: str | _TextList
     text_2: str | _TextList
     model: str | None = None
+    adapter: Name = None
     method: Method | None = None
     instruction: str | None = None
     example: ClassVar[Example] = {"text_1": "a cat", "text_2": "a dog"}
@@ -62,6 +63,7 @@ class RerankBody(TruncatingBody, kw_only=True):
     query: str
     documents: Annotated[list[str | Document], schema_hint(minItems=1)]
     model: str | None = None
+    adapter: Name = None
     top_n: Annotated[int, schema_hint(minimum=1)] | None = None
     return_documents: bool | None = None
     method: Method | None = None

@@ -39,7 +39,7 @@ E = TypeVar("E", bound=msgspec.Struct)
 C = TypeVar("C", bound=msgspec.Struct)
 V = TypeVar("V", bound="WholeEnvelope")
 
-_Name = Annotated[str, msgspec.Meta(max_length=256)] | None
+Name = Annotated[str, msgspec.Meta(max_length=256)] | None
 _Text = Annotated[str, schema_hint(minLength=1)]
 
 
@@ -56,7 +56,7 @@ class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     truncate_prompt_tokens: MostTokens | None = None
     truncation_side: TruncationSide | None = None
     model: str | None = None
-    adapter: _Name = None
+    adapter: Name = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     repetition_penalty: float | None = None
@@ -81,14 +81,14 @@ class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[_Text], schema_hint(minItems=1)] | None = None
     guided_grammar: str | None = None
-    cache_salt: _Name = None
+    cache_salt: Name = None
     cache_anchors: (
         Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=1024)] | None
     ) = None
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    request_id: _Name = None
-    rid: _Name = None
+    request_id: Name = None
+    rid: Name = None
     kv_transfer_params: KvTransferParams | None = None
 
 
