@@ -85,7 +85,7 @@ class EngineConfig:
             )
         if self.memory != "auto":
             parse_memory(self.memory, free_bytes=0)
-        parse_memory(self.cache_disk, free_bytes=0)
+        parse_memory(self.cache_disk, free_bytes=0, name="cache_disk")
 
     def _check_types(self) -> None:
         """From Python a value may be anything; the command line has read it."""
@@ -106,12 +106,13 @@ class EngineConfig:
                 )
 
 
-def parse_memory(text: str, *, free_bytes: int | None) -> int:
+def parse_memory(text: str, *, free_bytes: int | None, name: str = "memory") -> int:
     """Turn ``"8GiB"``, ``"500MB"``, ``"1073741824"`` or ``"0.6"`` into bytes.
 
     Args:
         text: What the user wrote. A number of at most 1 is a share of ``free_bytes``.
-        free_bytes: What is free now; None where a share means nothing.
+        free_bytes: What is free now, in memory or on the disk; None where a share means nothing.
+        name: What it is the size of, for the error.
 
     Raises:
         ConfigError: It is neither a size nor a share.
@@ -123,9 +124,9 @@ def parse_memory(text: str, *, free_bytes: int | None) -> int:
     except ValueError:
         number = -1.0
     if not 0 < number < 2**60 or (free_bytes is None and number * unit < 1):
-        share = "" if free_bytes is None else " or a share of the free memory (0.6)"
+        share = "" if free_bytes is None else " or a share of what is free (0.6)"
         raise ConfigError(
-            "a size in memory cannot be read.",
+            f"{name} is not a size.",
             found=repr(text)[:100],
             expected=f"a size (8GiB, 500MB){share}",
         )

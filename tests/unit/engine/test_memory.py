@@ -64,9 +64,10 @@ def test_sizes_and_shares(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GiB", "0", "nan", "inf", "1e300", "GiB"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ConfigError):
-        EngineConfig(memory=text)
+@pytest.mark.parametrize("name", ["memory", "cache_disk"])
+def test_what_is_no_size_is_refused(name, text):
+    with pytest.raises(ConfigError, match=rf"^{name} is not a size\.\n.*\n.* of what is free"):
+        EngineConfig(**{name: text})
 
 
 def test_small_memory_runs_fewer_at_once_and_none_is_refused():

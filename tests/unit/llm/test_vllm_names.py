@@ -121,7 +121,7 @@ def test_a_value_that_cannot_be_is_refused_before_a_model_is_looked_for(argument
 
 def test_a_share_of_the_memory_may_be_a_number() -> None:
     assert LoadOptions(memory=0.5).memory == "0.5"
-    with pytest.raises(ConfigError, match="size in memory"):
+    with pytest.raises(ConfigError, match="memory is not a size"):
         LoadOptions(memory=-1)
 
 
