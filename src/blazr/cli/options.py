@@ -79,6 +79,17 @@ def _size(flag: str) -> dict[str, Any]:
     return {"parser": parse}
 
 
+def _folder(flag: str) -> dict[str, Any]:
+    """What Typer needs to read the folder that a flag takes; an empty path would be this one."""
+
+    def parse(value: object) -> Path:
+        if not str(value):
+            raise ConfigError(f"the folder after {flag} is empty.", found="''", hint="leave it out")
+        return Path(str(value))
+
+    return {"parser": parse, "metavar": "DIR"}
+
+
 # What flags are told besides their help, by field.
 _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "memory": {"envvar": "BLAZR_MEMORY"},
@@ -90,6 +101,10 @@ _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "max_bodies_bytes": _size("--max-bodies"),
     "models_memory_bytes": _size("--models-memory"),
     "files_disk_bytes": _size("--files-disk"),
+    "adapter_dir": _folder("--adapter-dir"),
+    "weights_dir": _folder("--weights-dir"),
+    "profile_dir": _folder("--profile-dir"),
+    "files_dir": _folder("--files-dir"),
     "dry_sequence_breakers": {"names": ["--dry-sequence-breaker"]},
     "allowed_token_ids": {"names": ["--allowed-token-id"]},
     "accept_any_model": {"names": ["--accept-any-model"]},

@@ -83,6 +83,8 @@ class EngineConfig:
                 found=str(self.prefill_share),
                 expected="at least 1 (a step with prefill over one without)",
             )
+        if self.cache_dir == "":  # as of a shell variable that is not set; it would be this one
+            raise ConfigError("cache_dir is empty.", found="''", hint="leave it out")
         if self.memory != "auto":
             parse_memory(self.memory, free_bytes=0)
         parse_memory(self.cache_disk, free_bytes=0, name="cache_disk")

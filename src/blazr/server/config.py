@@ -203,9 +203,10 @@ class ServerConfig(Limits):
             )
 
     def _check_folders(self) -> None:
-        for path in (self.adapter_dir, self.weights_dir, self.profile_dir, self.files_dir):
+        for name in ("adapter_dir", "weights_dir", "profile_dir", "files_dir"):
+            path: Path | None = getattr(self, name)
             if path is not None and not path.is_dir():
-                raise ConfigError("a folder is missing.", found=str(path)[:200])
+                raise ConfigError(f"the folder {name} is missing.", found=str(path)[:200])
         if self.files_dir is not None and not os.access(self.files_dir, os.W_OK | os.X_OK):
             raise ConfigError(
                 "the folder for files cannot be written.", found=str(self.files_dir)[:200]

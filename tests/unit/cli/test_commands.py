@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import blazr
-from blazr.cli import COMMANDS
+from blazr.cli import COMMANDS, serve
 from blazr.cli.app import app
 from blazr.cli.generate import is_prompt
 from blazr.cli.options import (
@@ -255,6 +256,19 @@ def test_bench_refuses_what_no_machine_could_do(flag: str, value: str, code: int
 def test_an_empty_name_of_a_model_is_refused(line: list[str]) -> None:
     """Of a shell variable that is not set; the built-in model would answer instead."""
     assert "the name of a model is empty" in blazr_cli(*line, check=1).stderr
+
+
+@pytest.mark.parametrize("flag", ["cache", "files", "adapter", "weights", "profile"])
+def test_an_empty_name_of_a_folder_is_refused(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that the server is started in would be read or filled instead."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve, "open_models", lambda *_: pytest.fail("the models are loaded"))
+    done = CliRunner().invoke(app, ["serve", "--port", "0", f"--{flag}-dir", ""])
+    assert isinstance(done.exception, ConfigError)
+    assert "is empty" in str(done.exception)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -375,5 +375,5 @@ def test_names_of_adapters_have_a_length(
 
 def test_folders_that_are_not_there() -> None:
     for name in ("weights_dir", "profile_dir"):
-        with pytest.raises(ConfigError, match="a folder is missing"):
+        with pytest.raises(ConfigError, match=f"the folder {name} is missing"):
             ServerConfig(**{name: Path("/nowhere/at/all")})
