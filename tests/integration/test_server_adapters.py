@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from blazr.core.errors import ConfigError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
@@ -223,6 +224,19 @@ def test_an_adapter_s_name_loads_its_model(shelf: Path) -> None:
         assert found != tokens(server, model="plain")
         reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
         assert reply.status_code == 404
+
+
+@pytest.mark.parametrize("name", ["own", "other", "default"])
+def test_an_adapter_has_a_name_of_its_own(name: str) -> None:
+    """A model's name would find the adapter, and nothing the model."""
+    source = ModelSource(
+        name="own",
+        open=lambda: pytest.fail("it is loaded"),
+        aliases=("other",),
+        adapters={name: Path()},
+    )
+    with pytest.raises(ConfigError, match="the name of a model"):
+        Models([source], ServerConfig())
 
 
 def command(server: Loopback, path: str, **body: object) -> None:

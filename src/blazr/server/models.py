@@ -29,7 +29,7 @@ from typing_extensions import override
 from blazr.agent.config import read_mcp_config
 from blazr.agent.toolbox import Toolbox
 from blazr.core import garbage
-from blazr.core.errors import BlazrError, CapacityError, EngineError
+from blazr.core.errors import BlazrError, CapacityError, ConfigError, EngineError
 from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
@@ -440,6 +440,9 @@ class Models:
     Args:
         sources: What there is; the first is the one meant where none is named.
         config: How to behave.
+
+    Raises:
+        ConfigError: An adapter has the name of a model, which it would answer for.
     """
 
     def __init__(self, sources: Sequence[ModelSource], config: ServerConfig) -> None:
@@ -449,6 +452,13 @@ class Models:
         for slot in self.slots:
             for name in (slot.source.name, *slot.source.aliases):
                 self._by_name.setdefault(name, slot)
+        for name in (each for slot in self.slots for each in slot.adapters):
+            if name in self._by_name:
+                raise ConfigError(
+                    "an adapter has the name of a model.",
+                    found=f"--adapter {name[:50]}=...",
+                    expected="a name of its own, by which requests ask for it",
+                )
         self._live: set[ServedModel] = set()  # also those that are unloaded when their requests end
         self._emptied = asyncio.Event()
         self.events = EventBus()
