@@ -86,6 +86,7 @@ def test_an_adapter_is_chosen_by_model_or_by_adapter(server: Loopback) -> None:
     assert reply.json()["error"]["param"] == "adapter"
     reply = server.client.post("/v1/completions", json=BODY | {"model": "second"})
     assert reply.status_code == 404
+    assert "this server has 'model', 'first'." in reply.json()["error"]["message"]
 
 
 def test_loaded_listed_and_unloaded(server: Loopback, shelf: Path) -> None:

@@ -504,8 +504,11 @@ class Models:
         if slot is None and self.state.config.accept_any_model:
             return self.slots[0]
         if slot is None:
-            known = ", ".join(repr(each.source.name) for each in self.slots[:_MAX_NAMES])
-            more = ", …" if len(self.slots) > _MAX_NAMES else ""
+            models = [each.source.name for each in self.slots]
+            adapters = [name for each in self.slots for name in each.adapters]
+            names = list(dict.fromkeys([*models, *adapters]))
+            known = ", ".join(map(repr, names[:_MAX_NAMES]))
+            more = ", …" if len(names) > _MAX_NAMES else ""
             here = f" here; this server has {known}{more}"
             raise HttpError.missing("model", name, here, param="model")
         return slot
