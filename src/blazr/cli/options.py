@@ -62,6 +62,16 @@ def split_variable(
     return [each for each in ",".join(value).split(",") if each]
 
 
+def _join_variable(
+    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """Put the value of an environment variable together, which Typer splits at spaces."""
+    source = ctx.get_parameter_source(param.name or "")
+    if value is None or source is None or source.name != "ENVIRONMENT":
+        return value
+    return [" ".join(value)]
+
+
 def _size(flag: str) -> dict[str, Any]:
     """What Typer needs to read the size that a flag takes."""
 
@@ -113,6 +123,8 @@ _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "max_tool_rounds": {"min": 1, "max": 1000},
     "replicas": {"min": 1, "max": 256},
 }
+# Fields with commas between several values, whose flags may be repeated instead.
+_JOINED = frozenset({"adapter"})
 _UNITS = ("_bytes", "_s")
 # Flags with another name than their field: what may be repeated is named once.
 _FLAG_NAMES = {
@@ -166,6 +178,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             hint, default, more = hints[each], defaults[each], {}
             if default == ():  # Typer takes a tuple for several values behind one flag
                 hint, default, more = list[str] | None, None, {"callback": split_variable}
+            elif each in _JOINED:
+                hint, more = list[str] | None, {"callback": _join_variable}
             if each in docs:
                 hint = Annotated[hint, _flag(each, docs, **more)]
             parameters.append(
@@ -184,6 +198,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             values = {each: given.pop(_flag_name(each)) for each in flag_names(group)}
             repeated = {each.name for each in fields(group) if each.default == ()}
             values |= {each: tuple(values[each] or ()) for each in repeated}
+            joined = _JOINED & values.keys()
+            values |= {each: ",".join(values[each] or ()) or None for each in joined}
             filled[name] = group(**values)
         command(**given, **filled)
 

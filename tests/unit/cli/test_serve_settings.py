@@ -10,10 +10,11 @@ import msgspec
 import pytest
 import typer
 from typer.core import TyperOption
+from typer.testing import CliRunner
 
 from blazr.cli.app import app
 from blazr.cli.model_plans import plan_models
-from blazr.cli.options import ServeFlags, flag_names
+from blazr.cli.options import ServeFlags, flag_names, with_flags
 from blazr.cli.serve import read_api_keys, variables
 from blazr.core.errors import ConfigError
 
@@ -116,6 +117,32 @@ def test_several_values_stand_between_commas(
     file.write_text("cors-origin = ['a', 'b']\nserved-model-name = 'one'\n")
     found = settings("--config", str(file))
     assert (found["cors_origin"], found["served_model_name"]) == (["a", "b"], ["one"])
+
+
+@pytest.mark.parametrize(
+    ("line", "variable", "found"),
+    [
+        ([], None, None),
+        ([], "a=x,b=/my y", "a=x,b=/my y"),
+        (["--adapter", "a=x,b=y"], "c=z", "a=x,b=y"),
+        (["--adapter", "a=x", "--adapter", "b=y,c=/my z"], None, "a=x,b=y,c=/my z"),
+    ],
+)
+def test_adapters_stand_between_commas_or_behind_flags_of_their_own(
+    line: list[str], variable: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[ServeFlags] = []
+
+    @with_flags
+    def probe(*, load: ServeFlags) -> None:
+        loads.append(load)
+
+    if variable is not None:
+        monkeypatch.setenv("BLAZR_ADAPTER", variable)
+    probed = typer.Typer(context_settings={"auto_envvar_prefix": "BLAZR"})
+    probed.command()(probe)
+    CliRunner().invoke(probed, line, catch_exceptions=False)
+    assert [each.adapter for each in loads] == [found]
 
 
 def test_a_model_on_the_command_line_goes_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
