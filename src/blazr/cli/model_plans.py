@@ -111,7 +111,7 @@ def plan_models(
     if len(plans) > 1 and (None in names or len(set(names)) < len(names)):
         raise ConfigError(
             "each of several models needs a name of its own.",
-            found=", ".join(str(name)[:30] for name in names)[:200],
+            found=", ".join((plan.name or plan.path)[:30] for plan in plans)[:200],
             expected="--model name=path",
         )
     return plans or [ModelPlan(path=default, name=None, flags=flags)]

@@ -211,10 +211,13 @@ def test_models_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert plan("odd=name") == [(None, "odd=name")]
 
 
-@pytest.mark.parametrize("named", [("a", "b"), ("x=a", "b"), ("x=a", "x=b")])
-def test_several_models_need_names(named: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="each of several models needs a name"):
+@pytest.mark.parametrize(
+    ("named", "found"), [(("a", "b"), "a, b"), (("x=a", "b"), "x, b"), (("x=a", "x=b"), "x, x")]
+)
+def test_several_models_need_names(named: tuple[str, ...], found: str) -> None:
+    with pytest.raises(ConfigError, match="each of several models needs a name") as raised:
         plan(*named)
+    assert raised.value.found == found
 
 
 def test_models_of_a_file(tmp_path: Path) -> None:
