@@ -170,6 +170,7 @@ class ServerConfig(Limits):
                     expected="printable ASCII",
                 )
 
+        _check_names(self.served_names)
         self._check_tools()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key.", expected="both or neither")
@@ -232,6 +233,15 @@ class ServerConfig(Limits):
         """Whether pages of an origin may call from a browser."""
         is_listed = origin in self.cors_origins or "*" in self.cors_origins
         return is_listed or re.fullmatch(LOOPBACK_ORIGIN, origin) is not None
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if "" in names:
+        raise ConfigError(
+            "the name of a model is empty.",
+            found="--served-model-name ''",
+            hint="leave it out for the model's own",
+        )
 
 
 def _check_peers(addresses: Iterable[str]) -> None:

@@ -248,6 +248,7 @@ def test_bench_refuses_what_no_machine_could_do(flag: str, value: str, code: int
         ["bench", ""],
         ["serve", "", "--port", "0"],
         ["serve", "--model", "a=nano", "--model", "", "--port", "0"],
+        ["serve", "--served-model-name", "", "--port", "0"],
         ["mcp", ""],
         ["launch", "claude", "--print", "--model", ""],
     ],
