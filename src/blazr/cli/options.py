@@ -95,7 +95,7 @@ def _folder(flag: str) -> dict[str, Any]:
     def parse(value: object) -> Path:
         if not str(value):
             raise ConfigError(f"the folder after {flag} is empty.", found="''", hint="leave it out")
-        return Path(str(value))
+        return Path(str(value)).expanduser()
 
     return {"parser": parse, "metavar": "DIR"}
 

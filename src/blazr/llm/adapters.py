@@ -153,5 +153,5 @@ def parse_adapters(text: str | None) -> dict[str, Path]:
                 found=repr(part)[:100],
                 expected="NAME=PATH, each name once, with commas between several",
             )
-        found[name] = Path(path)
+        found[name] = Path(path).expanduser()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -143,6 +144,14 @@ def test_adapters_stand_between_commas_or_behind_flags_of_their_own(
     probed.command()(probe)
     CliRunner().invoke(probed, line, catch_exceptions=False)
     assert [each.adapter for each in loads] == [found]
+
+
+def test_a_tilde_is_the_home_directory() -> None:
+    """In settings files and variables, and behind ``--flag=``, no shell has put it there."""
+    home = Path.home()
+    assert settings("--files-dir=~/files")["files_dir"] == home / "files"
+    (planned,) = plan_models((), None, replace(FLAGS, adapter="a=~/a,b=/~/b"), default="~/m")
+    assert planned.adapters == {"a": home / "a", "b": Path("/~/b")}
 
 
 def test_a_model_on_the_command_line_goes_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
