@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from torch import nn
+from typer.testing import CliRunner
 
+from blazr.cli.app import app
 from blazr.core.errors import ConfigError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_text_engine
@@ -382,3 +384,12 @@ def test_adapters_score_and_embed_too(
     assert ask(adapter="first") == ask(model="nano", adapter="first") == first
     reply = talking.client.post(path, json=body | {"adapter": "second"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "adapter")
+
+
+@pytest.mark.parametrize("command", ["generate", "run"])
+def test_commands_name_the_adapter_that_answers(talking: Loopback, command: str) -> None:
+    adapter = f"first={talking.core.adapters.paths['first']}"
+    line = [command, "nano", "Once", "--cpu", "--max-tokens=1", "--json", "--adapter", adapter]
+    done = CliRunner().invoke(app, line, catch_exceptions=False)
+    assert json.loads(done.stdout)["model"] == "first"
+    assert "nano with first on cpu" in done.stderr

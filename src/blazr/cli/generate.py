@@ -18,6 +18,7 @@ from blazr.text.messages import Message
 
 if TYPE_CHECKING:
     from blazr.engine.sampling_params import SamplingParams
+    from blazr.llm.bundle import ModelInfo
     from blazr.llm.generation import GenerationRequest
     from blazr.llm.results import Completion
     from blazr.text.events import Event
@@ -73,13 +74,13 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     started_s = monotonic()
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
-        print(f"{llm.core.info.name} on {llm.core.info.device}", file=sys.stderr)
+        adapter = next(iter(llm.core.adapters.by_name), None)
+        print(model_line(llm.core.info, adapter), file=sys.stderr)
         with log.held_back():
-            adapter = next(iter(llm.core.adapters.by_name), None)
             events = llm.events([_request(text, images, params, adapter)])
             completion = _print_stream(events, timings, prints=not as_json)
             if as_json:
-                print(json.dumps(as_object(llm.core.info.name, completion, timings)))
+                print(json.dumps(as_object(adapter or llm.core.info.name, completion, timings)))
             elif sys.stdout.isatty():
                 print()
     if verbose or sys.stderr.isatty():
@@ -97,6 +98,11 @@ def _request(
         return GenerationRequest(prompt=text, params=params, adapter=adapter)
     asked = Message(role="user", content=text, images=images)
     return GenerationRequest(messages=[asked], params=params, adapter=adapter)
+
+
+def model_line(info: ModelInfo, adapter: str | None) -> str:
+    """What answers and where it runs, for people."""
+    return f"{info.name}{f' with {adapter}' if adapter else ''} on {info.device}"
 
 
 def is_prompt(alone: str | None, model: str | None) -> bool:

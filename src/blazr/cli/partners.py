@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from typing_extensions import override
 
 from blazr.cli import options
+from blazr.cli.generate import model_line
 from blazr.core import env
 from blazr.core.errors import EngineError, RequestError
 from blazr.core.remote import EventReader, auth_headers, root_url
@@ -46,7 +47,7 @@ class Partner(Protocol):
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """What the model is called, or the adapter that answers with it."""
 
     @property
     def about(self) -> str:
@@ -90,13 +91,13 @@ class LocalPartner(Partner):
     @property
     @override
     def name(self) -> str:
-        return self.llm.core.info.name
+        return self._adapter or self.llm.core.info.name
 
     @property
     @override
     def about(self) -> str:
         info = self.llm.core.info
-        return f"{info.name} on {info.device}, context {info.max_seq_len:,} tokens"
+        return f"{model_line(info, self._adapter)}, context {info.max_seq_len:,} tokens"
 
     @override
     def answer(self, question: Question) -> Iterator[Event]:
@@ -107,7 +108,7 @@ class LocalPartner(Partner):
             params=options.sampling_params(question.given, max_tokens=-1),
             thinking_budget=None if question.thinks else 0,
             truncation=Truncation(drops="messages"),
-            adapter=next(iter(self.llm.core.adapters.by_name), None),
+            adapter=self._adapter,
             tools=question.tools or None,
         )
         return self.llm.events([request])
@@ -126,6 +127,10 @@ class LocalPartner(Partner):
     def close(self) -> None:
         """Stop the engine."""
         self.llm.close()
+
+    @property
+    def _adapter(self) -> str | None:
+        return next(iter(self.llm.core.adapters.by_name), None)
 
     def _open(self, model: str) -> LLM:
         return self._load.load_llm(model, threads=self._threads)
