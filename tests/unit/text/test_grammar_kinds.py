@@ -118,6 +118,22 @@ def test_what_is_refused_is_refused_in_words(compiler, name):
         compiler.compile(grammar)
     assert expected in caught.value.message
     assert caught.value.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"regex": "(ab"},
+        {"regex": "(" + "long" * 20},
+        {"lark": "start: a\na: /(ab/"},
+        {"json_schema": {"type": "string", "pattern": "(ab"}},
+    ],
+    ids=str,
+)
+def test_a_wrong_regular_expression_is_told_what_is_wrong(compiler, grammar):
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(grammar)
+    assert caught.value.found.endswith(": unclosed group")
     assert max(map(len, caught.value.render().splitlines())) < 200
 
 

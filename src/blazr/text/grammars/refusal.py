@@ -48,8 +48,12 @@ def refusal(message: str, source: str) -> GrammarError:
         r"^at \d+\(\d+\): failed to compile JSON schema: ", "", lines[0] if lines else ""
     )
     reason = first
-    if len(lines) > 1 and lines[-1].startswith("error:"):
-        reason = f"{first[:40]} {lines[-1]}"
+    # what is wrong with a regular expression comes behind it, and in Lark's notation the line
+    # that it is in follows
+    fault = next((line for line in lines[1:] if line.startswith("error: ")), None)
+    if fault is not None:
+        place = first.partition(" (in regex)")[0].removesuffix(":")
+        reason = f"{place[:40]}: {fault.removeprefix('error: ')}"
     if re.search("fuel|too large|[Tt]oo many|too big", first):
         return GrammarError("the grammar is too complex.", found=reason[:100])
     if '"json_schema"' not in source and "%json" not in source:
