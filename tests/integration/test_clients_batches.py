@@ -155,8 +155,9 @@ def test_what_cannot_be_is_refused(client: openai.OpenAI) -> None:
         client.files.create(file=("a", b" \n"), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="endpoints are"):
         begin(client, line_of("a"), "/v1/models")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError) as refused:
         client.batches.create(input_file_id="file-1", endpoint=PATH, completion_window="24h")
+    assert refused.value.param == "input_file_id"
     for call in (client.batches.retrieve, client.batches.cancel, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             call("none")

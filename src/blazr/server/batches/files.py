@@ -179,15 +179,20 @@ class FileStore:
         self._files[name] = kept
         return file
 
-    def find(self, tenant: str, name: str) -> FileObject:
+    def find(self, tenant: str, name: str, *, param: str | None = None) -> FileObject:
         """A file of a key.
+
+        Args:
+            tenant: The key.
+            name: Its id.
+            param: The field that names it, if one does.
 
         Raises:
             HttpError: 404, it has none of this name.
         """
         kept = self._files.get(name)
         if kept is None or kept.tenant != tenant:
-            raise HttpError.missing("file", name)
+            raise HttpError.missing("file", name, param=param)
         return kept.file
 
     def files_of(self, tenant: str) -> list[FileObject]:

@@ -162,9 +162,10 @@ class BatchJobs:
                 param="endpoint",
                 code="invalid_value",
             )
-        if self.store.find(tenant, file_id).purpose != "batch":
+        param = "input_file_id"
+        if self.store.find(tenant, file_id, param=param).purpose != "batch":
             message = "that file holds answers: upload one with purpose 'batch'."
-            raise HttpError(400, message, param="input_file_id", code="invalid_value")
+            raise HttpError(400, message, param=param, code="invalid_value")
         self._make_room(tenant)
         now = unix_time()
         batch = Batch(
