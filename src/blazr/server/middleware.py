@@ -218,8 +218,11 @@ class AuthMiddleware:
     def _check_key(self, headers: Headers, path: str) -> bytes:
         """The digest of the key that a request shows; empty where it needs none."""
         known = self._digests and self._digests + self._admins
+        fault = "the API key is missing or wrong."
         if self._needs_operator(path):
             known = self._admins or self._digests
+            if self._admins:
+                fault = "the API key is missing, or not an operator's (--admin-api-key)."
         if not known:
             if self._is_command(path):
                 raise HttpError(
@@ -239,7 +242,7 @@ class AuthMiddleware:
         if not any(matches):
             raise HttpError(
                 401,
-                "the API key is missing or wrong.",
+                fault,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

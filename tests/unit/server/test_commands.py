@@ -86,7 +86,9 @@ def test_commands_may_need_a_key_of_their_own() -> None:
     with serving(scripted_core(), api_keys=("k",), admin_api_keys=("a",)) as running:
         post = running.client.post
         admin = {"Authorization": "Bearer a"}
-        assert post("/flush_cache", headers=KEY).status_code == 401
+        refused = post("/flush_cache", headers=KEY)
+        assert refused.status_code == 401
+        assert "--admin-api-key" in refused.json()["error"]["message"]
         assert post("/flush_cache", headers=admin).is_success
         for key in (KEY, admin):
             assert post("/v1/completions", json={"prompt": "a"}, headers=key).is_success
