@@ -120,6 +120,7 @@ def test_nothing_is_read_outside_the_folder(server: Loopback, shelf: Path, path:
     assert status == 400
     assert str(shelf) not in text
     assert "second" not in text.replace("second_", "")
+    assert ("Found: " if path else "lora_path is missing") in text
 
 
 def test_bad_adapters_say_what_is_wrong(server: Loopback, shelf: Path, bad: dict[str, str]) -> None:

@@ -90,11 +90,19 @@ def allowed_path(folder: Path | None, given: str, *, kind: str, param: str, flag
     if folder is None:
         hint = f"start the server with {flag}"
         raise RequestError(f"no {kind} may be read.", param=param, hint=hint)
+    if not given:
+        raise RequestError(
+            f"{param} is missing.", param=param, expected=f"a path below the {flag} folder"
+        )
     try:
         root = folder.resolve(strict=True)
         path = (root / given).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         path = None
-    if not given or path is None or not path.is_relative_to(root):
-        raise RequestError(f"there is no such {kind} below the {flag} folder.", param=param)
+    if path is None or not path.is_relative_to(root):
+        raise RequestError(
+            f"there is no such {kind} below the {flag} folder.",
+            param=param,
+            found=repr(given)[:100],
+        )
     return path
