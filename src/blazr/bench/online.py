@@ -49,6 +49,7 @@ async def connect(url: str, *, model: str | None, api_key: str) -> AsyncIterator
     """Connect to a server, with or without ``/v1`` in its URL; no model takes its first one.
 
     Raises:
+        ConfigError: The URL is none.
         EngineError: It does not answer, or has no model.
     """
     base = root_url(url) + "/v1"

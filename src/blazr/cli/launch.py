@@ -163,10 +163,6 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
         ConfigError: The address is none, or the server refuses the key.
     """
     url = root_url(url)
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(
-            "the URL of the server is not understood.", found=url[:100], expected=DEFAULT_URL
-        )
     request = urllib.request.Request(f"{url}/v1/models", headers=auth_headers(key))
     try:
         with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as reply:

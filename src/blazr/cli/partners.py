@@ -144,6 +144,7 @@ class RemotePartner(Partner):
         model: Which of its models; None is the first.
 
     Raises:
+        ConfigError: The address is none.
         EngineError: It does not answer, or has no model.
     """
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
+from blazr.core.errors import ConfigError
+
 
 def root_url(url: str) -> str:
-    """The address of a server without the ``/v1`` that OpenAI's clients put behind it."""
+    """The address of a server without the ``/v1`` that OpenAI's clients put behind it.
+
+    Raises:
+        ConfigError: It is no URL.
+    """
+    if not re.match(r"https?://[^/?#]", url):
+        raise ConfigError(
+            "the URL of the server is not understood.",
+            found=repr(url)[:100],
+            expected="http://127.0.0.1:8080, or https",
+        )
     return url.rstrip("/").removesuffix("/v1")
 
 

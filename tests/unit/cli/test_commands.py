@@ -295,6 +295,21 @@ def test_flags_that_load_a_model_are_refused_beside_a_server(
     assert set(str(done.exception).partition(" cannot be used")[0].split(", ")) == named
 
 
+@pytest.mark.parametrize("line", ["chat", "run hi", "batch in -o out", "bench", "mcp"])
+def test_an_address_without_http_is_refused_at_once(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a server that may come yet, for which a batch waits for minutes."""
+    if line == "mcp":
+        pytest.importorskip("mcp")
+    monkeypatch.chdir(tmp_path)
+    asked = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    (tmp_path / "in").write_text(json.dumps(asked))
+    done = CliRunner().invoke(app, [*line.split(), "--url", "127.0.0.1:8080"])
+    assert isinstance(done.exception, ConfigError)
+    assert "the URL of the server is not understood" in str(done.exception)
+
+
 def test_errors_take_one_screen_and_exit_1() -> None:
     done = blazr_cli("decode", "--ids", "1", "--vocab", "llama33", check=1)
     assert done.stdout == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from blazr.core.errors import ConfigError
 from blazr.core.remote import EventReader, auth_headers, root_url
 
 ROOT = "http://127.0.0.1:8080"
@@ -12,6 +13,12 @@ ROOT = "http://127.0.0.1:8080"
 @pytest.mark.parametrize("url", [ROOT, f"{ROOT}/", f"{ROOT}/v1", f"{ROOT}/v1/"])
 def test_a_server_has_one_root_however_it_is_named(url: str) -> None:
     assert root_url(url) == ROOT
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "http://", "http:///v1", "ftp://a", "/v1"])
+def test_an_address_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="URL of the server is not understood"):
+        root_url(url)
 
 
 def test_a_key_is_a_bearer_token_and_none_is_no_header() -> None:
