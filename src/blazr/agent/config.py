@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -86,7 +87,7 @@ def read_mcp_config(path: Path) -> list[McpServer]:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
             raise _wrong(path, "more than 1 MB")
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(data.removeprefix(BOM_UTF8))
     except (OSError, msgspec.DecodeError, UnicodeError) as error:
         raise _wrong(path, str(error)[:200]) from None
     servers = found.get("mcpServers") if isinstance(found, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -98,7 +99,7 @@ def read_workload(path: Path, default: BenchRequest) -> list[BenchRequest]:
         ConfigError: The file cannot be read, or a line is wrong.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(BOM_UTF8).splitlines()
     except OSError as error:
         raise ConfigError("the workload cannot be read.", found=str(error)[:200]) from None
     requests = []

@@ -338,7 +338,7 @@ class Conversation:
         from blazr.llm.generation import as_message
 
         try:
-            found = json.loads(_path(argument, "/load").read_text(encoding="utf-8"))
+            found = json.loads(_path(argument, "/load").read_text(encoding="utf-8-sig"))
             kept = found if isinstance(found, Mapping) else {"messages": found}
             messages = [as_message(each) for each in kept["messages"]]
             given = dict(kept.get("settings") or {})

@@ -157,7 +157,7 @@ def read_settings(file: Path) -> dict[str, object]:
         ConfigError: It cannot be read, or is no TOML.
     """
     with as_config_error("the settings file cannot be read.", (OSError, ValueError)):
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     return {key.replace("-", "_"): value for key, value in found.items()}
 
 

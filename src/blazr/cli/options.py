@@ -406,8 +406,8 @@ def read_schema(text: str) -> object:
         ConfigError: It cannot be read, or is not JSON.
     """
     try:
-        source = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
-        return json.loads(source)
+        is_json = text.lstrip().startswith("{")
+        return json.loads(text if is_json else Path(text).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             "the JSON Schema cannot be read.",

@@ -275,7 +275,7 @@ def read_api_keys(given: Iterable[str], file: Path | None) -> tuple[str, ...]:
     keys = [*given]
     if file is not None:
         with as_config_error("the API key file cannot be read.", (OSError, ValueError)):
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
             raise ConfigError("the API key file holds no key.", found=str(file)[:200])

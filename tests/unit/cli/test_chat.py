@@ -166,7 +166,8 @@ def test_save_and_load(conversation: Conversation, llm: LLM, tmp_path: Path) -> 
         {"top_k": 5},
         conversation.history,
     )
-    file.write_text(json.dumps([{"role": "system", "content": "s"}, {"role": "user"}]))
+    chat = json.dumps([{"role": "system", "content": "s"}, {"role": "user"}])
+    file.write_text(chat, encoding="utf-8-sig")  # as another program may write it
     other.obey(f"/load {file}")
     assert (other.system, other.history) == ("s", [Message(role="user", content=None)])
     for text in ("{", "3", '{"messages": [{"content": "x"}]}'):

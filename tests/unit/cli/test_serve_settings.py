@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,11 @@ import typer
 from typer.core import TyperOption
 from typer.testing import CliRunner
 
+from blazr.agent.config import read_mcp_config
+from blazr.bench.workload import BenchRequest, read_workload
 from blazr.cli.app import app
-from blazr.cli.model_plans import plan_models
-from blazr.cli.options import ServeFlags, flag_names, with_flags
+from blazr.cli.model_plans import plan_models, read_settings
+from blazr.cli.options import ServeFlags, flag_names, read_schema, with_flags
 from blazr.cli.serve import read_api_keys, variables
 from blazr.core.errors import ConfigError
 
@@ -144,6 +146,26 @@ def test_adapters_stand_between_commas_or_behind_flags_of_their_own(
     probed.command()(probe)
     CliRunner().invoke(probed, line, catch_exceptions=False)
     assert [each.adapter for each in loads] == [found]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("port = 1", read_settings),
+        ("secret", lambda file: read_api_keys((), file)),
+        ('{"mcpServers": {"a": {"command": "b"}}}', read_mcp_config),
+        ('{"enum": [1]}', lambda file: read_schema(str(file))),
+        ('{"prompt_tokens": 3}', lambda file: read_workload(file, BenchRequest())),
+    ],
+    ids=["settings", "keys", "mcp", "schema", "workload"],
+)
+def test_a_file_may_begin_with_a_byte_order_mark(
+    text: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """As editors of Windows put it there."""
+    (tmp_path / "plain").write_text(text, encoding="utf-8")
+    (tmp_path / "marked").write_text(text, encoding="utf-8-sig")
+    assert read(tmp_path / "marked") == read(tmp_path / "plain")
 
 
 def test_a_tilde_is_the_home_directory() -> None:
