@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from json import loads
+from numbers import Integral, Real
 from typing import Any, Self
 
 from blazr.core.errors import RequestError
@@ -209,11 +210,7 @@ class SamplingParams:
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
         self._resolve_aliases()
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name in ("dry_sequence_breakers", "bad_words", "logits_processors"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         self._check_ranges()
         self._check_lists()
         if self.samplers and sorted(self.samplers) != sorted(SAMPLERS):
@@ -224,6 +221,24 @@ class SamplingParams:
             _refuse("grammar", f"{len(self.grammar)} grammars", "one")
         if any(not -100 <= bias <= 100 for bias in self.logit_bias.values()):
             _refuse("logit_bias", "a bias out of range", "-100 to 100")
+
+    def _check_types(self) -> None:
+        """Make tuples of lists, and of a text alone; from Python a value may be anything."""
+        for name, (kind, expected) in _LISTS.items():
+            given = getattr(self, name)
+            if given is None or given is self.__dataclass_fields__[name].default:
+                continue
+            if isinstance(given, str):
+                given = (given,)
+            if not isinstance(given, Iterable) or not _are(kind, values := tuple(given)):
+                _refuse(name, repr(given), expected)
+            object.__setattr__(self, name, values)
+        bias = self.logit_bias
+        are_numbers = isinstance(bias, Mapping) and _are(Real, bias.values())
+        if bias != {} and not (are_numbers and _are(Integral, bias)):
+            _refuse("logit_bias", repr(bias), "{id of a token: number}")
+        if self.grammar is not None and not isinstance(self.grammar, Mapping):
+            _refuse("grammar", repr(self.grammar), '{"json_schema": {...}}, {"regex": "..."}, ...')
 
     def _check_lists(self) -> None:
         """Texts and ids that may or may not come."""
@@ -239,10 +254,9 @@ class SamplingParams:
                 _refuse(name, f"an empty or long {noun}", f"1 to {MAX_STOP_CHARACTERS} characters")
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             _refuse("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_IDS}")
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-            if not self.allowed_token_ids or min(self.allowed_token_ids) < 0:
-                _refuse("allowed_token_ids", "none, or a negative id", "ids of tokens")
+        allowed = self.allowed_token_ids
+        if allowed is not None and (not allowed or min(allowed) < 0):
+            _refuse("allowed_token_ids", "none, or a negative id", "ids of tokens")
 
     def _resolve_aliases(self) -> None:
         """Turn the other ways of leaving a field out, or switching it off, into the usual one."""
@@ -261,10 +275,12 @@ class SamplingParams:
                 continue
             try:
                 fits = low <= value <= high  # NaN does not
+                fits = fits and (name not in _WHOLE or isinstance(value, Integral))
             except TypeError:  # no number
                 fits, value = False, repr(value)[:80]
             if not fits:
-                _refuse(name, value, f"a number from {_plain(low)} to {_plain(high)}")
+                kind = "whole number" if name in _WHOLE else "number"
+                _refuse(name, value, f"a {kind} from {_plain(low)} to {_plain(high)}")
         if self.mirostat not in {0, 2}:
             _refuse("mirostat", self.mirostat, "0, or 2 for its second version")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -359,6 +375,19 @@ _DEFAULTS = {
     if name in MODEL_DEFAULTS
 }
 
+_WHOLE = frozenset(
+    name
+    for name, each in SamplingParams.__dataclass_fields__.items()
+    if each.type in {"int", "int | None"}
+)
+
+_LISTS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("stop", "bad_words", "dry_sequence_breakers", "samplers"), (str, "texts")),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids of tokens")),
+    "logits_processors": (Callable, "functions of ids and logits"),
+}
+"""What the lists are of."""
+
 RANGES = (
     ("temperature", 0, 2),
     ("top_p", 0, 1),
@@ -386,6 +415,11 @@ RANGES = (
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_CHOICES),
 )
+
+
+def _are(kind: Any, values: Iterable[object]) -> bool:
+    """Whether all are of a kind; of many values hardly more are looked at than there are types."""
+    return all(issubclass(each, kind) for each in set(map(type, values)))
 
 
 def _plain(number: float) -> str:

@@ -223,6 +223,44 @@ def test_values_out_of_range_are_refused_by_name(name, value):
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *(
+            (name, 1.5, "a whole number")
+            for name in ("max_tokens", "top_k", "n", "seed", "logprobs")
+        ),
+        *(
+            (name, 5, "texts")
+            for name in ("stop", "bad_words", "dry_sequence_breakers", "samplers")
+        ),
+        ("stop", ["a", 5], "texts"),
+        ("bad_words", [["a"]], "texts"),
+        ("stop_token_ids", 5, "ids of tokens"),
+        ("stop_token_ids", ["a"], "ids of tokens"),
+        ("allowed_token_ids", [1.0], "ids of tokens"),
+        ("logits_processors", ["a"], "functions"),
+        ("logit_bias", [1], "number"),
+        ("logit_bias", {"1": 1}, "number"),
+        ("logit_bias", {1: "1"}, "number"),
+        ("grammar", "a+", "regex"),
+    ],
+    ids=str,
+)
+def test_values_of_another_type_are_refused_by_name(name, value, expected):
+    """In Python; what comes over HTTP has its types. Some failed in the middle of a step."""
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert expected in caught.value.expected
+
+
+def test_one_text_is_a_list_of_one():
+    params = SamplingParams(stop="ab", bad_words="cd", dry_sequence_breakers="ef")
+    assert (params.stop, params.bad_words) == (("ab",), ("cd",))
+    assert params.dry_sequence_breakers == ("ef",)
+
+
 def test_uniforms_of_many_are_those_of_each():
     seeds = [0, 1, -1, 1234567, 2**63 - 1, -(2**63), 0x632BE59BD9B4E019]
     pairs = [(seed, position) for seed in seeds for position in (0, 1, 77, 2**40)]
