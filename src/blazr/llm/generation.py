@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from os import PathLike
-from typing import Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
@@ -28,6 +29,14 @@ Prompt = str | Sequence[int]  # text, or token ids
 PromptInput = Prompt | Mapping[str, object]
 Params = SamplingParams | Sequence[SamplingParams] | None
 TruncationMode = Literal["auto", "disabled"]
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array of numpy's, or a tensor."""
+
+    def tolist(self) -> object:
+        """Its numbers in lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,27 +156,53 @@ class GenerationRequest:
 def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
     """Return one prompt or many as a list of prompts; a list of integers is one prompt.
 
+    Token ids may be an array of numpy's, or a tensor.
+
     Raises:
-        RequestError: A dictionary holds something else than a prompt.
+        RequestError: Something is no prompt.
     """
     if isinstance(prompts, str | Mapping):
         return [_as_prompt(prompts)]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(
-            "a prompt cannot be read.",
-            param="prompts",
-            found=f"{prompts!r:.80}",
-            expected="text, token ids, or a list of prompts",
-        )
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("list[int]", items)]
-    return [_as_prompt(cast("PromptInput", item)) for item in items]
+    items = _listed(prompts)
+    if items and _are_ids(items):
+        return [list(map(int, items))]
+    return [_as_prompt(item) for item in items]
 
 
-def _as_prompt(prompt: PromptInput) -> Prompt:
-    if not isinstance(prompt, Mapping):
+def _as_prompt(prompt: object) -> Prompt:
+    if isinstance(prompt, Mapping):
+        prompt = _in_dictionary(prompt)
+    if isinstance(prompt, str):
         return prompt
+    ids = _listed(prompt)
+    if not _are_ids(ids):
+        raise _no_prompt(prompt)
+    return list(map(int, ids))
+
+
+def _listed(given: object) -> list[Any]:
+    """The items of a list, an array or a tensor, of which numpy's become Python's."""
+    if isinstance(given, _Array):
+        given = given.tolist()
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
+        raise _no_prompt(given)
+    return list(given)
+
+
+def _are_ids(items: Iterable[object]) -> bool:
+    return all(issubclass(each, Integral) for each in set(map(type, items)))
+
+
+def _no_prompt(found: object) -> RequestError:
+    return RequestError(
+        "a prompt cannot be read.",
+        param="prompts",
+        found=f"{found!r:.80}",
+        expected="text, token ids, or a list of prompts",
+    )
+
+
+def _in_dictionary(prompt: Mapping[str, object]) -> object:
     names = {name for name, value in prompt.items() if value is not None}
     if len(names) != 1 or not names <= {"prompt", "prompt_token_ids"}:
         raise RequestError(
@@ -176,7 +211,7 @@ def _as_prompt(prompt: PromptInput) -> Prompt:
             found=", ".join(sorted(names))[:100],
             expected='{"prompt": "..."} or {"prompt_token_ids": [...]}',
         )
-    return cast("Prompt", prompt[names.pop()])
+    return prompt[names.pop()]
 
 
 def as_message(message: Message | Mapping[str, object]) -> Message:

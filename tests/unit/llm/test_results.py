@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blazr.core.errors import RequestError
 from blazr.llm.generation import as_prompts
 from blazr.llm.results import Fold, fold, total_usage
 from blazr.text.events import Finished, PromptDone, TextDelta
@@ -52,3 +57,23 @@ def test_what_is_one_prompt_and_what_are_many() -> None:
     assert as_prompts(["a", [1, 2]]) == ["a", [1, 2]]
     assert as_prompts([[1], [2]]) == [[1], [2]]
     assert as_prompts([]) == []
+
+
+@pytest.mark.parametrize("ids", [np.array([1, 2]), torch.tensor([1, 2]), [np.int64(1), 2], (1, 2)])
+def test_ids_of_other_libraries_are_ids(ids: Sequence[int]) -> None:
+    assert as_prompts(ids) == [[1, 2]]
+    assert as_prompts([ids, "a"]) == [[1, 2], "a"]
+    assert as_prompts({"prompt_token_ids": ids}) == [[1, 2]]
+    (found_ids,) = as_prompts(ids)
+    assert {type(each) for each in found_ids} == {int}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [5, None, b"ab", [b"ab"], ["a", None], [1.0], [["a"]], [[1, "a"]], {"prompt": 5}],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused(prompts: object) -> None:
+    """The bytes of a text are numbers, too, and were taken for ids."""
+    with pytest.raises(RequestError, match="a prompt cannot be read"):
+        as_prompts(prompts)
