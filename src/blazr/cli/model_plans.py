@@ -118,12 +118,11 @@ def plan_models(
 
 
 def _plan_from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
-    given = {"path": table} if isinstance(table, str) else msgspec.to_builtins(table)
     try:
         if not _NAME.fullmatch(name):
             raise ConfigError("this cannot be the name of a model.", found=repr(name)[:50])
-        changes = {key.replace("-", "_"): value for key, value in dict(given).items()}
-        path = msgspec.convert(changes.pop("path", None), str)
+        changes = _changes_of(table)
+        path = msgspec.convert(changes.pop("path"), str)
         flags = _checked_flags(flags, changes)
     except (TypeError, ValueError) as error:
         keys = ", ".join(options.flag_names(ServeFlags))
@@ -133,6 +132,16 @@ def _plan_from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:
             expected=f"a path, or a table with one and with {keys}",
         ) from None
     return ModelPlan(path=path, name=name, flags=flags)
+
+
+def _changes_of(table: object) -> dict[str, object]:
+    """The path of a model, and the flags that its table changes."""
+    given = {"path": table} if isinstance(table, str) else table
+    if not isinstance(given, Mapping):
+        raise TypeError(repr(given))
+    if not given.get("path"):
+        raise ValueError("no path")
+    return {key.replace("-", "_"): value for key, value in given.items()}
 
 
 def _checked_flags(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFlags:

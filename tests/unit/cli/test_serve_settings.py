@@ -267,21 +267,26 @@ def test_models_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "table",
+    ("table", "found"),
     [
-        "models = 1",
-        "[models]\na = 1",
-        "[models.a]\ndtype = 'float32'",
-        "[models.a]\npath = 'x'\nport = 1",
-        "[models.a]\npath = 'x'\nmax-running = 'many'",
-        "[models]\n'' = 'x'",
+        ("models = 1", ""),
+        ("[models]\na = 1", "1"),
+        ("[models]\na = ''", "no path"),
+        ("[models.a]\ndtype = 'float32'", "no path"),
+        ("[models.a]\npath = 'x'\nport = 1", "there is no key 'port'"),
+        (
+            "[models.a]\npath = 'x'\nmax-running = 'many'",
+            "Expected `int`, got `str` - at `$.max_running`",
+        ),
+        ("[models]\n'' = 'x'", "''"),
     ],
 )
-def test_wrong_tables_of_models_are_refused(table: str, tmp_path: Path) -> None:
+def test_wrong_tables_of_models_are_refused(table: str, found: str, tmp_path: Path) -> None:
     file = tmp_path / "blazr.toml"
     file.write_text(table)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as raised:
         plan(file=file)
+    assert raised.value.found == found
 
 
 def test_the_size_of_weights_is_known_before_they_are_loaded(tmp_path: Path) -> None:
