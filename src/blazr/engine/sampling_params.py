@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import MISSING, InitVar, dataclass, field, replace
 from json import loads
 from numbers import Integral, Real
 from typing import Any, Self
@@ -370,10 +370,11 @@ MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 """The fields whose defaults a model may come with."""
 
 _DEFAULTS = {
-    name: each.default
+    name: {} if each.default is MISSING else each.default
     for name, each in SamplingParams.__dataclass_fields__.items()
-    if name in MODEL_DEFAULTS
+    if "None" not in each.type
 }
+"""What None stands for, where it has no meaning of its own."""
 
 _WHOLE = frozenset(
     name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import fields
 
 import pytest
 import torch
@@ -253,6 +254,12 @@ def test_values_of_another_type_are_refused_by_name(name, value, expected):
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert expected in caught.value.expected
+
+
+def test_none_is_the_default_where_it_has_no_other_meaning():
+    """As vLLM's callers pass what was not given."""
+    names = [each.name for each in fields(SamplingParams)]
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams(max_tokens=None)
 
 
 def test_one_text_is_a_list_of_one():
