@@ -223,7 +223,7 @@ def test_frozen_replies_go_on_with_other_weights(running: Loopback) -> None:
         ("weights/../../x", "no such checkpoint"),
         ("a\0b", "no such checkpoint"),
         ("x" * 5000, "no such checkpoint"),
-        ("", "no such checkpoint"),
+        ("", "model_path is missing"),
         (".", "cannot be used"),
         ("weights/nan", "computes no numbers"),
         ("weights/infinite", "computes no numbers"),
