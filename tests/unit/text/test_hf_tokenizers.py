@@ -118,6 +118,18 @@ def test_metaspace_is_a_space(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_an_added_token_of_marked_spaces_is_spaces(tmp_path: Path) -> None:
+    """As Gemma's, which has one for every run of spaces: code is indented by them."""
+    backend = metaspace()
+    backend.add_tokens([AddedToken(text, normalized=False) for text in ("\u2581" * 4, "<x>")])
+    backend.save(str(tmp_path / "m.json"))
+    tokenizer = load(str(tmp_path / "m.json"))
+    ids = backend.encode("<x>" + "\u2581" * 4 + "ab", add_special_tokens=False).ids
+    assert [backend.id_to_token(each) for each in ids[:2]] == ["<x>", "\u2581" * 4]
+    assert tokenizer.decode(ids) == backend.decode(ids)
+    assert tokenizer.decode(ids).startswith("<x>    ")
+
+
 def test_words_are_joined_by_spaces(tmp_path: Path) -> None:
     words = Backend(models.WordLevel({"a": 0, "bc": 1, "[UNK]": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

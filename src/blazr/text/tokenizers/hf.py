@@ -100,7 +100,12 @@ class HuggingFaceTokenizer(Tokenizer):
             strips_leading_space=strips_space,
         )
         self._file = file
-        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        # the decoder reads other added tokens like pieces: Gemma's "▁▁" is two spaces
+        self._unread = {
+            token_id: token.content.encode()
+            for token_id, token in added.items()
+            if token.content in self.special_ids or self._to_bytes is byte_level
+        }
         _mark_special(backend, names)
         backend.encode_special_tokens = True  # as plain text, that is
         self._plain = backend
@@ -128,8 +133,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @override
     def _bytes_of(self, token_id: int) -> bytes:
-        added = self._added.get(token_id)
-        return self._to_bytes(self.name_of(token_id) or "") if added is None else added
+        unread = self._unread.get(token_id)
+        return self._to_bytes(self.name_of(token_id) or "") if unread is None else unread
 
 
 def encode_plain(backend: Backend, text: str) -> Encoding:
