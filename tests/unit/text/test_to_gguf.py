@@ -8,12 +8,12 @@ import string
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tokenizers.gguf import from_metadata, has_tokenizer
-from blazr.text.tokenizers.hf import HuggingFaceTokenizer
+from blazr.text.tokenizers.hf import HuggingFaceTokenizer, load
 from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tokenizers"
@@ -85,6 +85,40 @@ def test_word_pieces(tmp_path: Path) -> None:
     assert ours.encode("[CLS]a[SEP]", allow_special=True) == [2, 4, 3]
     assert ours.decode(ours.encode("The unaffable")) == "the unaffable"
     assert ours.eos_ids[0] == 3
+
+
+def with_runs_of_spaces(directory: Path) -> None:
+    """As Gemma's: a token for every run of spaces, which is declared beside the others."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+    pieces += ["a", "b", "\u2581a", "\u2581" * 2, "\u2581" * 3]
+    merges = [("\u2581", "\u2581"), ("\u2581" * 2, "\u2581"), ("\u2581", "a")]
+    backend = Backend(
+        models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            merges,
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["<unk>", "<s>"])
+    backend.add_tokens([AddedToken("\u2581" * count, normalized=False) for count in (2, 3)])
+    backend.save(str(directory / "tokenizer.json"))
+
+
+def test_spaces_in_an_added_token_are_written_as_llama_cpp_finds_them(tmp_path: Path) -> None:
+    with_runs_of_spaces(tmp_path)
+    theirs = load(str(tmp_path / "tokenizer.json"))
+    metadata = gguf_vocabulary(tmp_path, theirs.size)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    assert tokens[-2:] == ["  ", "   "]
+    ours = from_metadata(metadata, name="spaces")
+    for text in ("a  b   a a", "  a", " ", "b  "):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == text
 
 
 def with_capitals(directory: Path) -> None:

@@ -155,6 +155,7 @@ def _tokens(
             types.append(CONTROL)
         elif token_id in found_in_text:
             types.append(USER_DEFINED)
+            tokens[-1] = tokens[-1].replace(SPACE, " ")  # as llama.cpp finds it in a text
         else:
             types.append(BYTE if BYTE_NAME.fullmatch(name) else NORMAL)
     return tokens, types
