@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from blazr.text.grammars.tool_call import TextUntil, tool_call
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
+from blazr.text.tool_calls.bare_key_call import BareKeyCalls
 from blazr.text.tool_calls.choose import choose_tool_format
-from blazr.text.tool_calls.format import ToolSpec
+from blazr.text.tool_calls.format import ToolFormat, ToolSpec
 from blazr.text.tool_calls.rows import TOOL_FORMATS
+from tests.support.following import Following
 from tests.support.recorded_calls import RECORDED as DOCUMENTED
 from tests.support.recorded_calls import TOOLS, Recorded
 from tests.support.recorded_outputs import OUTPUTS
@@ -202,6 +204,77 @@ def test_the_grammar_of_a_forced_call_fits_what_is_read(name: str) -> None:
     assert not text_of(pieces)
     assert "call:" in tool_call(grammar, {})
     assert row.grammar([tool], parallel=False).separator is None
+
+
+MIXED = ToolSpec(
+    "get_weather",
+    {
+        "type": "object",
+        "$defs": {"Unit": {"type": "string", "enum": ["c", "1"]}},
+        "properties": {
+            "city": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "unit": {"$ref": "#/$defs/Unit"},
+            "n": {"type": ["integer", "string"]},
+            "mode": {"enum": ["auto", 3, None]},
+            "more": {},
+        },
+        "required": ["city", "unit", "n", "mode", "more"],
+        "additionalProperties": False,
+    },
+)
+
+
+def as_grammar_writes(row: ToolFormat, arguments: Mapping[str, object]) -> str:
+    """A call in the spelling that the grammar has."""
+    pairs = {key: json.dumps(value) for key, value in arguments.items()}
+    if row.name in {"pythonic", "lfm2"}:  # whose values are JSON's
+        inner = ", ".join(f"{key}={value}" for key, value in pairs.items())
+        return f"{row.begin}get_weather({inner}){row.end}"
+    if isinstance(row.calls, BareKeyCalls):  # and where a value is not simply a text
+        inner = ",".join(f"{key}:{value}" for key, value in pairs.items())
+        return f"{row.begin}{row.calls.before}get_weather{{{inner}}}{row.end}"
+    return row.write([("get_weather", arguments)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "values",
+    [("Genf", "c", 7, "auto", {"a": [1]}), (None, "1", "seven", 3, "b"), ("", "c", 0, None, [])],
+    ids=str,
+)
+def test_arguments_of_several_types_may_be_written_and_are_read(
+    name: str, values: tuple[object, ...]
+) -> None:
+    row = TOOL_FORMATS[name]
+    arguments = dict(zip(MIXED.properties, values, strict=True))
+    following = Following(row, row.grammar([MIXED]))
+    reply = as_grammar_writes(row, arguments)
+    assert following.takes(reply)
+    stream = row.parser([MIXED])
+    [[_, found]] = calls_of(stream.push(reply) + stream.flush())
+    assert json.loads(found) == arguments
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrong", [{"unit": "2"}, {"mode": "never"}, {"mode": 4}], ids=str)
+def test_a_forced_call_has_one_of_the_values_that_are_listed(
+    name: str, wrong: Mapping[str, object]
+) -> None:
+    row = TOOL_FORMATS[name]
+    following = Following(row, row.grammar([MIXED]))
+    right = {"city": "Genf", "unit": "1", "n": 7, "mode": "auto", "more": True}
+    assert following.takes(as_grammar_writes(row, right))
+    assert not following.takes(as_grammar_writes(row, {**right, **wrong}), is_whole=False)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "gigachat35"])
+def test_a_string_that_is_said_to_be_json_has_no_quotes(name: str) -> None:
+    row = TOOL_FORMATS[name]
+    reply = row.write([("get_weather", {"city": "Genf"})])
+    reply = reply.replace('string="true">Genf', 'string="false">"Genf"')
+    stream = row.parser([MIXED])
+    [[_, found]] = calls_of(stream.push(reply) + stream.flush())
+    assert json.loads(found) == {"city": "Genf"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -149,7 +149,7 @@ def _check_references(root: Mapping[str, object]) -> None:
             expected = f"at most {MAX_DEPTH}"
             raise GrammarError("too many $ref of the schema in a row.", expected=expected)
         if pointer not in known:
-            known[pointer] = _resolve(root, pointer)
+            known[pointer] = resolve(root, pointer)
             follow(known[pointer], (*path, pointer))
 
     level: list[object] = [root]
@@ -159,10 +159,12 @@ def _check_references(root: Mapping[str, object]) -> None:
         level = [inner for each in level for inner in _children(each)]
 
 
-def _resolve(root: Mapping[str, object], pointer: str) -> object:
+def resolve(root: Mapping[str, object], pointer: str) -> object:
     """What a JSON pointer [RFC 6901] leads to; None where that is nothing."""
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None  # an anchor, or somewhere else
     value: object = root
-    for part in pointer.removeprefix("#").split("/")[1:]:
+    for part in pointer.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping):
             value = value.get(name)

@@ -35,6 +35,17 @@ class Maybe:
     parts: tuple[CallPart, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of several things.
+
+    Args:
+        options: The parts of each.
+    """
+
+    options: tuple[tuple[CallPart, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputText:
     """A text that follows a grammar of its own, such as the input of a custom tool.
@@ -53,7 +64,7 @@ class InputText:
 
 
 # Text stands for itself, a mapping for the JSON it is a schema of.
-CallPart = str | Mapping[str, object] | TextUntil | Maybe | InputText
+CallPart = str | Mapping[str, object] | TextUntil | Maybe | OneOf | InputText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +168,8 @@ class _Rules:
             return self.text(part)
         if isinstance(part, Maybe):
             return f"({self.sequence(part.parts)})?"
+        if isinstance(part, OneOf):
+            return f"({' | '.join(map(self.sequence, part.options))})"
         name = f"part_{len(self.lines)}"
         if isinstance(part, TextUntil):
             self.lines.append(self.ended(name, "/(?s:.*)/", part.end))

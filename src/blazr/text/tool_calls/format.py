@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blazr.core.errors import RequestError
-from blazr.text.grammars.tool_call import CallPart, InputText, Maybe, TextUntil, ToolGrammar
+from blazr.text.grammars.tool_call import (
+    CallPart,
+    InputText,
+    Maybe,
+    OneOf,
+    TextUntil,
+    ToolGrammar,
+)
 from blazr.text.splitter import Scan, Sink, Splitter
 from blazr.text.tool_calls.custom import INPUT, PARAMETERS, custom_name, input_grammar, is_custom
 
@@ -156,7 +163,8 @@ class ToolFormat:
         if not triggers[0]:
             triggers = [heads[tool.name] for tool in tools if tool.lark is not None]
         grammar = self.grammar(tools)
-        # functions are free to write what they like where nothing but a custom tool is held to form
+        # functions are held to no more than the types of their arguments, and to values that are
+        # listed, where nothing but a custom tool is to follow a grammar
         calls = [[_loosened(part) for part in parts] for parts in grammar.calls]
         return replace(grammar, calls=calls, triggers=triggers)
 
@@ -242,6 +250,8 @@ def _loosened(part: CallPart) -> CallPart:
     """A part of a call, with every schema in it reduced to the types it allows."""
     if isinstance(part, Maybe):
         return Maybe(tuple(map(_loosened, part.parts)))
+    if isinstance(part, OneOf):
+        return OneOf(tuple(tuple(map(_loosened, each)) for each in part.options))
     if isinstance(part, Mapping):
         return {"type": part["type"]} if "type" in part else {}
     return part

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.grammars.tool_call import CallPart, Maybe, OneOf
 from blazr.text.splitter import (
     CutOffError,
     MalformedError,
@@ -32,11 +32,12 @@ from blazr.text.tool_calls.format import (
     with_definitions,
 )
 from blazr.text.tool_calls.json_scan import check_name, tool_name
-from blazr.text.tool_calls.values import to_json, types_of
+from blazr.text.tool_calls.values import to_json, types_of, values_of
 
 _STRING = frozenset({"string"})
 _TEXT = 'string="true">'
-_KINDS = {_TEXT: True, 'string="false">': False, ">": None}
+_JSON = 'string="false">'
+_KINDS = (_TEXT, _JSON, ">")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,25 +88,39 @@ class TaggedCalls(CallSyntax):
 
     @override
     def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
-        """Strings are any text up to their end."""
-        end = self.trim + self.value_end + self.line
+        """A string is any text up to its end, unless the schema lists the values there are."""
         found: list[CallPart] = [self.call + tool.name + self.name_end + self.line]
         for key in tool.properties:
-            is_text = types_of(tool, key) == _STRING
-            head = self._before_value(key, is_text=is_text)
-            value = (text_of(tool, end),) if is_text else (with_definitions(tool, key), end)
-            found += (head, *value) if key in tool.required else [Maybe((head, *value))]
+            argument = self._argument_parts(tool, key)
+            found += argument if key in tool.required else [Maybe(argument)]
         return (*found, self.call_end)
+
+    def _argument_parts(self, tool: ToolSpec, key: str) -> tuple[CallPart, ...]:
+        values = values_of(tool, key)
+        if values:
+            return (OneOf(tuple((self._spelled(key, each),) for each in values)),)
+        types = types_of(tool, key)
+        end = self.trim + self.value_end + self.line
+        text = (self._before_value(key, is_text=True), text_of(tool, end))
+        if types == _STRING:
+            return text
+        value = (self._before_value(key, is_text=False), with_definitions(tool, key), end)
+        if types and "string" not in types:
+            return value
+        # where no tag tells them apart, a text between quotes would be read with its quotes
+        return (OneOf((text, value)),) if self.typed else text
 
     @override
     def spell(self, name: str, arguments: Mapping[str, object]) -> str:
         text = self.call + name + self.name_end + self.line
-        for key, value in arguments.items():
-            is_text = isinstance(value, str)
-            text += self._before_value(key, is_text=is_text)
-            text += str(value) if is_text else as_json(value)
-            text += self.trim + self.value_end + self.line
+        text += "".join(self._spelled(key, value) for key, value in arguments.items())
         return text + self.call_end
+
+    def _spelled(self, key: str, value: object) -> str:
+        is_text = isinstance(value, str)
+        written = str(value) if is_text else as_json(value)
+        head = self._before_value(key, is_text=is_text)
+        return head + written + self.trim + self.value_end + self.line
 
     def _before_value(self, key: str, *, is_text: bool) -> str:
         kind = f' string="{str(is_text).lower()}">' if self.typed else ""
@@ -144,7 +159,7 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, l
         _, c = yield from one_of(c, tags.value)
     types = types_of(tool, key)
     is_text = types == _STRING
-    if _KINDS.get(kind) is not None:
+    if kind in {_TEXT, _JSON}:
         is_text = kind == _TEXT
         types -= _STRING
     sink.arguments(f"{lead}{as_json(key)}: ", ahead=True)
@@ -155,7 +170,7 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, l
         return c
     parts: list[str] = []
     c = yield from _stream_value(c, tags, parts.append)
-    sink.arguments(to_json("".join(parts), types), ahead=True)
+    sink.arguments(to_json("".join(parts), types, is_json=kind == _JSON), ahead=True)
     return c
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from blazr.text.grammars.json_schema import resolve
 from blazr.text.tool_calls.format import ToolSpec, as_json
 
 _OF_PYTHON: Mapping[type, str] = {
@@ -30,8 +31,36 @@ _SINGLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n
 
 def types_of(tool: ToolSpec | None, argument: str) -> frozenset[str]:
     """The JSON types an argument may have; none where that is not known."""
-    schema = tool.properties.get(argument) if tool else None
-    return _types(schema) if isinstance(schema, Mapping) else frozenset()
+    found = [_types(each) for each in _alternatives(tool, argument)] if tool else []
+    return frozenset().union(*found) if all(found) else frozenset()
+
+
+def values_of(tool: ToolSpec, argument: str) -> list[object]:
+    """The values of an argument, where its schema lists them; none where there may be others."""
+    found = [_values(each) for each in _alternatives(tool, argument)]
+    return [value for each in found for value in each] if all(found) else []
+
+
+def _alternatives(tool: ToolSpec, argument: str) -> list[Mapping[str, object]]:
+    """The schemas of which an argument follows one; an empty one where nothing is known."""
+    waiting = [tool.properties.get(argument)]
+    found: list[Mapping[str, object]] = []
+    seen: set[str] = set()
+    for each in waiting:
+        schema = each if isinstance(each, Mapping) else {}
+        pointer = schema.get("$ref")
+        if isinstance(pointer, str):
+            waiting += [] if pointer in seen else [resolve(tool.parameters, pointer)]
+            seen.add(pointer)
+            continue
+        whole = _list(schema.get("allOf"))
+        choices = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]
+        choices += whole if len(whole) == 1 else []
+        if choices and schema.keys().isdisjoint({"type", "enum", "const"}):
+            waiting += choices
+        else:
+            found.append(schema)
+    return found
 
 
 def _types(schema: Mapping[str, object]) -> frozenset[str]:
@@ -40,19 +69,22 @@ def _types(schema: Mapping[str, object]) -> frozenset[str]:
         return frozenset({declared})
     if isinstance(declared, list | tuple):
         return frozenset(map(str, declared))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(_OF_PYTHON.get(type(each), "") for each in _list(schema["enum"]))
-    choices = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]
-    found = [_types(each) if isinstance(each, Mapping) else frozenset() for each in choices]
-    return frozenset().union(*found) if found and all(found) else frozenset()
+    return frozenset(_OF_PYTHON.get(type(each), "") for each in _values(schema))
 
 
-def to_json(text: str, types: frozenset[str]) -> str:
+def _values(schema: Mapping[str, object]) -> list[object]:
+    if schema.get("type") == "null":
+        return [None]
+    return [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+
+
+def to_json(text: str, types: frozenset[str], *, is_json: bool = False) -> str:
     """The JSON of a value that was written bare.
 
     Args:
         text: What was written.
         types: The types it may have; none where that is not known.
+        is_json: Whether the format says that it is JSON, so that text in quotes is a string.
     """
     try:
         value = _parse(text)
@@ -61,7 +93,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
         return as_json(text) if word is None or not types or "string" in types else word
     kind = _OF_PYTHON[type(value)]
     fits = kind in types or (kind == "integer" and "number" in types)
-    is_text = kind == "string" or (not fits and "string" in types)
+    is_text = (kind == "string" and not is_json) or (not fits and "string" in types)
     return as_json(text) if is_text else text.strip()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.text.tool_calls.format import ToolSpec
-from blazr.text.tool_calls.values import python_to_json, to_json, types_of
+from blazr.text.tool_calls.values import python_to_json, to_json, types_of, values_of
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,30 @@ def test_the_schema_says_what_a_value_is(text: str, types: set[str], expected: o
     assert json.loads(to_json(text, frozenset(types))) == expected
 
 
+DEFINITIONS = {
+    "unit": {"type": "string", "enum": ["c", "f"]},
+    "tree": {"anyOf": [{"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/tree"}, {"type": "integer"}]},
+    "circle": {"$ref": "#/$defs/circle"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"enum": ["a", 1, None]}, ["a", 1, None]),
+        ({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]}, ["c", "f", None]),
+        ({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "integer"}]}, []),
+        ({"const": "a"}, ["a"]),
+        ({"type": "string"}, []),
+        ({"enum": "a"}, []),
+        ({}, []),
+    ],
+)
+def test_values_are_known_where_a_schema_lists_them(schema: object, expected: list[object]) -> None:
+    tool = ToolSpec("f", {"properties": {"x": schema}, "$defs": DEFINITIONS})
+    assert sorted(values_of(tool, "x"), key=repr) == sorted(expected, key=repr)
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -42,14 +66,20 @@ def test_the_schema_says_what_a_value_is(text: str, types: set[str], expected: o
         ({"type": ["string", "null"]}, {"string", "null"}),
         ({"enum": ["a", 1, None]}, {"string", "integer", "null"}),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
-        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, set()),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/none"}]}, set()),
+        ({"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]}, {"string", "null"}),
+        ({"allOf": [{"$ref": "#/$defs/unit"}], "default": "c"}, {"string"}),
+        ({"$ref": "#/$defs/tree"}, {"integer"}),
+        ({"$ref": "#/$defs/circle"}, set()),
+        ({"const": "a"}, {"string"}),
         ({}, set()),
         (True, set()),
     ],
 )
 def test_types_are_read_from_a_schema(schema: object, expected: set[str]) -> None:
-    assert types_of(ToolSpec("f", {"properties": {"x": schema}}), "x") == expected
-    assert types_of(ToolSpec("f", {"properties": {"x": schema}}), "y") == set()
+    tool = ToolSpec("f", {"properties": {"x": schema}, "$defs": DEFINITIONS})
+    assert types_of(tool, "x") == expected
+    assert types_of(tool, "y") == set()
     assert types_of(None, "x") == set()
 
 
