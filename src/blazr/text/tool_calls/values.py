@@ -86,15 +86,20 @@ def to_json(text: str, types: frozenset[str], *, is_json: bool = False) -> str:
         types: The types it may have; none where that is not known.
         is_json: Whether the format says that it is JSON, so that text in quotes is a string.
     """
+    found = text.strip()
     try:
-        value = _parse(text)
+        value = _parse(found)
     except (ValueError, RecursionError):
-        word = PYTHON_WORDS.get(text.strip())
-        return as_json(text) if word is None or not types or "string" in types else word
+        # Python's spelling is read where the text cannot be meant as it is
+        translated = python_to_json(found) if types and "string" not in types else None
+        if translated is None:
+            return as_json(text)
+        found = translated
+        value = _parse(found)
     kind = _OF_PYTHON[type(value)]
     fits = kind in types or (kind == "integer" and "number" in types)
     is_text = (kind == "string" and not is_json) or (not fits and "string" in types)
-    return as_json(text) if is_text else text.strip()
+    return as_json(text) if is_text else found
 
 
 def python_to_json(text: str) -> str | None:

@@ -29,6 +29,11 @@ from blazr.text.tool_calls.values import python_to_json, to_json, types_of, valu
         ("007", set(), "007"),
         ("", {"integer"}, ""),
         ("é\n", set(), "é\n"),
+        ("{'a': [True, None]}", {"object"}, {"a": [True, None]}),
+        ("['x', (1,)]", {"array", "null"}, ["x", [1]]),
+        ("['x']", {"array", "string"}, "['x']"),
+        ("['x']", set(), "['x']"),
+        ("'x'", {"integer"}, "'x'"),
     ],
 )
 def test_the_schema_says_what_a_value_is(text: str, types: set[str], expected: object) -> None:
