@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from blazr.text.grammars.json_schema import resolve
+from blazr.text.grammars.schema_rewriting import resolve
 from blazr.text.tool_calls.format import ToolSpec, as_json
 
 _OF_PYTHON: Mapping[type, str] = {
