@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from blazr.core.errors import GrammarError
-from blazr.text.grammars.schema_rewriting import resolve, rewrite
+from blazr.text.grammars.schema_rewriting import Schema, resolve, rewrite, schemas
 
 MAX_DEPTH = 64
 # All of them are said, because a schema may bring options of its own (`x-guidance`).
@@ -71,8 +71,8 @@ def schema_source(value: object) -> str:
         raise GrammarError("nothing is valid under the schema.", found="false")
     if not isinstance(schema, Mapping):
         raise GrammarError("the schema is no schema.", expected="an object, or true")
-    _check_references(schema)
     schema = rewrite(schema)
+    _check_references(schema)
     try:
         return json.dumps({**schema, "x-guidance": OPTIONS}, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -81,13 +81,7 @@ def schema_source(value: object) -> str:
         ) from None
 
 
-def _children(value: object) -> list[object]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _check_references(root: Mapping[str, object]) -> None:
+def _check_references(root: Schema) -> None:
     """Refuse references that lead in a circle without any value on the way.
 
     JSON Schema forbids them, because they describe nothing; llguidance lets them pass.
@@ -111,11 +105,14 @@ def _check_references(root: Mapping[str, object]) -> None:
             known[pointer] = resolve(root, pointer)
             follow(known[pointer], (*path, pointer))
 
-    level: list[object] = [root]
-    while level:
-        for each in level:
-            follow(each, ())
-        level = [inner for each in level for inner in _children(each)]
+    for each in schemas(root):
+        follow(each, ())
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _list(value: object) -> list[object]:

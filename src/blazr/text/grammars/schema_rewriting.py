@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
+Schema = dict[str, object]
+
+# Keywords whose values are no schemas, and those whose values are schemas by name.
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+_NAMED = frozenset({
+    "properties", "patternProperties", "$defs", "definitions", "dependentSchemas",
+})  # fmt: skip
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -20,12 +27,9 @@ _TIME = (
 )
 # Formats [RFC 3339] that llguidance takes more widely: a day in February too many, any leap second.
 _EXACT = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[Tt]{_TIME}"}
-_VALUES = frozenset(
-    {"const", "enum", "default", "examples"}
-)  # keywords whose values are no schemas
 
 
-def rewrite(root: Mapping[str, object]) -> dict[str, object]:
+def rewrite(root: Mapping[str, object]) -> Schema:
     """A schema as llguidance takes it. The given one stays as it is."""
     found = _rewritten(root)
     assert isinstance(found, dict)
@@ -33,9 +37,9 @@ def rewrite(root: Mapping[str, object]) -> dict[str, object]:
 
 
 def resolve(root: Mapping[str, object], pointer: str) -> object:
-    """What a JSON pointer [RFC 6901] leads to; None where that is nothing."""
+    """What a JSON pointer [RFC 6901] after ``#`` leads to; None where that is nothing."""
     if pointer != "#" and not pointer.startswith("#/"):
-        return None  # an anchor, or somewhere else
+        return None  # an anchor, or another document
     value: object = root
     for part in pointer.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -49,21 +53,50 @@ def resolve(root: Mapping[str, object], pointer: str) -> object:
 
 
 def _rewritten(schema: object) -> object:
-    """A schema with patterns for the formats that need them."""
     if isinstance(schema, list | tuple):
         return [_rewritten(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: value if key in _VALUES else _rewritten(value) for key, value in schema.items()}
-    form = found.get("format")
-    if isinstance(form, str) and form in _EXACT:
-        del found["format"]
-        pattern = {"pattern": f"^{_EXACT[form]}$"}
-        if "pattern" not in found:
-            return found | pattern
-        return found | {"allOf": [*_list(found.get("allOf")), pattern]}
+    found = {key: _value(key, each) for key, each in schema.items()}
+    _rewrite_format(found)
     return found
 
 
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def _value(key: object, value: object) -> object:
+    if key in _VALUES:
+        return value
+    if key in _NAMED and isinstance(value, Mapping):
+        return {name: _rewritten(each) for name, each in value.items()}
+    return _rewritten(value)
+
+
+def _rewrite_format(schema: Schema) -> None:
+    form = schema.get("format")
+    if not isinstance(form, str):
+        return
+    if form in _EXACT:
+        del schema["format"]
+        _add(schema, "pattern", f"^{_EXACT[form]}$")
+
+
+def _add(schema: Schema, key: str, value: object) -> None:
+    """Say more, beside what is said already."""
+    if key not in schema:
+        schema[key] = value
+        return
+    others = schema.get("allOf")
+    schema["allOf"] = [*(others if isinstance(others, list) else []), {key: value}]
+
+
+def schemas(value: object) -> Iterator[Schema]:
+    """A schema and all that are in it."""
+    if isinstance(value, list):
+        for each in value:
+            yield from schemas(each)
+    elif isinstance(value, dict):
+        yield value
+        for key, each in value.items():
+            if key in _NAMED and isinstance(each, dict):
+                yield from schemas(list(each.values()))
+            elif key not in _VALUES:
+                yield from schemas(each)
