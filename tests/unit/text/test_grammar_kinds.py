@@ -58,7 +58,10 @@ REFUSED = {
     "reference elsewhere": ({"json_schema": {"$ref": "https://a.example/b"}}, "see $ref"),
     "a keyword": ({"json_schema": {"type": "array", "uniqueItems": True}}, "see uniqueItems"),
     "an English keyword": ({"json_schema": {"not": {}}}, "see not."),
-    "a keyword inside": ({"json_schema": {"items": {"propertyNames": {}}}}, "see propertyNames"),
+    "a keyword inside": (
+        {"json_schema": {"items": {"propertyNames": {"minLength": 2}}}},
+        "see propertyNames",
+    ),
     "a keyword it asks to ignore": (
         {"json_schema": {"x-guidance": {"lenient": True}, "uniqueItems": True}},
         "see uniqueItems",

@@ -1,7 +1,12 @@
-"""JSON schemas in the words that llguidance knows, with the same meaning."""
+"""JSON schemas in the words that llguidance knows, with the same meaning or a narrower one.
+
+What is left over is refused by it, so that nothing here has to be complete: what cannot be said in
+another way stays as it is.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
@@ -12,6 +17,19 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})
 _NAMED = frozenset({
     "properties", "patternProperties", "$defs", "definitions", "dependentSchemas",
 })  # fmt: skip
+# With these values a keyword allows everything; llguidance refuses most of them all the same.
+_SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "not": (False,),
+}
+_DRAFT = re.compile(r"https?://json-schema\.org/draft[-/](0[4-7]|2019-09|2020-12)/schema#?")
+
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
@@ -28,11 +46,18 @@ _TIME = (
 # Formats [RFC 3339] that llguidance takes more widely: a day in February too many, any leap second.
 _EXACT = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[Tt]{_TIME}"}
 
+# What a schema of names may say to be rewritten, besides which there are.
+_OF_NAMES = frozenset({"type", "title", "description", "$comment"})
+_PROPERTIES = frozenset({"properties", "patternProperties"})
+
 
 def rewrite(root: Mapping[str, object]) -> Schema:
     """A schema as llguidance takes it. The given one stays as it is."""
     found = _rewritten(root)
     assert isinstance(found, dict)
+    referring = _Referring(found)
+    for schema in list(schemas(found)):
+        referring.rewrite_names(schema)
     return found
 
 
@@ -58,6 +83,12 @@ def _rewritten(schema: object) -> object:
     if not isinstance(schema, Mapping):
         return schema
     found = {key: _value(key, each) for key, each in schema.items()}
+    for key in [key for key in found if found[key] in _SAYS_NOTHING.get(key, ())]:
+        del found[key]
+    if isinstance(found.get("$schema"), str):
+        draft = _DRAFT.fullmatch(str(found.pop("$schema")))
+        if draft is not None:
+            found["$schema"] = _uri_of(draft[1])
     _rewrite_format(found)
     return found
 
@@ -68,6 +99,13 @@ def _value(key: object, value: object) -> object:
     if key in _NAMED and isinstance(value, Mapping):
         return {name: _rewritten(each) for name, each in value.items()}
     return _rewritten(value)
+
+
+def _uri_of(draft: str) -> str:
+    """How the draft's own metaschema is named, which some write otherwise."""
+    if draft.startswith("0"):
+        return f"http://json-schema.org/draft-{draft}/schema#"
+    return f"https://json-schema.org/draft/{draft}/schema"
 
 
 def _rewrite_format(schema: Schema) -> None:
@@ -100,3 +138,56 @@ def schemas(value: object) -> Iterator[Schema]:
                 yield from schemas(list(each.values()))
             elif key not in _VALUES:
                 yield from schemas(each)
+
+
+# --- what takes looking up references
+
+
+class _Referring:
+    """Rewrites parts of a schema that may refer to others.
+
+    Args:
+        root: The whole, which is changed.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+
+    def rewrite_names(self, schema: Schema) -> None:
+        """Names that are listed, or follow a pattern, as properties of these names."""
+        names = schema.get("propertyNames")
+        if not isinstance(names, dict) or not schema.keys().isdisjoint(_PROPERTIES):
+            return
+        if "$ref" in names and names.keys() - _OF_NAMES != {"$ref"}:
+            return
+        names = self._target(schema["propertyNames"])
+        said = names.keys() - _OF_NAMES
+        listed = _listed(names)
+        pattern = names.get("pattern")
+        value = schema.get("additionalProperties", True)
+        if names.get("type", "string") != "string" or len(said) != 1:
+            return
+        if listed is not None and all(isinstance(each, str) for each in listed):
+            schema["properties"] = dict.fromkeys(map(str, listed), value)
+        elif isinstance(pattern, str):
+            schema["patternProperties"] = {pattern: value}
+        else:
+            return
+        del schema["propertyNames"]
+        schema["additionalProperties"] = False
+
+    def _target(self, schema: object) -> Schema:
+        """A schema, or the one that it refers to; what stands beside a reference is not seen."""
+        seen: set[str] = set()
+        while isinstance(schema, dict) and isinstance(pointer := schema.get("$ref"), str):
+            if pointer in seen:
+                return {}
+            seen.add(pointer)
+            schema = resolve(self._root, pointer)
+        return schema if isinstance(schema, dict) else {}
+
+
+def _listed(schema: Schema) -> list[object] | None:
+    """The values of which one is valid, where they are listed."""
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return listed if isinstance(listed, list) else None
