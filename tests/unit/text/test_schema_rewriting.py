@@ -7,6 +7,7 @@ import json
 import pytest
 from llguidance import LLTokenizer
 
+from blazr.text.grammars import schema_rewriting
 from blazr.text.grammars.child import make_matcher
 from blazr.text.grammars.json_schema import json_schema, schema_source
 
@@ -116,3 +117,111 @@ def test_a_property_may_be_called_like_a_keyword(name: str) -> None:
 def test_a_value_may_look_like_a_reference() -> None:
     schema = {"enum": [{"$ref": "#/enum/0"}], "default": {"$ref": "#/default"}}
     assert takes(schema, {"$ref": "#/enum/0"})
+
+
+def tagged(tag: object, **properties: object) -> dict[str, object]:
+    """An object that a property tells from others, which may be left out."""
+    all_of_them = {"kind": {"const": tag, "default": tag}, **properties}
+    return {"type": "object", "properties": all_of_them, "additionalProperties": False}
+
+
+DEFINITIONS = {
+    "Cat": tagged("cat", lives={"type": "integer"}),
+    "Dog": {**tagged("dog", bark={"type": "string"}), "required": ["kind", "bark"]},
+    "Pair": {**tagged("pair", left={"$ref": "#/$defs/Any"}), "required": ["kind", "left"]},
+    "Any": {"oneOf": [{"$ref": "#/$defs/Pair"}, {"$ref": "#/$defs/Leaf"}], "title": "Any"},
+    "Leaf": tagged("leaf"),
+    "Kind": {"enum": ["fish", "bird"]},
+    "Late": {"allOf": [{"$ref": "#/$defs/Base"}, {"properties": {"kind": {"const": "late"}}}]},
+    "Base": {"type": "object", "properties": {"kind": {"type": "string"}}},
+    "Early": {"type": "object", "properties": {"kind": {"enum": ["early", "dawn"]}}},
+    "Animal": {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}},
+}
+
+
+def one_of(*names: str, **others: object) -> dict[str, object]:
+    references = [{"$ref": f"#/$defs/{name}"} for name in names]
+    return {"$defs": DEFINITIONS, "oneOf": references, **others}
+
+
+def test_a_union_with_a_discriminator_has_it() -> None:
+    """As pydantic writes one, with references and defaults."""
+    schema = one_of("Cat", "Dog", discriminator={"propertyName": "kind", "mapping": {}})
+    assert takes(schema, {"kind": "cat", "lives": 9})
+    assert takes(schema, {"kind": "dog", "bark": "b"})
+    for wrong in ({"lives": 9}, {}, {"kind": "dog"}, {"kind": "bird"}, {"kind": "cat", "bark": ""}):
+        assert not takes(schema, wrong), wrong
+    assert "required" not in DEFINITIONS["Cat"], "what was given stays as it is"
+
+
+def test_a_union_may_be_recursive() -> None:
+    discriminator = {"propertyName": "kind"}
+    schema = {"$defs": DEFINITIONS, "$ref": "#/$defs/Any", "discriminator": discriminator}
+    leaf: object = {"kind": "leaf"}
+    for _ in range(3):
+        assert takes(schema, leaf)
+        leaf = {"kind": "pair", "left": leaf}
+    assert not takes(schema, {"kind": "pair", "left": {}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (one_of("Late", "Early"), [{"kind": "late"}, {"kind": "dawn"}], [{}, {"kind": "x"}]),
+        (one_of("Animal", "Cat"), [{"kind": "fish"}, {"kind": "cat"}], [{"kind": "dog"}]),
+        (one_of("Kind", "Cat"), ["fish", {"kind": "cat"}, {}], ["cat"]),
+        ({"oneOf": [{"const": 1}, {"enum": [2, True]}]}, [1, 2, True], [3, False]),
+        (
+            {"oneOf": [{"type": "object", "properties": {"": {"const": x}}} for x in "ab"]},
+            [{"": "a"}, {"": "b"}],
+            [{}, {"": "c"}],
+        ),
+        ({"oneOf": [{"type": "integer"}, {"type": ["null", "string"]}]}, [1, None, "a"], [[]]),
+        (
+            {"oneOf": [{"type": "string"}, {"type": "null"}], "anyOf": [{"maxLength": 1}]},
+            ["a", None],
+            ["ab"],
+        ),
+    ],
+)
+def test_alternatives_that_exclude_each_other_are_told_apart(
+    schema: object, right: list[object], wrong: list[object]
+) -> None:
+    assert [value for value in right if not takes(schema, value)] == []
+    assert [value for value in wrong if takes(schema, value)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        one_of("Cat", "Cat"),
+        one_of("Cat", "Base"),
+        one_of("Cat", "none"),
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"oneOf": [{"const": 1}, {"const": 1.0}]},
+        {"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": 2}}}]},
+        {"oneOf": [{}, {"type": "null"}]},
+        {"oneOf": [{"const": number} for number in range(99)]},
+    ],
+)
+def test_other_alternatives_are_left_to_be_refused(schema: object) -> None:
+    assert "oneOf" in json.loads(schema_source(schema))
+
+
+def test_many_unions_of_many_take_no_time() -> None:
+    """Counted in pairs that are compared, not in seconds."""
+    definitions = {f"d{n}": tagged(n) for n in range(64)}
+    union = {"oneOf": [{"$ref": f"#/$defs/d{n}"} for n in range(64)]}
+    unions = {f"u{n}": union for n in range(50)}
+    compared = 0
+    compare = schema_rewriting._difference
+
+    def counted(*facts: schema_rewriting._Facts) -> tuple[str, ...] | None:
+        nonlocal compared
+        compared += 1
+        return compare(*facts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema_rewriting, "_difference", counted)
+        schema_source({"$defs": definitions, "properties": unions})
+    assert compared == 64 * 63 // 2

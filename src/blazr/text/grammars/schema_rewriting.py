@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
 from urllib.parse import unquote
 
 Schema = dict[str, object]
+_Values = frozenset[tuple[bool, object]]  # whether it is a boolean, which Python takes for 0 or 1
 
 # Keywords whose values are no schemas, and those whose values are schemas by name.
 _VALUES = frozenset({"const", "enum", "default", "examples"})
@@ -28,6 +31,9 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
     "dependencies": ({},),
     "not": (False,),
 }
+# Beside these, llguidance takes other words than its own for what a recursive schema cannot have.
+_APPLICATORS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+_ANNOTATION = re.compile(r"discriminator|example|externalDocs|nullable|xml|x-.*", re.DOTALL)
 _DRAFT = re.compile(r"https?://json-schema\.org/draft[-/](0[4-7]|2019-09|2020-12)/schema#?")
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -46,9 +52,18 @@ _TIME = (
 # Formats [RFC 3339] that llguidance takes more widely: a day in February too many, any leap second.
 _EXACT = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[Tt]{_TIME}"}
 
+_OBJECT = frozenset({"object"})
+_TYPES: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    type(None): "null",
+}
 # What a schema of names may say to be rewritten, besides which there are.
 _OF_NAMES = frozenset({"type", "title", "description", "$comment"})
 _PROPERTIES = frozenset({"properties", "patternProperties"})
+_MOST_ALTERNATIVES = 64  # of a `oneOf`, each of which is compared with each
 
 
 def rewrite(root: Mapping[str, object]) -> Schema:
@@ -58,6 +73,7 @@ def rewrite(root: Mapping[str, object]) -> Schema:
     referring = _Referring(found)
     for schema in list(schemas(found)):
         referring.rewrite_names(schema)
+        referring.rewrite_alternatives(schema)
     return found
 
 
@@ -85,6 +101,8 @@ def _rewritten(schema: object) -> object:
     found = {key: _value(key, each) for key, each in schema.items()}
     for key in [key for key in found if found[key] in _SAYS_NOTHING.get(key, ())]:
         del found[key]
+    if not found.keys().isdisjoint(_APPLICATORS):
+        found = {key: each for key, each in found.items() if not _ANNOTATION.fullmatch(str(key))}
     if isinstance(found.get("$schema"), str):
         draft = _DRAFT.fullmatch(str(found.pop("$schema")))
         if draft is not None:
@@ -143,6 +161,25 @@ def schemas(value: object) -> Iterator[Schema]:
 # --- what takes looking up references
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What all that is valid under a schema has in common.
+
+    Args:
+        types: Its types; None where they are not known.
+        values: All there is, where that is listed.
+        tags: The same of its properties.
+        required: Which properties there always are.
+        schema: Where others can be added to these.
+    """
+
+    types: frozenset[str] | None
+    values: _Values | None
+    tags: Mapping[str, _Values]
+    required: frozenset[str]
+    schema: Schema
+
+
 class _Referring:
     """Rewrites parts of a schema that may refer to others.
 
@@ -152,6 +189,8 @@ class _Referring:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._facts: dict[int, _Facts] = {}
+        self._tags: dict[tuple[int, int], tuple[str, ...] | None] = {}
 
     def rewrite_names(self, schema: Schema) -> None:
         """Names that are listed, or follow a pattern, as properties of these names."""
@@ -176,6 +215,33 @@ class _Referring:
         del schema["propertyNames"]
         schema["additionalProperties"] = False
 
+    def rewrite_alternatives(self, schema: Schema) -> None:
+        """Alternatives that exclude each other as those that need not.
+
+        Where a property tells them apart, as of a union with a discriminator, it must be there.
+        """
+        alternatives = schema.get("oneOf")
+        if not isinstance(alternatives, list) or not 1 < len(alternatives) <= _MOST_ALTERNATIVES:
+            return
+        facts = [self._facts_of(self._target(each)) for each in alternatives]
+        required: list[tuple[_Facts, str]] = []
+        for one, other in combinations(facts, 2):
+            tags = self._difference(one, other)
+            if tags is None:
+                return
+            required += [(each, tag) for tag in tags for each in (one, other)]
+        for each, tag in required:
+            _require(each.schema, tag)
+        del schema["oneOf"]
+        _add(schema, "anyOf", alternatives)
+
+    def _difference(self, one: _Facts, other: _Facts) -> tuple[str, ...] | None:
+        """The property that tells two apart, none if they differ anyway; None if they may not."""
+        key = (id(one), id(other))
+        if key not in self._tags:
+            self._tags[key] = _difference(one, other)
+        return self._tags[key]
+
     def _target(self, schema: object) -> Schema:
         """A schema, or the one that it refers to; what stands beside a reference is not seen."""
         seen: set[str] = set()
@@ -186,8 +252,79 @@ class _Referring:
             schema = resolve(self._root, pointer)
         return schema if isinstance(schema, dict) else {}
 
+    def _facts_of(self, schema: Schema) -> _Facts:
+        if id(schema) not in self._facts:
+            self._facts[id(schema)] = self._find_facts(schema)
+        return self._facts[id(schema)]
+
+    def _find_facts(self, schema: Schema) -> _Facts:
+        types: frozenset[str] | None = None
+        values: _Values | None = None
+        tags: dict[str, _Values] = {}
+        required: set[str] = set()
+        for each in self._all_of(schema):
+            values = _comparable(_listed(each)) if values is None else values
+            types = _types(each) if types is None else types
+            properties = each.get("properties")
+            for name, inner in properties.items() if isinstance(properties, dict) else ():
+                listed = _comparable(_listed(self._target(inner)))
+                if listed is not None:
+                    tags.setdefault(name, listed)
+            names = each.get("required")
+            required.update(map(str, names) if isinstance(names, list) else ())
+        return _Facts(types, values, tags, frozenset(required), schema)
+
+    def _all_of(self, schema: Schema) -> list[Schema]:
+        """A schema, and others that hold whenever it does."""
+        found = [schema]
+        seen = {id(schema)}
+        for each in found:
+            whole = each.get("allOf")
+            others = whole if isinstance(whole, list) else []
+            for other in (self._target(inner) for inner in others):
+                if id(other) not in seen:
+                    seen.add(id(other))
+                    found.append(other)
+        return found
+
+
+def _difference(one: _Facts, other: _Facts) -> tuple[str, ...] | None:
+    if one.types and other.types and one.types.isdisjoint(other.types):
+        return ()
+    if one.values and other.values and one.values.isdisjoint(other.values):
+        return ()
+    if not one.types == other.types == _OBJECT:
+        return None
+    names = sorted(one.tags.keys() & other.tags.keys())
+    names.sort(key=lambda name: name not in one.required & other.required)
+    return next(((name,) for name in names if one.tags[name].isdisjoint(other.tags[name])), None)
+
 
 def _listed(schema: Schema) -> list[object] | None:
     """The values of which one is valid, where they are listed."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     return listed if isinstance(listed, list) else None
+
+
+def _comparable(values: list[object] | None) -> _Values | None:
+    """Values of which JSON's equal ones are Python's; None where they are no such."""
+    if values is None or not all(isinstance(x, str | int | float | None) for x in values):
+        return None
+    return frozenset((isinstance(each, bool), each) for each in values)
+
+
+def _types(schema: Schema) -> frozenset[str] | None:
+    """The types that are declared, by names that differ where no value has both."""
+    declared = schema.get("type")
+    if isinstance(declared, str | list):
+        names = [declared] if isinstance(declared, str) else declared
+        return frozenset("number" if each == "integer" else str(each) for each in names)
+    values = _comparable(_listed(schema))
+    return None if values is None else frozenset(_TYPES[type(each)] for _, each in values)
+
+
+def _require(schema: Schema, name: str) -> None:
+    names = schema.get("required")
+    listed = names if isinstance(names, list) else []
+    if name not in listed:
+        schema["required"] = [*listed, name]
