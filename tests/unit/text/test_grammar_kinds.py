@@ -67,7 +67,7 @@ REFUSED = {
         "see uniqueItems",
     ),
     "oneOf that overlaps": ({"json_schema": {"oneOf": [{}, {"type": "null"}]}}, "see oneOf."),
-    "a format": ({"json_schema": {"type": "string", "format": "colour"}}, "see format"),
+    "a format": ({"json_schema": {"type": "string", "format": "idn-hostname"}}, "see format"),
     "a type": ({"json_schema": {"type": "text"}}, "see type"),
     "a pattern with look-around": ({"json_schema": {"pattern": "a(?=b)"}}, "see pattern"),
     "a format that no value has": (

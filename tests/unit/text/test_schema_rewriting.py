@@ -38,6 +38,14 @@ def test_a_keyword_that_allows_everything_says_nothing(
     assert not takes(schema, wrong)
 
 
+@pytest.mark.parametrize("form", ["password", "path", "binary", "int64", "x-ours"])
+def test_a_format_that_no_draft_defines_is_an_annotation(form: str) -> None:
+    schema = {"type": ["string", "integer"], "format": form, "maxLength": 2}
+    assert takes(schema, "ab")
+    assert takes(schema, 1)
+    assert not takes(schema, "abc")
+
+
 NUMBERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 
 

@@ -34,6 +34,13 @@ _SAYS_NOTHING: Mapping[str, tuple[object, ...]] = {
 # Beside these, llguidance takes other words than its own for what a recursive schema cannot have.
 _APPLICATORS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 _ANNOTATION = re.compile(r"discriminator|example|externalDocs|nullable|xml|x-.*", re.DOTALL)
+# The formats that some draft defines. Others are annotations to every validator, such as those of
+# OpenAPI ("password") and pydantic ("path").
+_FORMATS = frozenset({
+    "date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4",
+    "ipv6", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "time", "uri",
+    "uri-reference", "uri-template", "uuid",
+})  # fmt: skip
 _DRAFT = re.compile(r"https?://json-schema\.org/draft[-/](0[4-7]|2019-09|2020-12)/schema#?")
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -130,7 +137,9 @@ def _rewrite_format(schema: Schema) -> None:
     form = schema.get("format")
     if not isinstance(form, str):
         return
-    if form in _EXACT:
+    if form not in _FORMATS:
+        del schema["format"]
+    elif form in _EXACT:
         del schema["format"]
         _add(schema, "pattern", f"^{_EXACT[form]}$")
 
