@@ -10,6 +10,7 @@ from llguidance import LLTokenizer
 from blazr.text.grammars import schema_rewriting
 from blazr.text.grammars.child import make_matcher
 from blazr.text.grammars.json_schema import json_schema, schema_source
+from blazr.text.grammars.schema_rewriting import as_rust
 
 
 def takes(schema: object, value: object) -> bool:
@@ -44,6 +45,41 @@ def test_a_format_that_no_draft_defines_is_an_annotation(form: str) -> None:
     assert takes(schema, "ab")
     assert takes(schema, 1)
     assert not takes(schema, "abc")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        ("^[a[b]c]$", ["ac]", "[c]"], ["a", "c]"]),
+        ("^[[:alpha:]]$", ["[]", "p]"], ["p", "z]"]),
+        ("^[^[]$", ["a", "]"], ["["]),
+        ("^[a&&b]$", ["a", "b", "&"], [""]),
+        ("^[^a~~b]$", ["c"], ["a", "~"]),
+        ("^[+--]$", ["+", ",", "-"], ["."]),
+        ("^[--/]$", ["-", ".", "/"], ["+"]),
+        ("^[-+]$", ["-", "+"], [","]),
+        (r"^[\w.-]+$", ["a.-"], ["[", "+"]),
+        ("^[^]$", ["a", "\n"], ["", "ab"]),
+        (r"^\$\{.+}$", ["${a}"], ["{a}"]),
+        ("^{[a-z]{2}}$", ["{ab}"], ["{a}"]),
+        ("^a{,2}$", ["a{,2}"], ["aa"]),
+        ("^a{1,}b{2}$", ["abb"], ["ab"]),
+        (r"^\p{Lu}\x{41}\u{42}$", ["ZAB"], ["zAB"]),
+        (r"^\[[^\]\[]*\]$", ["[a]"], ["[[]"]),
+    ],
+)
+def test_patterns_are_those_of_javascript(pattern: str, right: list[str], wrong: list[str]) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    names = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+    assert [text for text in right if not takes(schema, text)] == []
+    assert [text for text in wrong if takes(schema, text)] == []
+    assert [text for text in right if not takes(names, {text: 1})] == []
+    assert [text for text in wrong if takes(names, {text: 1})] == []
+
+
+@pytest.mark.parametrize("part", ["[", "[\\", "{", "\\p{", "[^"])
+def test_a_long_pattern_is_read_in_linear_time(part: str) -> None:
+    assert len(as_rust(part * 300_000)) >= len(part) * 300_000
 
 
 NUMBERS = {"type": "object", "additionalProperties": {"type": "integer"}}

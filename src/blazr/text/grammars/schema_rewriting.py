@@ -59,6 +59,13 @@ _TIME = (
 # Formats [RFC 3339] that llguidance takes more widely: a day in February too many, any leap second.
 _EXACT = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}[Tt]{_TIME}"}
 
+# Of JavaScript's regular expressions, what Rust's would read in another way.
+_JAVASCRIPT = re.compile(
+    r"\\(?:[pPux]\{[^}]{0,50}\}|.)|\[(?P<start>\^?)(?P<body>(?:\\.|[^\]\\])*)(?P<end>\]?)"
+    r"|(?P<brace>\{)(?!\d+(?:,\d*)?\})",
+    re.DOTALL,
+)
+_IN_CLASS = re.compile(r"\\.|(?P<first>^-)-|-(?P<next>-)|(?P<plain>\[|&&|~~)", re.DOTALL)
 _OBJECT = frozenset({"object"})
 _TYPES: Mapping[type, str] = {
     str: "string",
@@ -114,6 +121,9 @@ def _rewritten(schema: object) -> object:
         draft = _DRAFT.fullmatch(str(found.pop("$schema")))
         if draft is not None:
             found["$schema"] = _uri_of(draft[1])
+    pattern = found.get("pattern")
+    if isinstance(pattern, str):
+        found["pattern"] = as_rust(pattern)
     _rewrite_format(found)
     return found
 
@@ -122,7 +132,8 @@ def _value(key: object, value: object) -> object:
     if key in _VALUES:
         return value
     if key in _NAMED and isinstance(value, Mapping):
-        return {name: _rewritten(each) for name, each in value.items()}
+        spell = as_rust if key == "patternProperties" else str
+        return {spell(name): _rewritten(each) for name, each in value.items()}
     return _rewritten(value)
 
 
@@ -131,6 +142,32 @@ def _uri_of(draft: str) -> str:
     if draft.startswith("0"):
         return f"http://json-schema.org/draft-{draft}/schema#"
     return f"https://json-schema.org/draft/{draft}/schema"
+
+
+def as_rust(pattern: str) -> str:
+    """A regular expression of JavaScript in the syntax of Rust.
+
+    Within brackets, Rust has brackets and operators on sets, and JavaScript has neither. A brace
+    that begins no repetition stands for itself.
+    """
+
+    def in_class(match: re.Match[str]) -> str:
+        if match["first"]:
+            return r"\--"
+        if match["next"]:
+            return r"-\-"
+        return "".join(f"\\{c}" for c in match[0]) if match["plain"] else match[0]
+
+    def spelled(match: re.Match[str]) -> str:
+        if match["brace"]:
+            return r"\{"
+        if not match["end"]:
+            return match[0]
+        if not match["body"]:
+            return "(?s:.)" if match["start"] else match[0]
+        return f"[{match['start']}{_IN_CLASS.sub(in_class, match['body'])}]"
+
+    return _JAVASCRIPT.sub(spelled, pattern)
 
 
 def _rewrite_format(schema: Schema) -> None:
