@@ -20,6 +20,8 @@ from blazr.core.errors import CapacityError, GrammarError
 from blazr.text.grammars import child, compiler, constraint
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.grammars.constraint import GrammarConstraint
+from blazr.text.grammars.embedded import embed
+from blazr.text.grammars.plain import UNFORCED
 from blazr.text.tokenizer import Tokenizer
 
 # each costs the child all its time, in another place of llguidance
@@ -55,6 +57,35 @@ HOSTILE = [
     {"json_schema": {"enum": [f"v{i}" * 5 for i in range(3000)]}},
     {"json_schema": {"type": "integer", "minimum": 10**400, "maximum": 10**401}},
 ]
+
+
+# Rules that force text which never ends. Looked for, its end kept all threads waiting.
+ENDLESS = {
+    "takes what must follow": ("lark", 'start: A "a" "b"\nA: "a"+'),
+    "refers to itself": ("lark", 'start: A start\nA: "a"*'),
+    "later": ("lark", 'start: /[xy]/ rest\nrest: A rest\nA: "a"*'),
+    "asks for it": ("lark", '%llguidance {"no_forcing": false}\nstart: A start\nA: "a"*'),
+    "GBNF": ("gbnf", 'root ::= a root\na ::= "a"*'),
+}
+FORCE = """
+import sys
+from llguidance import LLTokenizer
+from blazr.text.grammars import GRAMMARS
+from blazr.text.grammars.child import make_matcher
+matcher = make_matcher(LLTokenizer("byte"), GRAMMARS[sys.argv[1]](sys.argv[2], {}))
+matcher.try_consume_tokens(list(b"x"))
+matcher.compute_ff_tokens()
+"""
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_text_that_is_forced_without_end_is_not_looked_for(name: str) -> None:
+    program = [sys.executable, "-c", FORCE, *ENDLESS[name]]
+    assert subprocess.run(program, timeout=20, check=False).returncode == 0
+
+
+def test_nor_in_the_input_of_a_custom_tool() -> None:
+    assert embed(ENDLESS["later"][1], "input", in_json=False).source.endswith(UNFORCED)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import GrammarError
+from blazr.text.grammars.plain import UNFORCED
 
 MAX_CHARACTERS = 1 << 16
 # What a JSON string cannot hold as it is.
@@ -92,7 +93,7 @@ def embed(source: str, prefix: str, *, in_json: bool) -> Embedded:
         raise GrammarError("the Lark grammar has no rule named start.", expected="start: ...")
     is_flat = not _refers_to_itself(rules)
     if not is_flat and not in_json:
-        return Embedded(source, None)
+        return Embedded(source + UNFORCED, None)
     prefix = prefix.upper() if is_flat else prefix
     names = {name: f"{prefix}_{number}" for number, name in enumerate(rules)}
     skip = f"{prefix}_{'IGNORED' if is_flat else 'ignored'}" if ignored else ""

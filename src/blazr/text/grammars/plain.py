@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from blazr.core.errors import GrammarError
 
 MAX_CHOICES = 4096
+# The last line of a grammar whose rules somebody else wrote. Where these force text without end, as
+# by "a"+ before an "a" that it leaves none to, llguidance would look for that end for ever.
+UNFORCED = '\n%llguidance {"no_forcing": true}'
 # Translating takes time with the square of the rules.
 MAX_GBNF_RULES = 500
 MAX_GBNF_CHARACTERS = 1 << 16
@@ -44,8 +47,17 @@ def choice(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG00
     return "start: " + " | ".join(literal(each) for each in texts)
 
 
-def lark(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+def lark(value: object, special_ids: Mapping[str, int]) -> str:
     """A context-free grammar in llguidance's Lark.
+
+    Raises:
+        GrammarError: The value is no string.
+    """
+    return lark_rules(value, special_ids) + UNFORCED
+
+
+def lark_rules(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
+    """The same as a part of another grammar.
 
     Raises:
         GrammarError: The value is no string.
@@ -71,7 +83,7 @@ def gbnf(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
             expected=f"at most {MAX_GBNF_RULES} rules and {MAX_GBNF_CHARACTERS} characters",
         )
     try:
-        return gbnf_to_lark(source)
+        return gbnf_to_lark(source) + UNFORCED
     except Exception as error:  # noqa: BLE001  (its errors have no base of their own)
         raise GrammarError(
             "the GBNF grammar is not valid.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blazr.core.errors import RequestError
-from blazr.text.grammars.plain import lark, regex
+from blazr.text.grammars.plain import lark_rules, regex
 from blazr.text.messages import function_tool
 
 INPUT = "input"  # the name of the only argument
@@ -18,7 +18,7 @@ PARAMETERS: Mapping[str, object] = {
     "required": [INPUT],
 }
 _KINDS = ("text", "grammar")  # not a set: a client may send what cannot be looked for in one
-_SYNTAXES = {"lark": (lark, "Lark grammar"), "regex": (regex, "regular expression")}
+_SYNTAXES = {"lark": (lark_rules, "Lark grammar"), "regex": (regex, "regular expression")}
 
 
 def is_custom(tool: Mapping[str, object]) -> bool:
