@@ -16,7 +16,7 @@ GRAMMARS: Table[Callable[[object, Mapping[str, int]], str]] = Table(
         "regex": "blazr.text.grammars.plain:regex",
         "choice": "blazr.text.grammars.plain:choice",
         "lark": "blazr.text.grammars.plain:lark",
-        "gbnf": "blazr.text.grammars.plain:gbnf",
+        "gbnf": "blazr.text.grammars.gbnf:gbnf",
         "tool_call": "blazr.text.grammars.tool_call:tool_call",
     },
 )

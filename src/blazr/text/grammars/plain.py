@@ -1,4 +1,4 @@
-"""Regular expressions, choices, and grammars in Lark and GBNF."""
+"""Regular expressions, choices, and grammars in Lark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ MAX_CHOICES = 4096
 # The last line of a grammar whose rules somebody else wrote. Where these force text without end, as
 # by "a"+ before an "a" that it leaves none to, llguidance would look for that end for ever.
 UNFORCED = '\n%llguidance {"no_forcing": true}'
-# Translating takes time with the square of the rules.
-MAX_GBNF_RULES = 500
-MAX_GBNF_CHARACTERS = 1 << 16
 
 
 def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
@@ -23,7 +20,7 @@ def regex(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
     Raises:
         GrammarError: The value is no string.
     """
-    pattern = _string(value, "regex")
+    pattern = checked_text(value, "regex")
     # in Lark a slash ends the expression, and it ends with its line
     escaped = re.sub(r"(\\.)|/", lambda each: each[1] or r"\/", pattern, flags=re.DOTALL)
     escaped = escaped.replace("\n", "\\n").replace("\r", "\\r")
@@ -41,7 +38,7 @@ def choice(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG00
     if len(value) > MAX_CHOICES:
         expected = f"at most {MAX_CHOICES}"
         raise GrammarError("choice has too many texts.", found=f"{len(value)}", expected=expected)
-    texts = dict.fromkeys(_string(each, "choice") for each in value)
+    texts = dict.fromkeys(checked_text(each, "choice") for each in value)
     if "" in texts:
         raise GrammarError("choice has an empty text.", expected="texts of one character or more")
     return "start: " + " | ".join(literal(each) for each in texts)
@@ -62,34 +59,10 @@ def lark_rules(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: A
     Raises:
         GrammarError: The value is no string.
     """
-    source = _string(value, "lark")
+    source = checked_text(value, "lark")
     if source.lstrip().startswith("{"):  # llguidance would take it for its own JSON form
         raise GrammarError("this is no Lark grammar.", expected='rules, such as start: "a" | "b"')
     return source
-
-
-def gbnf(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: ARG001
-    """A context-free grammar as llama.cpp writes it [grammars/README.md of llama.cpp].
-
-    Raises:
-        GrammarError: The value is no string, is too long, or is no such grammar.
-    """
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    source = _string(value, "gbnf")
-    if source.count("::=") > MAX_GBNF_RULES or len(source) > MAX_GBNF_CHARACTERS:
-        raise GrammarError(
-            "the GBNF grammar is too long.",
-            expected=f"at most {MAX_GBNF_RULES} rules and {MAX_GBNF_CHARACTERS} characters",
-        )
-    try:
-        return gbnf_to_lark(source) + UNFORCED
-    except Exception as error:  # noqa: BLE001  (its errors have no base of their own)
-        raise GrammarError(
-            "the GBNF grammar is not valid.",
-            found=" ".join(str(error).split())[:100],
-            expected='rules, such as root ::= "a" | "b"',
-        ) from None
 
 
 def literal(text: str) -> str:
@@ -97,7 +70,12 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _string(value: object, name: str) -> str:
+def checked_text(value: object, name: str) -> str:
+    """A value that is to be a text.
+
+    Raises:
+        GrammarError: It is none.
+    """
     if not isinstance(value, str):
         raise GrammarError(f"{name} needs a text.", found=type(value).__name__)
     try:
