@@ -1,5 +1,6 @@
 """Jinja as Hugging Face speaks it, and what it may not do."""
 
+import json
 import re
 import sys
 import threading
@@ -286,6 +287,18 @@ def test_a_small_template_still_compares(monkeypatch: pytest.MonkeyPatch) -> Non
         "TrueTrueFalseTrueTrueTrueTrueTrueTrue123[1, 2]{'k': 2, 'j': 1}2  22a['a', 'b']TrueFalse"
         "2[1]3.14127[1, 2]True"
     )
+
+
+def test_json_is_indented_where_little_of_it_is_deep() -> None:
+    """As of many tools, one with a deep schema; IBM's templates write all of them at once."""
+    deep: object = 1
+    for _ in range(100):
+        deep = {"properties": deep}
+    tools = [deep, *({"name": f"t{n}", "tags": [n]} for n in range(2000))]
+    source = "{{ tools|tojson(indent=4) }}"
+    assert render(source, tools=tools) == json.dumps(tools, indent=4)
+    with pytest.raises(TemplateLimitError):
+        render(source, tools=[deep] * 100)
 
 
 def test_a_clock_catches_what_no_count_does(monkeypatch: pytest.MonkeyPatch) -> None:

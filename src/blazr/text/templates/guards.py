@@ -333,9 +333,9 @@ def check_filter(name: str, value: object, extent: Extent, arguments: list[objec
     elif name == "indent":
         meter().check((len(text.splitlines()) + 1) * sum(map(_width, arguments)))
     elif name == "tojson":
-        # indented or with separators, each item is on a line of its own
-        num_lines = 2 * extent.num_items * extent.depth
-        meter().check(num_lines * sum(map(_width, arguments)))
+        # indented, each item is on a line of its own; separators are two to an item
+        num_widths = extent.num_indents + 2 * extent.num_items
+        meter().check(num_widths * sum(map(_width, arguments)))
     elif name == "round":
         if any(isinstance(each, int) and abs(each) > _MAX_PRECISION for each in arguments):
             raise TooMuchError("it rounds to too many digits")

@@ -147,6 +147,7 @@ class Extent(NamedTuple):
     num_characters: int
     num_items: int
     depth: int
+    num_indents: int = 0  # of all lines, where each item in a container is on one of its own
 
 
 def check_deep(value: object) -> Extent:
@@ -162,7 +163,7 @@ def check_deep(value: object) -> Extent:
         here.check(len(value))
         here.spend(len(value) // BYTES_PER_TICK)
         return Extent(len(value), 1, 1)
-    num_characters = num_items = depth = 0
+    num_characters = num_items = depth = num_indents = 0
     level: list[object] = [value]
     while level:
         depth += 1
@@ -176,13 +177,17 @@ def check_deep(value: object) -> Extent:
             elif type(item) in SCALARS:
                 num_characters += _written_length(item)
             else:
+                num_before = len(inner)
                 inner.extend(_parts(item))
                 here.check_items(num_items + len(inner))
+                num_lines = len(inner) - num_before
+                num_lines -= len(item) if isinstance(item, Mapping) else 0  # a pair is one
+                num_indents += depth * num_lines + depth - 1  # and one where it closes
         here.check(num_characters)
         here.spend(len(level) // ITEMS_PER_TICK)
         level = inner
     here.spend(num_characters // BYTES_PER_TICK)
-    return Extent(num_characters, num_items, depth)
+    return Extent(num_characters, num_items, depth, num_indents)
 
 
 def _written_length(value: object) -> int:
