@@ -391,4 +391,12 @@ RECORDED = (
         (("get_weather", '{"city": "Wil"}'),),
         "I call.",
     ),
+    Recorded(
+        "nemotron",
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2, chat template",
+        'Let me look.\n\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Genf", '
+        '"days": 3}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
+        (("get_weather", '{"city": "Genf", "days": 3}'), ("now", "{}")),
+        "Let me look.",
+    ),
 )

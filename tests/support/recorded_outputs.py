@@ -374,4 +374,11 @@ OUTPUTS = (
         "<function=get_cart></function>",
         (("get_cart", "{}"),),
     ),
+    Recorded(
+        "nemotron",
+        "MediPrice Pro, AI Provider Benchmark Report of 2026-07-21 (a model of OpenRouter's)",
+        '<TOOLCALL>[{"name": "calculate_margin", "arguments": {"cost": 200, '
+        '"margin_percentage": 25}}]</TOOLCALL>\n',
+        (("calculate_margin", '{"cost": 200, "margin_percentage": 25}'),),
+    ),
 )

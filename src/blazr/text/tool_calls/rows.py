@@ -248,6 +248,8 @@ TOOL_FORMATS: Table[ToolFormat] = Table.of(
         ),
         _enclosed("apertus", "<|tools_prefix|>", "<|tools_suffix|>", JsonCalls(name=())),
         _enclosed("apriel", "<tool_calls>", "</tool_calls>", JsonCalls()),
+        # Nemotron Nano 2, Llama Nemotron
+        _enclosed("nemotron", "<TOOLCALL>", "</TOOLCALL>", JsonCalls()),
         ToolFormat(
             name="gigachat",
             markers=("<|function_call|>",),

@@ -75,6 +75,7 @@ def test_else_the_family_or_the_vocabulary_tells(
         ("{% set token = '\uff5cDSML\uff5c' %}<{{ token }}function_calls>", "deepseek_v32"),
         ("{{ '<start_function_call>call:' + call.name }}", "functiongemma"),
         ("{{ '<|tool_call>call:' + call.name }}", "gemma4"),
+        ("{{ 'in this form: <TOOLCALL>[…]</TOOLCALL>' }}", "nemotron"),
     ],
 )
 def test_a_template_that_is_not_kept_here_tells_it_too(source: str, expected: str) -> None:
