@@ -50,6 +50,7 @@ class JsonCalls(CallSyntax):
         c = (yield) if marker in self.ends else marker
         c = yield from spaces(c)
         c = yield from self.read_all(c, tools, sink)
+        c = yield from optional(c, "}")  # closed once too often
         c = yield from spaces(c)
         while self.between and c and c in self.between + "{":
             if c != "{":

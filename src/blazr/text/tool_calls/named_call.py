@@ -143,7 +143,8 @@ class KimiCalls(NamedCalls):
         while mark == KIMI_CALL:
             call_id, c = yield from word(c, KIMI_ARGUMENTS)
             call_id = call_id.strip()
-            name = call_id.removeprefix("functions.").rpartition(":")[0]
+            whole = call_id.removeprefix("functions.")
+            name = whole.rpartition(":")[0] or whole  # some have no number
             c = yield from spaces(c)
             c = yield from read_call(c, sink, check_name(name, tools), call_id)
             c = yield from symbol(c, KIMI_CALL_END)

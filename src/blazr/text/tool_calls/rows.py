@@ -350,7 +350,7 @@ TOOL_FORMATS: Table[ToolFormat] = Table.of(
             "hermes",
             "<tool_call>",
             "</tool_call>",
-            JsonCalls(),
+            JsonCalls(between=","),  # some put several between two tags
             head="\n",
             separator="\n</tool_call>\n<tool_call>\n",
             tail="\n",

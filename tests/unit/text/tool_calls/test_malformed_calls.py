@@ -58,6 +58,26 @@ def test_one_brace_too_many_ends_no_list() -> None:
     assert [each.name for each in pieces if isinstance(each, CallBegin)] == ["f", "g"]
 
 
+def test_one_brace_too_many_is_no_text() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}}\n</tool_call>\nDone.'
+    assert parse("hermes", text) == [CallBegin("f"), CallArguments('{"a": 1}'), "Done."]
+
+
+@pytest.mark.parametrize("between", ["\n", ", ", ",\n"])
+def test_several_calls_between_two_tags(between: str) -> None:
+    calls = between.join(f'{{"name": "{each}", "arguments": {{}}}}' for each in "fg")
+    pieces = parse("hermes", f"<tool_call>\n{calls}\n</tool_call>\nDone.")
+    assert [each.name for each in pieces if isinstance(each, CallBegin)] == ["f", "g"]
+    assert [each for each in pieces if isinstance(each, str)] == ["Done."]
+
+
+@pytest.mark.parametrize("call_id", ["functions.f:0", "f:12", "functions.f", "f"])
+def test_an_id_that_lacks_a_part(call_id: str) -> None:
+    text = f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    text = f"<|tool_calls_section_begin|>{text}<|tool_calls_section_end|>"
+    assert parse("kimi_k2", text) == [CallBegin("f", call_id), CallArguments("{}")]
+
+
 @pytest.mark.parametrize(
     "text",
     [
