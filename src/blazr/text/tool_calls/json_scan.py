@@ -169,26 +169,34 @@ def read_arguments(c: str, sink: Sink) -> Scan:
     return (yield from balanced(c, sink.arguments))
 
 
-def quoted(quote: str, sink: Sink, put: Callable[[str], None]) -> Scan:
-    """A string's content without its escapes, as it comes; its first quote was consumed.
+def quoted(end: str, sink: Sink, put: Callable[[str], None], *, first: str | None = None) -> Scan:
+    """A string's content without its escapes, as it comes; what begins it was consumed.
+
+    Args:
+        end: The quote, or quotes, after it.
+        sink: Where it is accounted for.
+        put: Takes it.
+        first: Its first character, if that was read already.
 
     Raises:
         MalformedError: An escape is wrong, or the text ends.
     """
     high = ""  # half a surrogate pair
-    c = yield
-    while c != quote:
-        if not c:
-            raise CutOffError
-        text = (yield from _escaped()) if c == "\\" else c
-        text = high + text
-        high = ""
-        if text and "\ud800" <= text[-1] < "\udc00":
-            text, high = text[:-1], text[-1]
-        put(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    held = ""  # quotes that may be the end
+    c = (yield) if first is None else first
+    while c:
+        held += c if c == end[0] else ""
+        if held == end:
+            sink.consume()
+            return (yield)
+        if c != end[0]:
+            text = high + held + ((yield from _escaped()) if c == "\\" else c)
+            high = held = ""
+            if "\ud800" <= text[-1:] < "\udc00":
+                text, high = text[:-1], text[-1]
+            put(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         c = yield
-    sink.consume()
-    return (yield)
+    raise CutOffError
 
 
 def _escaped() -> Generator[None, str, str]:

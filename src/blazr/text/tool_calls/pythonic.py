@@ -118,7 +118,7 @@ def _call(c: str, tools: Tools, sink: Sink, *, must_be_known: bool) -> Scan:
 def _argument(c: str, head: str, sink: Sink) -> Scan:
     if c in {'"', "'"}:
         sink.arguments(head + '"')
-        c = yield from quoted(c, sink, lambda text: sink.arguments(inside_string(text)))
+        c = yield from _text(c, sink)
         sink.arguments('"', ahead=True)
         return c
     text = ""
@@ -141,3 +141,16 @@ def _argument(c: str, head: str, sink: Sink) -> Scan:
         raise MalformedError
     sink.arguments(head + value, ahead=True)
     return c
+
+
+def _text(quote: str, sink: Sink) -> Scan:
+    """A string between single quotes or three of them, as it comes; the first was looked at."""
+
+    def put(text: str) -> None:
+        sink.arguments(inside_string(text))
+
+    c = yield
+    if c != quote:
+        return (yield from quoted(quote, sink, put, first=c))
+    c = yield
+    return (yield from quoted(quote * 3, sink, put)) if c == quote else c  # or it is empty

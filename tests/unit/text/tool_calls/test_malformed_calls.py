@@ -5,6 +5,7 @@ import json
 import pytest
 
 from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
+from blazr.text.tool_calls.format import ToolSpec
 from blazr.text.tool_calls.rows import TOOL_FORMATS
 
 DSML = "\uff5cDSML\uff5c"
@@ -104,3 +105,28 @@ def test_calls_without_the_tag_around_them(name: str) -> None:
         f"</{DSML}parameter>\n</{DSML}invoke>"
     )
     assert parse(name, text) == ["Well.", CallBegin("f"), CallArguments('{"a": "x"}')]
+
+
+@pytest.mark.parametrize("name", ["pythonic", "lfm2"])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"""a\n"b" \'\\n"""', 'a\n"b" \'\n'),
+        ("'''it's'''", "it's"),
+        ('""""quoted" """', '"quoted" '),
+        ('""""""', ""),
+        ('""', ""),
+        ("''", ""),
+        ('"""\\ud83d\\ude00"""', "😀"),
+    ],
+)
+def test_texts_between_three_quotes(name: str, written: str, meant: str) -> None:
+    """As Python writes those of several lines."""
+    call = f"[f(a={written}, b=1)]"
+    text = call if name == "pythonic" else f"<|tool_call_start|>{call}<|tool_call_end|>"
+    stream = TOOL_FORMATS[name].parser([ToolSpec("f", {})])
+    one_by_one = merge([piece for each in text for piece in stream.push(each)] + stream.flush())
+    begin, arguments = one_by_one
+    assert begin == CallBegin("f")
+    assert isinstance(arguments, CallArguments)
+    assert json.loads(arguments.text) == {"a": meant, "b": 1}
