@@ -340,10 +340,33 @@ class ChatTemplate:
         spelling = Spelling()
         if tools or not is_simple(messages):
             spelling = self._find_spelling(with_tools=bool(tools))
-        chat = EscapedChat([as_dicts(messages), list(tools) if tools else None, variables], names)
+        try:
+            return self._render_some(
+                [as_dicts(messages), list(tools) if tools else None, variables],
+                spelling.others(has_calls=has_tools(messages)),
+                add_generation_prompt=add_generation_prompt,
+                names=names,
+            )
+        except RecursionError:
+            raise RequestError(
+                "the messages are nested too deep.",
+                param="messages",
+                expected="less in each other in arguments of calls, tools and variables",
+            ) from None
+
+    def _render_some(
+        self,
+        values: Sequence[object],
+        spellings: Iterable[Spelling],
+        *,
+        add_generation_prompt: bool,
+        names: Sequence[str],
+    ) -> tuple[EscapedChat, str, Spelling]:
+        """The first of some spellings with which rendering does not fail."""
+        chat = EscapedChat(values, names)
         first_error: RequestError | None = None
         with time_limit(_TRIAL_SECONDS * _most_characters(chat) / _MIN_SIZE):
-            for attempt in spelling.others(has_calls=has_tools(messages)):
+            for attempt in spellings:
                 try:
                     text = self._render_as(
                         attempt, chat, add_generation_prompt=add_generation_prompt

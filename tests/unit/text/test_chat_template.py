@@ -345,3 +345,18 @@ def test_a_template_changes_copies_only() -> None:
     for _ in range(2):
         assert own(source).render([message]) == "a['b', 'c']"
     assert queue == ["a", "b"]
+
+
+def with_nested_arguments(depth: int) -> list[Message]:
+    arguments = '{"x": ' + "[" * depth + "]" * depth + "}"
+    call = {"id": "abc123def", "type": "function", "function": {**FUNCTION, "arguments": arguments}}
+    return [USER, Message(role="assistant", content=None, extra={"tool_calls": [call]}), RESULT]
+
+
+def test_arguments_that_are_nested_too_deep_are_refused(cl100k: Tokenizer) -> None:
+    """A model wrote them, and its client sends them again."""
+    template = built_in(cl100k)
+    assert "[" * 100 in template.render(with_nested_arguments(100))
+    with pytest.raises(RequestError, match="nested too deep") as caught:
+        template.prompt(with_nested_arguments(900), cl100k, tools=TOOLS)
+    assert caught.value.param == "messages"
