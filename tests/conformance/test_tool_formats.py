@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blazr.text.grammars.tool_call import TextUntil, tool_call
+from blazr.text.grammars.tool_call import Maybe, OneOf, TextUntil, tool_call
 from blazr.text.splitter import CallArguments, CallBegin, Piece, Splitter, merge
 from blazr.text.tool_calls.bare_key_call import BareKeyCalls
 from blazr.text.tool_calls.choose import choose_tool_format
@@ -265,6 +265,15 @@ def test_a_forced_call_has_one_of_the_values_that_are_listed(
     right = {"city": "Genf", "unit": "1", "n": 7, "mode": "auto", "more": True}
     assert following.takes(as_grammar_writes(row, right))
     assert not following.takes(as_grammar_writes(row, {**right, **wrong}), is_whole=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grammar_writes_out_a_bounded_number_of_values(name: str) -> None:
+    listed = {"enum": [f"v{number}" for number in range(900)]}
+    tool = ToolSpec("f", {"properties": {f"p{number}": listed for number in range(50)}})
+    (parts,) = TOOL_FORMATS[name].grammar([tool]).calls
+    inner = [each for part in parts for each in (part.parts if isinstance(part, Maybe) else [part])]
+    assert sum(len(each.options) for each in inner if isinstance(each, OneOf)) <= 4096
 
 
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4", "gigachat35"])

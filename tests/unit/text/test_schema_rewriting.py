@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 
 import pytest
 from llguidance import LLTokenizer
@@ -269,3 +270,35 @@ def test_many_unions_of_many_take_no_time() -> None:
         patch.setattr(schema_rewriting, "_difference", counted)
         schema_source({"$defs": definitions, "properties": unions})
     assert compared == 64 * 63 // 2
+
+
+def row_of_references(count: int) -> dict[str, object]:
+    """Many names that are looked for behind many references, which lead from one to the next."""
+    rows: dict[str, object] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(count)}
+    names = {"propertyNames": {"$ref": "#/$defs/d0"}}
+    return {"$defs": rows, "properties": {f"p{n}": names for n in range(count)}}
+
+
+def many_conditions(count: int) -> dict[str, object]:
+    """Many alternatives, each of many conditions."""
+    conditions: dict[str, object] = {f"d{n}": tagged(n) for n in range(count)}
+    whole = {"allOf": [{"$ref": f"#/$defs/d{n}"} for n in range(count)]}
+    unions = {f"u{n}": {"oneOf": [{**whole, "title": n}, {**whole}]} for n in range(count)}
+    return {"$defs": conditions, "properties": unions}
+
+
+@pytest.mark.parametrize("make", [row_of_references, many_conditions])
+def test_references_are_looked_up_a_bounded_number_of_times(
+    make: Callable[[int], dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = 0
+    resolve = schema_rewriting.resolve
+
+    def counted(root: Mapping[str, object], pointer: str) -> object:
+        nonlocal looked_up
+        looked_up += 1
+        return resolve(root, pointer)
+
+    monkeypatch.setattr(schema_rewriting, "resolve", counted)
+    schema_rewriting.rewrite(make(300))
+    assert looked_up < 300 * 2 * 66

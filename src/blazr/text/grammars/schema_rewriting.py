@@ -78,6 +78,8 @@ _TYPES: Mapping[type, str] = {
 _OF_NAMES = frozenset({"type", "title", "description", "$comment"})
 _PROPERTIES = frozenset({"properties", "patternProperties"})
 _MOST_ALTERNATIVES = 64  # of a `oneOf`, each of which is compared with each
+_MOST_REFERENCES = 16  # that lead from one to the next
+_MOST_EXAMINED = 100_000  # schemas and properties, to find out what tells alternatives apart
 
 
 def rewrite(root: Mapping[str, object]) -> Schema:
@@ -236,6 +238,7 @@ class _Referring:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._facts: dict[int, _Facts] = {}
+        self._num_examined = 0
         self._tags: dict[tuple[int, int], tuple[str, ...] | None] = {}
 
     def rewrite_names(self, schema: Schema) -> None:
@@ -290,13 +293,12 @@ class _Referring:
 
     def _target(self, schema: object) -> Schema:
         """A schema, or the one that it refers to; what stands beside a reference is not seen."""
-        seen: set[str] = set()
-        while isinstance(schema, dict) and isinstance(pointer := schema.get("$ref"), str):
-            if pointer in seen:
-                return {}
-            seen.add(pointer)
+        for _ in range(_MOST_REFERENCES):
+            pointer = schema.get("$ref") if isinstance(schema, dict) else None
+            if not isinstance(pointer, str):
+                return schema if isinstance(schema, dict) else {}
             schema = resolve(self._root, pointer)
-        return schema if isinstance(schema, dict) else {}
+        return {}
 
     def _facts_of(self, schema: Schema) -> _Facts:
         if id(schema) not in self._facts:
@@ -309,9 +311,12 @@ class _Referring:
         tags: dict[str, _Values] = {}
         required: set[str] = set()
         for each in self._all_of(schema):
+            properties = each.get("properties")
+            self._num_examined += len(properties) if isinstance(properties, dict) else 1
+            if self._num_examined > _MOST_EXAMINED:
+                break
             values = _comparable(_listed(each)) if values is None else values
             types = _types(each) if types is None else types
-            properties = each.get("properties")
             for name, inner in properties.items() if isinstance(properties, dict) else ():
                 listed = _comparable(_listed(self._target(inner)))
                 if listed is not None:
@@ -320,18 +325,18 @@ class _Referring:
             required.update(map(str, names) if isinstance(names, list) else ())
         return _Facts(types, values, tags, frozenset(required), schema)
 
-    def _all_of(self, schema: Schema) -> list[Schema]:
+    def _all_of(self, schema: Schema) -> Iterator[Schema]:
         """A schema, and others that hold whenever it does."""
-        found = [schema]
+        waiting = [schema]
         seen = {id(schema)}
-        for each in found:
+        for each in waiting:
+            yield each
             whole = each.get("allOf")
-            others = whole if isinstance(whole, list) else []
-            for other in (self._target(inner) for inner in others):
-                if id(other) not in seen:
+            for inner in whole[:_MOST_ALTERNATIVES] if isinstance(whole, list) else ():
+                other = self._target(inner)
+                if id(other) not in seen and len(waiting) < _MOST_ALTERNATIVES:
                     seen.add(id(other))
-                    found.append(other)
-        return found
+                    waiting.append(other)
 
 
 def _difference(one: _Facts, other: _Facts) -> tuple[str, ...] | None:

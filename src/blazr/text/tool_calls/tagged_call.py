@@ -35,6 +35,7 @@ from blazr.text.tool_calls.json_scan import check_name, tool_name
 from blazr.text.tool_calls.values import to_json, types_of, values_of
 
 _STRING = frozenset({"string"})
+_MOST_VALUES = 4096  # that are written out for the arguments of a tool, together
 _TEXT = 'string="true">'
 _JSON = 'string="false">'
 _KINDS = (_TEXT, _JSON, ">")
@@ -90,13 +91,17 @@ class TaggedCalls(CallSyntax):
     def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """A string is any text up to its end, unless the schema lists the values there are."""
         found: list[CallPart] = [self.call + tool.name + self.name_end + self.line]
+        left = _MOST_VALUES
         for key in tool.properties:
-            argument = self._argument_parts(tool, key)
+            values = values_of(tool, key)
+            left -= len(values)
+            argument = self._argument_parts(tool, key, values if left >= 0 else [])
             found += argument if key in tool.required else [Maybe(argument)]
         return (*found, self.call_end)
 
-    def _argument_parts(self, tool: ToolSpec, key: str) -> tuple[CallPart, ...]:
-        values = values_of(tool, key)
+    def _argument_parts(
+        self, tool: ToolSpec, key: str, values: Sequence[object]
+    ) -> tuple[CallPart, ...]:
         if values:
             return (OneOf(tuple((self._spelled(key, each),) for each in values)),)
         types = types_of(tool, key)

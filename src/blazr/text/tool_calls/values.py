@@ -18,6 +18,9 @@ _OF_PYTHON: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
+# Of a schema, which names no type or whose values are to be written out.
+_MOST_ALTERNATIVES = 64
+_MOST_VALUES = 1000
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _MARKS = {"(": "[", ")": "]", ",": ", ", ":": ": "}
 _TOKEN = re.compile(
@@ -38,7 +41,8 @@ def types_of(tool: ToolSpec | None, argument: str) -> frozenset[str]:
 def values_of(tool: ToolSpec, argument: str) -> list[object]:
     """The values of an argument, where its schema lists them; none where there may be others."""
     found = [_values(each) for each in _alternatives(tool, argument)]
-    return [value for each in found for value in each] if all(found) else []
+    is_bounded = all(found) and sum(map(len, found)) <= _MOST_VALUES
+    return [value for each in found for value in each] if is_bounded else []
 
 
 def _alternatives(tool: ToolSpec, argument: str) -> list[Mapping[str, object]]:
@@ -47,6 +51,8 @@ def _alternatives(tool: ToolSpec, argument: str) -> list[Mapping[str, object]]:
     found: list[Mapping[str, object]] = []
     seen: set[str] = set()
     for each in waiting:
+        if len(waiting) > _MOST_ALTERNATIVES:
+            return [{}]
         schema = each if isinstance(each, Mapping) else {}
         pointer = schema.get("$ref")
         if isinstance(pointer, str):
@@ -75,7 +81,8 @@ def _types(schema: Mapping[str, object]) -> frozenset[str]:
 def _values(schema: Mapping[str, object]) -> list[object]:
     if schema.get("type") == "null":
         return [None]
-    return [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    listed = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    return listed if len(listed) <= _MOST_VALUES else []
 
 
 def to_json(text: str, types: frozenset[str], *, is_json: bool = False) -> str:

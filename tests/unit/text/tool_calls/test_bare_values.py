@@ -56,6 +56,8 @@ DEFINITIONS = {
         ({"const": "a"}, ["a"]),
         ({"type": "string"}, []),
         ({"enum": "a"}, []),
+        ({"enum": list(range(1001))}, []),
+        ({"anyOf": [{"const": number} for number in range(100)]}, []),
         ({}, []),
     ],
 )
