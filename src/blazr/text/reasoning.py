@@ -27,8 +27,9 @@ class ReasoningFormat:
         tokens: Special tokens it is made of, besides ``begin`` and ``end``.
         signs: What a chat template for it holds, all of them; by default ``begin``.
         families: Kinds of checkpoint that use it.
-        scan: Reads a reply that is not so simple, given which of ``markers`` stood before.
+        scan: Reads a reply that is not so simple, given which of what follows stood before.
         markers: What begins a part of such a reply.
+        starters: What begins one where the reply begins, besides.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ReasoningFormat:
     families: tuple[str, ...] = ()
     scan: Callable[[str, Sink], Scan] | None = None
     markers: tuple[str, ...] = ()
+    starters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "force_end", self.force_end or self.end)
@@ -65,7 +67,9 @@ class ReasoningFormat:
             is_inside: The prompt has begun the thinking.
         """
         if self.scan is not None:
-            return Splitter(self.scan, markers=self.markers, is_inside=is_inside)
+            return Splitter(
+                self.scan, markers=self.markers, starters=self.starters, is_inside=is_inside
+            )
         begins = (self.begin,)
         return Splitter(
             self._scan,
@@ -112,6 +116,7 @@ REASONING: Table[ReasoningFormat] = Table.of(
             signs=("<|channel|>", "<|message|>"),
             scan=harmony.scan_channels,
             markers=harmony.MARKERS,
+            starters=harmony.STARTERS,
         ),
         ReasoningFormat(
             name="gemma4",

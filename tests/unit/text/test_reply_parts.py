@@ -143,3 +143,21 @@ def test_templates_are_told_whether_to_think(
 ) -> None:
     assert thinking_variables(enabled=enabled, effort=effort) == expected
     assert json.dumps(expected)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        " to=functions.f<|channel|>commentary json",
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=f<|channel|>commentary json",
+    ],
+)
+def test_a_call_in_harmony_is_found_wherever_the_tool_is_named(
+    cl100k: Tokenizer, header: str
+) -> None:
+    both = ReplyFormat(reasoning=REASONING["harmony"], tool_format=TOOL_FORMATS["harmony"])
+    stream = TextStream(cl100k, index=0, reply_format=both)
+    events = stream.push(cl100k.encode(header + '<|message|>{"a": 1}<|call|>'))
+    _, text, calls, _ = fold(events + stream.finish("stop"))
+    assert (text, calls) == ("", [["f", '{"a": 1}']])

@@ -40,24 +40,37 @@ TOKENS = (
 )
 _BODY = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_TO = r"(?: ?to=(?:functions\.)?([\w.-]+))?"
+# What else is in a header, in any order: who it is to, and the type of the content.
+_MORE = r"(?:[\w\s.=/:+-]|<\|constrain\|>)*"
 _HEADER = re.compile(
-    rf"(?:<\|start\|>assistant)?{_TO} ?<\|channel\|>(analysis|commentary|final)"
-    rf"{_TO} ?(?:<\|constrain\|>)?[a-z]*"
+    rf"(?:<\|start\|>assistant)?({_MORE})<\|channel\|>(analysis|commentary|final)(?!\w)({_MORE})"
 )
+_TO = re.compile(r"\bto=(?:functions\.)?([\w.:/-]+)")
+
+
+def _read_header(header: str) -> tuple[str, str]:
+    """The channel of a message, and to whom it is, if to anybody.
+
+    Raises:
+        MalformedError: It is no header.
+    """
+    parts = _HEADER.fullmatch(header)
+    more = f"{parts[1]} {parts[3]}" if parts else ""
+    if parts is None or not _TO.sub("", more).isascii():
+        raise MalformedError
+    to = _TO.search(more)
+    return parts[2], to[1] if to else ""
 
 
 def scan_channels(marker: str, sink: Sink) -> Scan:
     """Takes messages out of their channels. Calls of tools stay as they are."""
     header, c = yield from until((yield), _BODY)
-    parts = _HEADER.fullmatch(marker + header)
-    if parts is None:
-        raise MalformedError
-    if parts[1] or parts[3]:
-        sink.text(parts[0] + _BODY, ahead=True)
+    channel, recipient = _read_header(marker + header)
+    if recipient:
+        sink.text(marker + header + _BODY, ahead=True)
         end, c = yield from stream_until(c, _ENDS, sink.text)
         sink.text(end, ahead=True)
-    elif parts[2] == "analysis":
+    elif channel == "analysis":
         sink.is_thinking = True
         sink.consume(ahead=True)
         stop = sink.stop_thinking
@@ -75,10 +88,8 @@ class HarmonyCalls(CallSyntax):
     @override
     def scan(self, tools: Tools, marker: str, sink: Sink) -> Scan:
         header, c = yield from until((yield), _BODY)
-        parts = _HEADER.fullmatch(marker + header)
-        if parts is None or not (parts[1] or parts[3]):
-            raise MalformedError
-        name = check_name(parts[1] or parts[3], tools)
+        _, recipient = _read_header(marker + header)
+        name = check_name(recipient, tools)
         c = yield from spaces(c)
         c = yield from read_call(c, sink, name)
         _, c = yield from one_of(c, *_ENDS)

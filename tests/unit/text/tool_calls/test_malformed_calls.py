@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from blazr.text.reasoning import REASONING
 from blazr.text.splitter import CallArguments, CallBegin, Piece, merge
 from blazr.text.tool_calls.format import ToolSpec
 from blazr.text.tool_calls.rows import TOOL_FORMATS
@@ -105,6 +106,34 @@ def test_calls_without_the_tag_around_them(name: str) -> None:
         f"</{DSML}parameter>\n</{DSML}invoke>"
     )
     assert parse(name, text) == ["Well.", CallBegin("f"), CallArguments('{"a": "x"}')]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        "<|channel|>commentary to=functions.f<|constrain|>json ",
+        "<|channel|>commentary <|constrain|>json to=functions.f",
+        "<|channel|>commentary to=functions.f <|constrain|>JSON",
+        "<|start|>assistant to=functions.f<|channel|>analysis code",
+        " to=f<|channel|>commentary json",
+    ],
+)
+def test_a_header_of_harmony_in_any_order(header: str) -> None:
+    """As OpenAI's own parser takes it apart at spaces."""
+    text = header + '<|message|>{"a": 1}<|call|>'
+    assert parse("harmony", text) == [CallBegin("f"), CallArguments('{"a": 1}')]
+    shown = REASONING["harmony"].splitter()
+    assert merge(shown.push(text) + shown.flush()) == [text.lstrip()]
+
+
+def test_a_content_of_any_type_is_taken_out_of_its_channel() -> None:
+    text = "<|channel|>final <|constrain|>WeatherReport<|message|>{}<|return|>"
+    shown = REASONING["harmony"].splitter()
+    assert merge(shown.push(text) + shown.flush()) == ["{}"]
+    assert parse("harmony", "<|channel|>finally<|message|>{}") == [
+        "<|channel|>finally<|message|>{}"
+    ]
 
 
 @pytest.mark.parametrize("name", ["pythonic", "lfm2"])
