@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from blazr.engine.request import Request
@@ -218,6 +218,8 @@ def test_of_many_tokens_the_same_are_kept_when_only_the_first_are_sorted(spread,
             assert [apply(name, scores, row) for name in ("typical_p", "top_p")] == found
 
 
+# two whose chances are equal, though their scores are not
+@example(scores=torch.tensor([0.0, *range(1, VOCAB - 1), 1e-30]), least=0.0)
 @given(scores=logits_rows, least=st.floats(0, 0.6))
 def test_xtc_leaves_the_least_likely_of_the_likely(scores, least):
     chances = shares(scores)

@@ -267,7 +267,7 @@ def xtc_step(scores: Tensor, row: Row) -> Tensor:
     """
     chances = scores.double().softmax(-1)
     (places,) = torch.where((chances >= row.params.xtc_threshold) & (chances > 0))
-    order = chances[places].argsort(descending=True, stable=True)
+    order = scores[places].argsort(descending=True, stable=True)
     return scores.index_fill(0, places[order[:-1]], NEVER)
 
 
