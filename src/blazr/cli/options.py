@@ -52,12 +52,17 @@ _ONLY_TO_SERVE = frozenset(
 _LOAD_DOCS = argument_docs(LoadOptions)
 
 
+def _is_from(ctx: typer.Context, name: str | None, source: str) -> bool:
+    """Whether a parameter's value comes from there; see click's ``ParameterSource``."""
+    found = ctx.get_parameter_source(name or "")
+    return found is not None and found.name == source
+
+
 def split_variable(
     ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
     """Split the values of an environment variable at commas."""
-    source = ctx.get_parameter_source(param.name or "")
-    if value is None or source is None or source.name != "ENVIRONMENT":
+    if value is None or not _is_from(ctx, param.name, "ENVIRONMENT"):
         return value
     return [each for each in ",".join(value).split(",") if each]
 
@@ -66,8 +71,7 @@ def _join_variable(
     ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
     """Put the value of an environment variable together, which Typer splits at spaces."""
-    source = ctx.get_parameter_source(param.name or "")
-    if value is None or source is None or source.name != "ENVIRONMENT":
+    if value is None or not _is_from(ctx, param.name, "ENVIRONMENT"):
         return value
     return [" ".join(value)]
 
@@ -471,9 +475,7 @@ def refuse_beside_url(ctx: typer.Context, *more: str, used: Collection[str] = ()
     ignored = {*map(_flag_name, flag_names(ServeFlags)), "threads", *more}
     given = []
     for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name or "")
-        is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and param.name in ignored.difference(used):
+        if _is_from(ctx, param.name, "COMMANDLINE") and param.name in ignored.difference(used):
             is_off = ctx.params[param.name] is False and param.secondary_opts
             names = param.secondary_opts if is_off else param.opts
             given.append(names[0] if names[0].startswith("-") else str(param.metavar))
