@@ -204,7 +204,7 @@ def test_what_is_stored_moves_with_its_module_and_is_not_cast(name: str, tmp_pat
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
-@pytest.mark.parametrize("name", IN_BLOCKS)
+@pytest.mark.parametrize("name", [*IN_BLOCKS, "compressed nvfp4", "modelopt nvfp4"])
 def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     whole = write_matrix(name, tmp_path, 264, 256)
     packed = pack_weight(read_matrix(tmp_path))
@@ -212,11 +212,24 @@ def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     assert isinstance(inner, PackedWeight)
     # zero points are in the packing, but for eight bits
     assert getattr(packed, "shift", None) is None or inner.packing.bits == 8
-    rounding = 3e-7 if name == "bitsandbytes int8" else 0
+    # the factor of a row or of the matrix comes last
+    rounding = 3e-7 if name == "bitsandbytes int8" or "nvfp4" in name else 0
     torch.testing.assert_close(packed.dequantize(torch.float32), whole, rtol=rounding, atol=0)
     x = torch.randn(3, 256)
     exact = x @ whole.T
     assert (packed.matmul(x) - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+def test_nvfp4_that_blocks_cannot_hold_stays_as_it_is(tmp_path: Path) -> None:
+    write_matrix("modelopt nvfp4", tmp_path / "cut", 40, 96)
+    assert isinstance(pack_weight(read_matrix(tmp_path / "cut")), FloatWeight)
+    write_matrix("modelopt nvfp4", tmp_path / "whole", 40, 128)
+    for scale in (-1.0, torch.nan):
+        weight = read_matrix(tmp_path / "whole")
+        assert isinstance(weight, FloatWeight)
+        weight.operand.scales[3, 2] = scale
+        assert isinstance(pack_weight(weight), FloatWeight)
 
 
 @pytest.mark.parametrize("name", ["modelopt nvfp4", "modelopt fp8"])

@@ -161,7 +161,8 @@ def random_packed(packing: Packing, rows: int, supers: int, *stack: int) -> Pack
     size = (*stack, -(-rows // GROUP), supers)
     blocks = torch.randint(0, 256, (*size, packing.nbytes), dtype=torch.uint8)
     # the first two rows of 16 in a superblock are its float16 numbers, if it has any
-    halves = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}.get(packing.scales, 32)
+    sizes = {"half, minimum": 64, "minimum": 64, "exponent": 0, "none": 0}
+    halves = {**sizes, "halves": packing.scale_bytes}.get(packing.scales, 32)
     largest = 2e-4 if packing.parts * packing.blocks > 1 else 1e-2
     scales = (torch.rand(*size, halves // 2) * largest).half()
     blocks[..., :halves] = scales.view(torch.uint8)

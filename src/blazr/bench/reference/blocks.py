@@ -199,6 +199,17 @@ def nvfp4(data: Bytes) -> Floats:
     return _each(scale, 16) * FLOAT4[np.concatenate(runs, 1)]
 
 
+def q1_0(data: Bytes) -> Floats:
+    """A sign for each, and a scale."""
+    return _half(data, 0) * (2.0 * np.unpackbits(data[:, 2:], axis=1, bitorder="little") - 1)
+
+
+def q2_0(data: Bytes) -> Floats:
+    """Two bits less 1, neighbours in one byte, and a scale."""
+    codes = (data[:, 2:, None] >> np.arange(0, 8, 2)) & 3
+    return _half(data, 0) * (codes.reshape(len(data), -1) - 1.0)
+
+
 # By the number in files: name, numbers of a block, its bytes, and what it stands for; without that,
 # the gguf package is asked, which has the tables of codes.
 TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
@@ -230,6 +241,8 @@ TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
     35: ("TQ2_0", 256, 66, tq2_0),
     39: ("MXFP4", 32, 17, mxfp4),
     40: ("NVFP4", 64, 36, nvfp4),
+    41: ("Q1_0", 128, 18, q1_0),
+    42: ("Q2_0", 64, 18, q2_0),
 }
 
 

@@ -300,12 +300,15 @@ def _storage_in_room(
         dtype,
         room=int(free * _PLAIN_SHARE),
         has_kernels=stored_linear.has_kernel(dtype, device.kind),
+        is_on_cpu=device.kind == "cpu",
         lies_there=lambda parameter: not stays(parameter),
     )
     if not any(stays(name) for name in storage):
         return storage
     room = int(Device("cpu", "").free_bytes() * _PLAIN_SHARE)
-    return dequantize_if_room(planned.plan, storage, dtype, room=room, lies_there=stays)
+    return dequantize_if_room(
+        planned.plan, storage, dtype, room=room, is_on_cpu=True, lies_there=stays
+    )
 
 
 def _apply_ssm_a(module: CausalLM, choice: str) -> None:

@@ -51,11 +51,12 @@ from blazr.nn.device import Device
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows
-from blazr.nn.operands.packing import GROUP, PACKINGS, BlockType
+from blazr.nn.operands.packing import GROUP, PACKINGS, BlockType, Packing
 from blazr.nn.ops.matmul import linear
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.quantize import Quantizer
+from blazr.nn.quant.hf.scheme import Layout
 from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
 
 LISTED_PROBLEMS = 12
@@ -608,6 +609,7 @@ def dequantize_if_room(
     room: int,
     *,
     has_kernels: bool = False,
+    is_on_cpu: bool = False,
     lies_there: Callable[[str], bool] = lambda _: True,
 ) -> Storage:
     """Dequantize float formats and tables if there is room, as plain numbers are far faster.
@@ -618,12 +620,20 @@ def dequantize_if_room(
         dtype: Of plain parameters.
         room: Bytes that these may take in all.
         has_kernels: Whether kernels read the float formats; then those stay.
+        is_on_cpu: Whether these are a CPU's parameters, which packs some formats.
         lies_there: Which parameters go where the room is; others stay as they are.
     """
 
     def is_slow(step: LoadStep) -> bool:
         layouts = [each.layout for each in step.sources if isinstance(each, QuantizedInfo)]
-        return any(not (each.is_grid or (each.is_float and has_kernels)) for each in layouts)
+        return any(
+            not (
+                each.is_grid
+                or (each.is_float and has_kernels)
+                or (is_on_cpu and _packing(each, dtype))
+            )
+            for each in layouts
+        )
 
     steps = [
         step
@@ -638,6 +648,13 @@ def dequantize_if_room(
     return {name: each for name, each in storage.items() if name not in opened}
 
 
+def _packing(layout: Layout, dtype: torch.dtype) -> Packing | None:
+    """What a CPU packs a quantized matrix in that is no whole numbers; None where it does not."""
+    if not layout.packed_as or not can_pack(GGML_TYPES[layout.packed_as], dtype):
+        return None
+    return PACKINGS[layout.packed_as]
+
+
 def stored_bytes(
     step: LoadStep, storing: Storing | None, dtype: torch.dtype, *, is_on_cpu: bool
 ) -> int:
@@ -649,10 +666,21 @@ def stored_bytes(
         storing = storing.kind
     if isinstance(storing, BlockType):
         if is_on_cpu and can_pack(storing, dtype):  # in the order of its kernels
-            packing = PACKINGS[storing.name]
-            return count // packing.columns * packing.nbytes // GROUP
+            return _packed_bytes(PACKINGS[storing.name], count)
         return count // storing.length * storing.nbytes
-    return round(sum(info.nbytes for info in step.sources) * step.share)
+
+    def as_stored(info: TensorInfo) -> int:
+        packing = None
+        if is_on_cpu and isinstance(info, QuantizedInfo):
+            packing = _packing(info.layout, dtype)
+        return info.nbytes if packing is None else _packed_bytes(packing, math.prod(info.shape))
+
+    return round(sum(map(as_stored, step.sources)) * step.share)
+
+
+def _packed_bytes(packing: Packing, count: int) -> int:
+    """What so many numbers take, packed."""
+    return count // packing.columns * packing.nbytes // GROUP
 
 
 def weight_bytes(

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 TILE = 2**18
 BLOCK, GROUP = 32, 16  # columns of a block of activations, rows of a group
 
-Scales = Literal["half", "half, minimum", "half, zero", "exponent", "none", "signed", "minimum"]
+Scales = Literal[
+    "half", "half, minimum", "half, zero", "halves", "exponent", "none", "signed", "minimum"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class Packing:
         scales: What is before the codes.
         bits: Of a code.
         offset: Taken off each code; of a table's values where there is one.
-        parts: Scales of a block, where ``scales`` are those of a superblock.
+        parts: Scales of a block, where there are several in a superblock.
         table: What codes stand for, for kinds that are no whole numbers.
         unit: What scales are multiplied with.
     """
@@ -188,6 +190,7 @@ class Packing:
             "half": (half,),
             "half, minimum": (half, half),
             "half, zero": (half, (1, 1)),
+            "halves": ((self.blocks * self.parts, 2),),
             "exponent": ((1, 1),),
             "none": (),
             "signed": (half, many),
@@ -270,4 +273,7 @@ PACKINGS = {
     "IQ1_M": Packing(23, 8, "signed", 3, parts=2, table=IQ1_VALUES, unit=1 / 8),
     "TQ1_0": Packing(24, 8, "half", 2, 1),
     "TQ2_0": Packing(25, 8, "half", 2, 1),
+    "NVFP4": Packing(26, 2, "halves", 4, parts=2, table=E2M1),
+    "Q1_0": Packing(27, 4, "half", 1, table=(-1, 1)),
+    "Q2_0": Packing(28, 2, "half", 2, 1),
 }

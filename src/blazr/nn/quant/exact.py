@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.operands.packing import Blocks, BlockType, ShiftedBlocks, scale_and_shift
 from blazr.nn.ops.matmul import linear
 from blazr.nn.ops.pointwise import take_columns
@@ -25,6 +26,8 @@ from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.scheme import Grid
 from blazr.nn.quant.weight import GgufWeight, StoredWeight, Weight
 
+_NVFP4_GROUP = 16  # columns with one scale
+_NAN_E4M3 = 0x7F
 _NARROW, _WIDE = 4, 8
 _KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
 
@@ -232,9 +235,37 @@ def mxfp4_blocks(numbers: Tensor, exponents: Tensor) -> Tensor:
 
     Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3.3.
     """
-    each = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)  # (..., blocks, 32)
-    low, high = each.chunk(2, -1)
-    return torch.cat((exponents.unsqueeze(-1), low | (high << 4)), -1).flatten(-2)
+    return torch.cat((exponents.unsqueeze(-1), _in_halves(numbers)), -1).flatten(-2)
+
+
+def _in_halves(pairs: Tensor) -> Tensor:
+    """Runs of bytes of two codes each, (..., W): with the halves of a run in a byte, not pairs."""
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+    low, high = codes.chunk(2, -1)
+    return low | (high << 4)
+
+
+def nvfp4_blocks(floats: ScaledFloats) -> Tensor | None:
+    """NVFP4 as Hugging Face's checkpoints have it, as GGML blocks without the matrix's own factor.
+
+    Args:
+        floats: (..., out, in).
+
+    Returns:
+        (..., out, in / 64 * 36), uint8; None where they are other floats, or blocks cannot hold
+        their scales or a part of a block.
+    """
+    are_four_bits = floats.are_pairs and floats.block == (1, _NVFP4_GROUP)
+    if not are_four_bits or floats.shape[-1] % GGML_TYPES["NVFP4"].length:
+        return None
+    if floats.scales.dtype != torch.float8_e4m3fn:
+        return None
+    scales = floats.scales.view(torch.uint8)
+    if (scales >= _NAN_E4M3).any():  # or negative, which blocks have no bit for
+        return None
+    numbers = _in_halves(floats.numbers.unflatten(-1, (-1, _NVFP4_GROUP // 2)))
+    parts = (scales.unflatten(-1, (-1, 4)), numbers.unflatten(-2, (-1, 4)).flatten(-2))
+    return torch.cat(parts, -1).flatten(-2)
 
 
 def mxfp4_from_pairs(blocks: Tensor) -> Tensor:

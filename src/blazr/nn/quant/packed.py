@@ -24,10 +24,10 @@ from blazr.nn.ops.packed import (
     packed_rows,
 )
 from blazr.nn.quant import QUANTIZERS
-from blazr.nn.quant.exact import ShiftedWeight
+from blazr.nn.quant.exact import ShiftedWeight, nvfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
-from blazr.nn.quant.weight import GgufWeight, StoredStack, Weight
+from blazr.nn.quant.weight import FloatWeight, GgufWeight, StoredStack, Weight
 
 KEEP = "none"
 # Parts of a network by what their parameters' names hold, the most particular first.
@@ -206,6 +206,8 @@ def pack_weight(weight: Weight) -> Weight:
         return _packed(weight) if can_pack(weight.kind, weight.dtype) else weight
     if isinstance(weight, ShiftedWeight):
         return _pack_shifted(weight)
+    if isinstance(weight, FloatWeight):
+        return _pack_floats(weight)
     if isinstance(weight, StoredStack):
         each = [pack_weight(weight.select(i)) for i in range(weight.shape[0])]
         weight.matrices = nn.ModuleList(each)
@@ -243,6 +245,20 @@ def _pack_shifted(weight: ShiftedWeight) -> Weight:
         if weight.order is None
         else ShiftedWeight(packed, order=weight.order, piece=weight.piece)
     )
+
+
+def _pack_floats(weight: FloatWeight) -> Weight:
+    """Pack NVFP4; other floats stay as they are."""
+    kind, floats = GGML_TYPES["NVFP4"], weight.operand
+    blocks = nvfp4_blocks(floats) if can_pack(kind, weight.dtype) else None
+    if blocks is None:
+        return weight
+    scale = None
+    if floats.whole is not None:
+        whole = floats.whole.float()
+        scale = whole.reciprocal() if floats.is_divided else whole
+        scale = scale.unsqueeze(-1).expand(weight.shape[:-1]).contiguous()
+    return _packed(GgufWeight(blocks, kind, weight.dtype), scale)
 
 
 def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:

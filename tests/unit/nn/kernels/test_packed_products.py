@@ -194,9 +194,6 @@ def test_weights_are_packed_alone_and_in_stacks(name: str) -> None:
 
 @needs_library
 def test_what_kernels_cannot_have_stays_as_it_is() -> None:
-    kind = GGML_TYPES["NVFP4"]
-    weight = GgufWeight(torch.zeros(4, kind.nbytes, dtype=torch.uint8), kind, torch.float32)
-    assert pack_weight(weight) is weight
     kind = GGML_TYPES["Q8_0"]
     weight = GgufWeight(torch.zeros(4, kind.nbytes, dtype=torch.uint8), kind, torch.float64)
     assert pack_weight(weight) is weight

@@ -43,6 +43,8 @@ GGML_TYPES: Table[BlockType] = Table(
             BlockType("TQ2_0", 35, 256, 66, _LEGACY + "tq2_0"),
             BlockType("MXFP4", 39, 32, 17, _LEGACY + "mxfp4"),
             BlockType("NVFP4", 40, 64, 36, _LEGACY + "nvfp4"),
+            BlockType("Q1_0", 41, 128, 18, _LEGACY + "q1_0"),
+            BlockType("Q2_0", 42, 64, 18, _LEGACY + "q2_0"),
         )
     },
 )

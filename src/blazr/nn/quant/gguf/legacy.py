@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.packing import E2M1
 from blazr.nn.quant.gguf.bits import fields, five_bits, halves, words
 from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
 
@@ -92,13 +91,26 @@ def mxfp4(blocks: Tensor) -> CodesAndScales:
     return fields(blocks[:, 1:], 4, 1), [blocks[:, None, :1]]
 
 
-def nvfp4(blocks: Tensor) -> Tensor:
-    """0:4 unsigned float8 (E4M3) scales of 16 values each, 4:36 nibbles that are 4-bit floats."""
-    scale = blocks[:, :4]
-    exponent, mantissa = (scale >> 3).int() & 15, (scale & 7).float()
-    normal = (1 + mantissa / 8) * torch.exp2(exponent.float() - 7)
-    value = torch.where(exponent == 0, mantissa * 2**-9, normal) * 0.5
-    value = value.masked_fill((scale == 0) | (scale == 0x7F), 0)
-    values = torch.tensor(E2M1, dtype=torch.float32, device=blocks.device)
-    codes = fields(blocks[:, 4:], 4, 4).int().view(-1, 4, 16)
-    return (value[:, :, None] * values[codes]).flatten(1)
+@SplitBlocks
+def nvfp4(blocks: Tensor) -> CodesAndScales:
+    """0:4 unsigned float8 (E4M3) scales of 16 values each, 4:36 nibbles that are 4-bit floats.
+
+    The scales come as half their value, since the floats are doubled. No number counts as 0.
+    """
+    bits = blocks[:, :4]
+    # shifted, they are float16 of 2 ** -8 of the value
+    scales = ((bits & 0x7F).short() << 7).view(torch.float16) * 128
+    scales = scales.masked_fill(bits == 0x7F, 0)
+    return fields(blocks[:, 4:], 4, 4), [scales.unsqueeze(-1).view(torch.uint8)]
+
+
+@SplitBlocks
+def q1_0(blocks: Tensor) -> CodesAndScales:
+    """0:2 scale, 2:18 bits; value = scale where the bit is set, else -scale."""
+    return fields(blocks[:, 2:], 1, 16), [blocks[:, None, :2]]
+
+
+@SplitBlocks
+def q2_0(blocks: Tensor) -> CodesAndScales:
+    """0:2 scale, 2:18 two-bit fields; value = scale * (field - 1)."""
+    return fields(blocks[:, 2:], 2, 16), [blocks[:, None, :2]]

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.nn.operands.floats import ScaledFloats
+from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.fp8 import SCALES
 from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
 
@@ -38,6 +39,8 @@ class Nvfp4Layout(Layout):
         self, name: str, shape: tuple[int, int], *, numbers: str, whole: str, divides: bool
     ) -> None:
         super().__init__(name, shape)
+        if shape[1] % GGML_TYPES["NVFP4"].length == 0:
+            self.packed_as = "NVFP4"
         self.numbers = numbers
         self.whole = whole
         self.divides = divides

@@ -25,6 +25,7 @@ class RowsLayout(Layout):
         super().__init__(whole.name, (sum(map(len, rows)), whole.shape[1]))
         self.is_grid = whole.is_grid
         self.is_float = whole.is_float
+        self.packed_as = whole.packed_as
         self._whole = whole
         self._rows = tuple(rows)
 

@@ -82,6 +82,7 @@ class Layout(ABC):
 
     is_grid = False  # whether its numbers are whole numbers on a scale
     is_float = False  # whether they are small floats with scales
+    packed_as = ""  # the GGML type that holds the same numbers but for a factor, where CPUs pack it
 
     def __init__(self, name: str, shape: tuple[int, int]) -> None:
         self.name = name

@@ -166,7 +166,8 @@ struct Pieces {
 enum Packing : int {
   kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kMxfp4, kIq4Xs, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K,
   kInt8, kInt4By32, kInt4By64, kInt4By128,
-  kIq2Xxs, kIq2Xs, kIq2S, kIq3Xxs, kIq3S, kIq1S, kIq1M, kTq1, kTq2, kNumPackings
+  kIq2Xxs, kIq2Xs, kIq2S, kIq3Xxs, kIq3S, kIq1S, kIq1M, kTq1, kTq2, kNvfp4,
+  kQ1_0, kQ2_0, kNumPackings
 };
 
 // Blocks as files have them, a row after the other, into a packing (see pack.hpp). A row has `supers`

@@ -179,19 +179,22 @@ struct MatmulQ {
     add_products<As, C>(super, i, part, x, b, I::all(int16_t(1)), acc);
   }
 
-  // Adds a superblock, from block b on, whose blocks have scales of their own or one together.
+  // Adds a superblock, from block b on, whose parts have scales of their own or one together.
   template <class As, int C>
   [[gnu::always_inline]] static inline void add_blocks(const uint8_t* super, Rows x, int64_t b,
                                                        Ahead ahead, Floats* total) {
-    const Floats scale = Scales::scale(super);
     Floats minimum;
-    if constexpr (Scales::kHasMinima) minimum = Scales::minimum(super, scale);
+    if constexpr (Scales::kHasMinima) minimum = Scales::minimum(super, Scales::scale(super, 0));
     for (int i = 0; i < P::kBlocks; i++) {
-      Ints acc[C];
       ahead.prefetch(b + i, super + i * (P::kBytes / P::kBlocks));
-      dots<As, C>(super, i, 0, x, b + i, acc);
-      for (int c = 0; c < C; c++)
-        total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
+#pragma GCC unroll 2
+      for (int part = 0; part < kParts; part++) {
+        Ints acc[C];
+        dots<As, C>(super, i, part, x, b + i, acc);
+        const Floats scale = Scales::scale(super, i * kParts + part);
+        for (int c = 0; c < C; c++)
+          total[c] = I::add(total[c], acc[c], scale, x.block(c, b + i).scale);
+      }
       if constexpr (Scales::kHasMinima)
         for (int c = 0; c < C; c++)
           total[c] = I::subtract(total[c], minimum, x.block(c, b + i).minimum);
@@ -353,7 +356,7 @@ struct MatmulQ {
         minima = I::times(I::halves(super + kHalves),
                           I::floats(I::unsigned_bytes(Scales::minima(super, part))));
     } else {
-      scales = Scales::scale(super);
+      scales = Scales::scale(super, part);
       if constexpr (Scales::kHasMinima) minima = Scales::minimum(super, scales);
     }
     memcpy(scale, &scales, sizeof scales), memcpy(minimum, &minima, sizeof minima);

@@ -69,7 +69,10 @@ constexpr Source source_of(int packing) {
       {1, 56},   // IQ1_M    indices 32 | nibbles of 3 bits above them and a sign 16 | words of 4 x 3
                  //          bits of scale and 4 of d 8
       {1, 54},   // TQ1_0    five digits a byte 48 | four 4 | d 2
-      {1, 66}};  // TQ2_0    codes 64 | d 2
+      {1, 66},   // TQ2_0    codes 64 | d 2
+      {1, 36},   // NVFP4    scales of 16, eight-bit floats 4 | codes 32
+      {1, 18},   // Q1_0     d 2 | codes 16
+      {1, 18}};  // Q2_0     d 2 | codes 16
   return kSources[packing];
 }
 
@@ -142,6 +145,9 @@ inline void read_codes(const uint8_t* block, const uint8_t* codebook, uint8_t* _
   if constexpr (kPacking == kTq1)
     read_ternary<4>(block + 48, 4, read_ternary<5>(block + 32, 16, read_ternary<5>(block, 32, codes)));
   if constexpr (kPacking == kTq2) fields<2, 2, 32>(block, 0, codes);
+  if constexpr (kPacking == kNvfp4) fields<4, 4, 8>(block + 4, 0, codes);
+  if constexpr (kPacking == kQ1_0) fields<1, 16, 1>(block + 2, 0, codes);
+  if constexpr (kPacking == kQ2_0) fields<2, 16, 1>(block + 2, 0, codes);
   if constexpr (kPacking == kQ8_0 || kPacking == kInt8)
     for (int i = 0; i < kBlock; i++) codes[i] = block[2 + i] ^ 0x80;
   if constexpr (kPacking == kQ4_0 || kPacking == kIq4Nl || is_int4(kPacking))
@@ -185,6 +191,15 @@ struct Place {
     super[kHalves * halves + kGroup * index + row] = uint8_t(value);
   }
 };
+
+// Half of an unsigned E4M3 as the bits of a float16; what is no number is 0, as in ggml.
+inline uint16_t half_of_e4m3(uint8_t bits) {
+  if (bits == 0x7f) return 0;
+  // shifted, they are a float16 of 2 ** -8 of the value
+  f16 found;
+  round_to(128 * to_float(f16{uint16_t((bits & 0x7f) << 7)}), found);
+  return found.bits;
+}
 
 // `zero` is the code that stands for 0, where the packing has one.
 template <int kPacking>
@@ -249,6 +264,12 @@ inline void read_scales(const uint8_t* block, int zero, Place place) {
   }
   if constexpr (kPacking == kTq1) place.half(0, block + 52);
   if constexpr (kPacking == kTq2) place.half(0, block + 64);
+  if constexpr (kPacking == kNvfp4)
+    for (int i = 0; i < 4; i++) {
+      const uint16_t half = half_of_e4m3(block[i]);
+      place.half(i, (const uint8_t*)&half);
+    }
+  if constexpr (kPacking == kQ1_0 || kPacking == kQ2_0) place.half(0, block);
 }
 
 // Writes lines of a block from the codes of its 16 rows, `stride` bytes apart: of each code kBits bits from

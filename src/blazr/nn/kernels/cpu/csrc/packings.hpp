@@ -10,8 +10,8 @@
 //
 //   [ r0: 4 columns | r1: 4 columns | ... | r15 ]
 //
-// of whole bytes, or of fields of 4 or 2 bits: then line j holds vectors 2j and 2j+1, or 4j to 4j+3, the
-// first in the lowest bits. Lines with the bits above these may follow, of all vectors in the same way.
+// of whole bytes, or of fields of 4, 2 or 1 bits: then line j holds vectors 2j and 2j+1, 4j to 4j+3, or all,
+// the first in the lowest bits. Lines with the bits above these may follow, of all vectors in the same way.
 //
 // A number is scale * (code - offset) - minimum. The instructions multiply unsigned with signed
 // bytes, hence the offset; it is taken off again with the sum of the activations.
@@ -35,18 +35,24 @@ struct ScalesKind {
   static constexpr bool kHasMinima = kMinima, kAreWhole = kWhole;
 };
 
-// One scale of each row for all blocks; a minimum may follow from it.
+// Scales of each row for a part, most of them the same for all blocks; a minimum may follow from it.
 
 template <class I>
 struct HalfScales : ScalesKind<1, false, false> {  // [ 16 float16 ]
   static constexpr int kBytes = kHalves;
-  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats scale(const uint8_t* s, int) { return I::halves(s); }
+};
+
+template <class I, int kBlocks, int kPartsOfBlock>
+struct HalfScalesOfParts : ScalesKind<kPartsOfBlock, false, false> {  // [ for each part: 16 float16 ]
+  static constexpr int kBytes = kBlocks * kPartsOfBlock * kHalves;
+  static typename I::Floats scale(const uint8_t* s, int part) { return I::halves(s + kHalves * part); }
 };
 
 template <class I>
 struct HalfScalesAndMinima : ScalesKind<1, true, false> {  // [ 16 float16 ][ minima: 16 float16 ]
   static constexpr int kBytes = 2 * kHalves;
-  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats scale(const uint8_t* s, int) { return I::halves(s); }
   static typename I::Floats minimum(const uint8_t* s, const typename I::Floats&) {
     return I::halves(s + kHalves);
   }
@@ -56,7 +62,7 @@ struct HalfScalesAndMinima : ScalesKind<1, true, false> {  // [ 16 float16 ][ mi
 template <class I>
 struct HalfScalesAndZeros : ScalesKind<1, true, false> {
   static constexpr int kBytes = kHalves + kGroup;
-  static typename I::Floats scale(const uint8_t* s) { return I::halves(s); }
+  static typename I::Floats scale(const uint8_t* s, int) { return I::halves(s); }
   static typename I::Floats minimum(const uint8_t* s, const typename I::Floats& scale) {
     return I::times(scale, I::floats(I::unsigned_bytes(s + kHalves)));
   }
@@ -65,13 +71,13 @@ struct HalfScalesAndZeros : ScalesKind<1, true, false> {
 template <class I>
 struct Exponents : ScalesKind<1, false, false> {  // [ 16 uint8 e ]; a scale is half of 2 ** (e - 127)
   static constexpr int kBytes = kGroup;
-  static typename I::Floats scale(const uint8_t* s) { return I::powers(s); }
+  static typename I::Floats scale(const uint8_t* s, int) { return I::powers(s); }
 };
 
 template <class I>
 struct NoScales : ScalesKind<1, false, false> {  // all are 1: rows are scaled at the end
   static constexpr int kBytes = 0;
-  static typename I::Floats scale(const uint8_t*) { return I::all(1.0f); }
+  static typename I::Floats scale(const uint8_t*, int) { return I::all(1.0f); }
 };
 
 // Scales of parts that are whole numbers: products of a superblock are summed as integers, whose
@@ -158,6 +164,11 @@ struct Float4 {  // E2M1 of OCP Microscaling Formats 1.0, doubled, plus 12
                                          12, 11, 10, 9,  8,  6,  4,  0};
 };
 
+struct Sign {  // 1 for a bit that is set, else -1; plus 1
+  static constexpr int kOffset = 1, kLargest = 2;
+  static constexpr uint8_t kCodes[16] = {0, 2};
+};
+
 // Digits of codebooks with a bit above them (see nn/operands/packing.py), plus the largest value. Seven is
 // the most of a code of three bits.
 struct Lattice1 {  // of the IQ1 types
@@ -209,14 +220,17 @@ using Packings = std::tuple<
     PackingOf<I, 1, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // int4 by 32
     PackingOf<I, 2, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // by 64
     PackingOf<I, 4, HalfScalesAndZeros<I>, Fields<I, 0, 4>>,            // by 128
-    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_XXS
-    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_XS
-    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,// IQ2_S
+    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice2, 2, 1>>,  // IQ2_XXS
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,  // IQ2_XS
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice2, 2, 1>>,  // IQ2_S
     PackingOf<I, 8, SignedScales<I, 1, 4>, Numbered<I, Lattice3Xxs>>,   // IQ3_XXS
     PackingOf<I, 8, SignedScales<I, 1>, Numbered<I, Lattice3S>>,        // IQ3_S
-    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice1, 2, 1>>,// IQ1_S
-    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice1, 2, 1>>,// IQ1_M
+    PackingOf<I, 8, SignedScales<I, 1, 8>, Numbered<I, Lattice1, 2, 1>>,  // IQ1_S
+    PackingOf<I, 8, SignedScales<I, 2, 8>, Numbered<I, Lattice1, 2, 1>>,  // IQ1_M
     PackingOf<I, 8, HalfScales<I>, Fields<I, 1, 2>>,                    // TQ1_0
-    PackingOf<I, 8, HalfScales<I>, Fields<I, 1, 2>>>;                   // TQ2_0
+    PackingOf<I, 8, HalfScales<I>, Fields<I, 1, 2>>,                    // TQ2_0
+    PackingOf<I, 2, HalfScalesOfParts<I, 2, 2>, Numbered<I, Float4>>,   // NVFP4
+    PackingOf<I, 4, HalfScales<I>, Numbered<I, Sign, 1>>,               // Q1_0
+    PackingOf<I, 2, HalfScales<I>, Fields<I, 1, 2>>>;                   // Q2_0
 
 }  // namespace
