@@ -18,7 +18,7 @@ from blazr.nn.quant.hf.fp8 import FLOATS, fp8_layout
 from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
 from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme
 
-_ALGORITHMS = ("NVFP4", "FP8", "MIXED_PRECISION")
+_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "FP8", "MIXED_PRECISION")
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
