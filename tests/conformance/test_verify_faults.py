@@ -38,7 +38,6 @@ from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.quant.gguf import legacy
 from tests.support import ggufs, tiny
 from tests.support.references import CASES, save_reference
 
@@ -162,6 +161,14 @@ def faster_rates(mixer: Thing) -> Plant:
 
 def times(factor: float) -> Callable[[Thing], Thing]:
     return lambda function: lambda *args, **more: function(*args, **more) * factor
+
+
+def twice(function: Thing) -> Thing:
+    def doubled(*args: Thing) -> Thing:
+        found = function(*args)
+        return None if found is None else found * 2
+
+    return doubled
 
 
 def halves(x: Tensor) -> Tensor:
@@ -307,7 +314,10 @@ FAULTS: dict[str, dict[str, Plant]] = {
     "gguf stories-q4_0": {
         "dequantization": read_fault(lambda name, x: bump(x, 18) if "attn_q" in name else x),
     },
-    "gguf nvfp4": {"dequantization": attribute(legacy, "nvfp4", times(1.01))},
+    "gguf nvfp4": {
+        "dequantization": read_fault(lambda name, x: x | 1 if "attn_q.weight" in name else x),
+        "factors": attribute(Checkpoint, "row_scales", twice),
+    },
 }
 # One for each kind of mixer, norm, rotation, router and reader, and of file; the others are slow.
 DAILY: dict[str, tuple[str, ...]] = {
@@ -325,7 +335,7 @@ DAILY: dict[str, tuple[str, ...]] = {
     ),
     "hf qwen3_moe": ("rope base", "q/k norm missing", "router normalisation", "swapped tensors"),
     "gguf llama-rope": ("rope base", "norm eps", "attention scale", "swapped tensors"),
-    "gguf nvfp4": ("dequantization",),
+    "gguf nvfp4": ("dequantization", "factors"),
     "gguf stories-q4_0": ("dequantization",),
 }
 
@@ -369,7 +379,7 @@ def _save(name: str, folder: Path) -> str:
 
 
 def _nvfp4() -> tuple[dict[str, Thing], dict[str, object]]:
-    """A Llama of one layer, its matrices in blocks that no kernel multiplies with."""
+    """A Llama of one layer, its matrices in blocks with factors of their own."""
     torch.manual_seed(0)
     size = 64
 
@@ -385,6 +395,7 @@ def _nvfp4() -> tuple[dict[str, Thing], dict[str, object]]:
         "token_embd.weight": torch.randn(53, size),
         **{f"{name}.weight": torch.ones(size) for name in ones},
         **{f"blk.0.{name}.weight": blocks() for name in matrices},
+        **{f"blk.0.{name}.scale": torch.rand(1) + 0.5 for name in matrices},
     }
     sizes = {"block_count": 1, "context_length": 64, "embedding_length": size}
     sizes |= {"attention.head_count": 4, "attention.head_count_kv": 4}

@@ -51,7 +51,15 @@ class GgufFiles:
         Raises:
             NoReferenceError: Its blocks are of a kind that nothing here can read.
         """
-        return self._files[name].read(name, rows)
+        found = self._files[name].read(name, rows)
+        # what an NVFP4 matrix, or each of a stack, is multiplied with
+        factor = name.removesuffix("weight") + "scale"
+        if not name.endswith(".weight") or factor not in self._files:
+            return found
+        scales = self._files[factor].read(factor, None).flatten()
+        if len(scales) > 1 and rows is not None:
+            scales = scales[rows]
+        return found * scales.view(-1, *[1] * (found.dim() - 1))
 
 
 class _GgufFile:

@@ -230,6 +230,17 @@ class RelaidInfo(TensorInfo):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledInfo(TensorInfo):
+    """Packed blocks whose numbers are multiplied with those of another tensor.
+
+    Args:
+        scales: That tensor: one number, or one for each matrix of a stack.
+    """
+
+    scales: TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class RowsInfo(TensorInfo):
     """Some rows of a tensor, which are not one run of bytes.
 
@@ -267,7 +278,7 @@ def take_rows(info: TensorInfo, rows: tuple[range, ...], dim: int = 0) -> Tensor
         return replace(info, shape=shape, layout=layout, share=info.share * share)
     size = round(info.nbytes * share)
     is_run = dim == 0 and len(rows) == 1 and rows[0].step == 1
-    if is_run and not isinstance(info, RelaidInfo | RowsInfo):
+    if is_run and not isinstance(info, RelaidInfo | ScaledInfo | RowsInfo):
         start = info.start + info.nbytes // (info.shape[0] or 1) * rows[0].start
         return replace(info, shape=shape, start=start, end=start + size)
     end = info.start + size
@@ -401,6 +412,34 @@ class Checkpoint:
         if info.start % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype).view(shape)
+
+    def row_scales(self, info: TensorInfo) -> Tensor | None:
+        """What the rows of a tensor's blocks are multiplied with, all rows in one dimension.
+
+        Returns:
+            (rows,), float32; None for 1.
+
+        Raises:
+            CheckpointError: The file has gone or changed.
+        """
+        found = self._scales(info)
+        return None if found is None else found.flatten()
+
+    def _scales(self, info: TensorInfo) -> Tensor | None:
+        """The same in the shape of the tensor's rows."""
+        if isinstance(info, RowsInfo):
+            scales = self._scales(info.stored)
+            if scales is None:
+                return None
+            import torch  # headers are read without it
+
+            each = scales.movedim(info.dim, 0)
+            found = torch.cat([each[run.start : run.stop : run.step] for run in info.rows])
+            return found.movedim(0, info.dim)
+        if not isinstance(info, ScaledInfo):
+            return None
+        scales = self.view(info.scales).float().view(-1, *[1] * (len(info.shape) - 2))
+        return scales.expand(info.shape[:-1])
 
     def own(self, info: TensorInfo) -> Tensor:
         """A tensor as `view` gives it, in memory that does not depend on the file any more.

@@ -20,8 +20,10 @@ from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import GgufHeader, TensorEntry, Value, read_gguf_header
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
+    Checkpoint,
     Header,
     RelaidInfo,
+    ScaledInfo,
     TensorInfo,
     check_ranges,
     open_regular,
@@ -154,6 +156,36 @@ def check_parts(headers: Mapping[Path, Header]) -> None:
             f" ...-00001-of-{count:05}.gguf and so on",
             hint="download all parts again, and do not rename them",
         )
+
+
+def join_scales(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the factors of NVFP4 matrices as parts of these.
+
+    Beside ``x.weight`` there may be ``x.scale``, which its numbers are multiplied with, and
+    ``x.input_scale``, which only activations of four bits need.
+
+    Raises:
+        CheckpointError: A factor does not fit its matrix.
+    """
+    tensors = dict(checkpoint.tensors)
+    for name, info in checkpoint.tensors.items():
+        base, _, kind = name.rpartition(".")
+        weight = checkpoint.tensors.get(f"{base}.weight")
+        if kind not in {"scale", "input_scale"} or weight is None or not weight.is_packed:
+            continue
+        del tensors[name]
+        if kind == "input_scale":
+            continue
+        count, allowed = prod(info.shape), {1, prod(weight.shape[:-2])}
+        if info.is_packed or len(weight.shape) < 2 or count not in allowed:
+            raise unsound(
+                f"{info.file}: tensor {name[:100]!r} does not fit the matrix that it scales.",
+                found=f"{count:,} of {info.dtype}",
+                expected=" or ".join(f"{each:,}" for each in sorted(allowed)),
+            )
+        place = (weight.shape, weight.file, weight.start, weight.end)
+        tensors[weight.name] = ScaledInfo(weight.name, weight.dtype, *place, scales=info)
+    return replace(checkpoint, tensors=tensors)
 
 
 def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorInfo:

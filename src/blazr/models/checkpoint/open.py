@@ -16,7 +16,7 @@ from typing import NamedTuple
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, read_json
-from blazr.models.checkpoint.gguf import check_parts
+from blazr.models.checkpoint.gguf import check_parts, join_scales
 from blazr.models.checkpoint.quantized import join_quantized
 
 BUILT_IN = "nano"
@@ -311,7 +311,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config_path=config_path if has_config else None,
         metadata=metadata,
     )
-    return checkpoint if checkpoint.metadata else join_quantized(_with_prefix(checkpoint))
+    if checkpoint.metadata:
+        return join_scales(checkpoint)
+    return join_quantized(_with_prefix(checkpoint))
 
 
 def _with_prefix(checkpoint: Checkpoint) -> Checkpoint:

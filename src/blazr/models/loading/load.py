@@ -494,6 +494,8 @@ def read_weight(
     """
     if storing != "as stored":
         read = _read_blocks(step, checkpoint, storing, dtype=dtype, device=device)
+        if isinstance(storing, BlockType):  # else the factors are in the numbers
+            read = _with_scales(read, step, checkpoint)
     elif isinstance(step.transform, Stack):
         read = StoredStack([read_matrix(each, checkpoint, dtype, _CPU) for each in step.sources])
     else:
@@ -549,6 +551,19 @@ def _read_blocks(
     return stored
 
 
+def _with_scales(stored: Weight, step: LoadStep, checkpoint: Checkpoint) -> Weight:
+    """Blocks, and what their rows are multiplied with where the file says so."""
+    scales = [checkpoint.row_scales(info) for info in step.sources]
+    if all(each is None for each in scales):
+        return stored
+    rows = math.prod(step.shape[:-1]) // len(scales)
+    each = [torch.ones(rows) if one is None else one for one in scales]
+    whole = _placed(torch.cat(each).view(step.shape[:-1]), stored.device)
+    if isinstance(stored, ShiftedWeight):  # columns in another order
+        return ShiftedWeight(stored.inner, scale=whole, order=stored.order, piece=stored.piece)
+    return ShiftedWeight(stored, scale=whole)
+
+
 def _placed(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device."""
     return tensor if device.type == "cpu" else upload(tensor, device)
@@ -597,7 +612,7 @@ def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, 
         for part in weight.tiles():
             yield part, weight.layout.decode(weight.parts, part)
         return
-    tensor = checkpoint.view(info)
+    tensor, scales = checkpoint.view(info), checkpoint.row_scales(info)
     # matrices of a stack that is cut are made contiguous a tile at a time
     is_apart = tensor.dim() == 3 and not tensor.is_contiguous()
     step = max(1, TILE // max(1, info.shape[-1]))
@@ -605,8 +620,11 @@ def tiles_of(info: TensorInfo, checkpoint: Checkpoint) -> Iterator[tuple[slice, 
     for rows in tensor if is_apart else (_rows_of(tensor),):
         for low in range(0, len(rows), step):
             tile = rows[low : low + step].contiguous()
+            part = slice(first + low, first + low + len(tile))
             numbers = GGML_TYPES[info.dtype].decode(tile) if info.is_packed else tile
-            yield slice(first + low, first + low + len(tile)), numbers
+            if scales is not None:
+                numbers = numbers * scales[part, None]
+            yield part, numbers
         first += len(rows)
 
 

@@ -115,8 +115,8 @@ def _part_of_shifted(weight: ShiftedWeight, held: Rows | Columns) -> Weight | No
     if blocks is None:
         return None
     if isinstance(held, Rows):
-        scale = None if scale is None else _take(scale, held.runs, 0)
-        shift = None if shift is None else _take(shift, held.runs, 0)
+        scale = None if scale is None else _take(scale, held.runs, held.dim)
+        shift = None if shift is None else _take(shift, held.runs, held.dim)
     elif shift is not None:
         # groups may be longer than blocks, and are then cut as those are
         length = inner.kind.length

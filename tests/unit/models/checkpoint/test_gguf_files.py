@@ -1,11 +1,14 @@
 """GGUF files as checkpoints: tensors in their places, parts, and tables that lie."""
 
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import take_rows
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.load import read_plain
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -38,6 +41,38 @@ def test_packed_tensors_are_read_as_the_bytes_they_are(name: str, tmp_path: Path
     assert torch.equal(found.read("w"), stored[2])
     assert torch.equal(found.read("b"), torch.ones(3))
     assert found.metadata["general.architecture"] == "llama"
+
+
+def _scaled(stack: tuple[int, ...], factors: torch.Tensor, **more: torch.Tensor) -> dict[str, Any]:
+    """NVFP4 with factors, as llama.cpp's converter writes the checkpoints of Model Optimizer."""
+    _, _, data = blocks("NVFP4", prod(stack) * 5, 2)
+    number, shape = GGML_TYPES["NVFP4"].number, (*stack, 5, 128)
+    return {"a.weight": (number, shape, data), "a.scale": factors, **more}
+
+
+@pytest.mark.parametrize("stack", [(), (3,)])
+@pytest.mark.parametrize("count", [1, 3])
+def test_factors_of_nvfp4_are_part_of_their_matrices(
+    stack: tuple[int, ...], count: int, tmp_path: Path
+) -> None:
+    factors = torch.rand(count) + 0.5
+    tensors = _scaled(stack, factors, **{"a.input_scale": torch.ones(1), "b": torch.ones(2)})
+    path = ggufs.write(tmp_path / "m.gguf", tensors, META)
+    if count > prod(stack):
+        with pytest.raises(CheckpointError, match=r"does not fit the matrix"):
+            open_checkpoint(path)
+        return
+    checkpoint = open_checkpoint(path)
+    assert set(checkpoint.tensors) == {"a.weight", "b"}
+    info = checkpoint.tensors["a.weight"]
+    plain = GGML_TYPES["NVFP4"].decode(tensors["a.weight"][2]).view(info.shape)
+    whole = plain * factors.view(-1, *[1] * (len(info.shape) - 1))
+    assert torch.equal(read_plain(info, checkpoint), whole)
+    rows = (range(1, 2), range(0, 3, 2))
+    for dim in range(len(stack) + 1):
+        part = take_rows(info, rows, dim)
+        expected = whole.index_select(dim, torch.tensor([1, 0, 2]))
+        assert torch.equal(read_plain(part, checkpoint), expected)
 
 
 def test_a_vector_in_blocks_is_one_row(tmp_path: Path) -> None:
