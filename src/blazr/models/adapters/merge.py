@@ -55,17 +55,7 @@ def plan_merge(
     Raises:
         CheckpointError: The adapter is of another model, or changes what merging cannot change.
     """
-    found: dict[str, StoredChange] = {}
-    for replaced in adapter.whole:
-        name = replaced.name
-        if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
-            _check_same_head(adapter, replaced, checkpoint)
-            continue
-        info = _info_of(name, checkpoint)
-        if info is None:
-            raise adapter.lacks(name)
-        adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
-        found[info.name] = StoredChange(replaced.numbers.float(), None)
+    found = _replacements(adapter, checkpoint, is_tied=is_tied)
     redundant = []
     for change in adapter.low_rank:
         known = ((each, _info_of(each.name, checkpoint)) for each in change.meanings)
@@ -85,21 +75,51 @@ def plan_merge(
             redundant.append(change.name)
             continue
         if info.name.endswith(_EMBEDDING) and is_tied:
-            raise CheckpointError(
-                f"{adapter.path}: the change of {info.name[:100]} cannot be merged.",
-                found="an embedding that is the head, too",
-                expected="an adapter of projections, or a model with a head of its own",
-                hint="serve it with --adapter, which changes the embedding alone",
-            )
+            raise _unsupported_embedding(adapter, info.name)
         found[info.name] = _stored(adapter, meant, info, found.get(info.name))
     if redundant and not found:
         raise adapter.lacks(redundant[0])
     return found
 
 
+def _replacements(
+    adapter: AdapterFile, checkpoint: Checkpoint, *, is_tied: bool
+) -> dict[str, StoredChange]:
+    found: dict[str, StoredChange] = {}
+    for replaced in adapter.whole:
+        name = replaced.name
+        if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
+            _check_same_head(adapter, replaced, checkpoint)
+            continue
+        info = _info_of(name, checkpoint)
+        if info is None:
+            raise adapter.lacks(name)
+        adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
+        if is_tied and info.name.endswith(_EMBEDDING):
+            _check_head_follows(adapter, replaced, checkpoint.read(info.name))
+        found[info.name] = StoredChange(replaced.numbers.float(), None)
+    return found
+
+
 def _info_of(name: str, checkpoint: Checkpoint) -> TensorInfo | None:
     tensors = checkpoint.tensors
     return next((tensors[each] for each in spellings(name) if each in tensors), None)
+
+
+def _unsupported_embedding(adapter: AdapterFile, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{adapter.path}: the change of {name[:100]} cannot be merged.",
+        found="an embedding that is the head, too",
+        expected="an adapter of projections, or a model with a head of its own",
+        hint="serve it with --adapter, which changes the embedding alone",
+    )
+
+
+def _check_head_follows(adapter: AdapterFile, embedding: WholeChange, own: Tensor) -> None:
+    """Refuse another embedding without its head: PEFT trains it beside the head as it was."""
+    has_head = any(each.name.endswith(_HEAD) for each in adapter.whole)
+    if not has_head and not torch.equal(embedding.numbers.float(), own.float()):
+        raise _unsupported_embedding(adapter, embedding.name)
 
 
 def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkpoint) -> None:

@@ -21,6 +21,7 @@ from tests.support.references import CASES, save_reference
 
 pytest.importorskip("transformers")
 HEAD = "base_model.model.lm_head.modules_to_save.weight"
+EMBEDDING = "base_model.model.model.embed_tokens.modules_to_save.weight"
 NORM = "base_model.model.model.norm.weight"
 
 
@@ -148,6 +149,33 @@ def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
         tensors[HEAD] = torch.ones(model.model.embed_tokens.weight.shape)
 
     return add_head
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_an_embedding_of_its_own_is_refused_where_it_is_the_head(
+    tmp_path: Path, *, is_changed: bool
+) -> None:
+    """PEFT trains a copy beside the head, which was changed along without a word."""
+    tied = save_reference("llama", tmp_path / "model", changes={"tie_word_embeddings": True})
+    embedding = tied.model.embed_tokens.weight + float(is_changed)
+    save_adapter(
+        tmp_path / "adapter",
+        tied,
+        [*projections(tied, "q_proj")],
+        tensors=lambda tensors: tensors.update({EMBEDDING: embedding}),
+    )
+
+    def merge() -> Path:
+        adapter = tmp_path / "adapter"
+        return convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=adapter).path
+
+    if is_changed:
+        with pytest.raises(CheckpointError, match=r"embed_tokens\.weight cannot be merged"):
+            merge()
+        assert not (tmp_path / "out").exists()
+    else:
+        found = load_file(merge() / "model.safetensors")
+        assert torch.equal(found["model.embed_tokens.weight"], embedding)
 
 
 def test_what_cannot_be_merged_is_told_and_leaves_nothing(tmp_path: Path) -> None:
