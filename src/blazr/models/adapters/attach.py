@@ -55,11 +55,7 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
         made = dict(_factors_of_change(adapter, change, module, rules))
         _check_finite(adapter, change.name, made)
         if made.keys() & found.keys():
-            raise CheckpointError(
-                f"{adapter.path}: {change.name[:100]} is changed twice.",
-                found="changes of one matrix by several names",
-                expected="one change of each",
-            )
+            raise adapter.changes_twice(change.name)
         found |= made
     # PEFT saves the embedding and the head along where they have changes, as they were
     whole = [each for each in adapter.whole if not _equals_own_weight(each, module, rules)]

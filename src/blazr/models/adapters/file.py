@@ -137,6 +137,14 @@ class AdapterFile:
             expected="an adapter of this model, with its tensors' names",
         )
 
+    def changes_twice(self, name: str) -> CheckpointError:
+        """The error where several of its tensors are changes of one of the model's."""
+        return CheckpointError(
+            f"{self.path}: {name[:100]} is changed twice.",
+            found="changes of one matrix by several names",
+            expected="one change of each",
+        )
+
     def check_rank(self, change: LowRankChange) -> None:
         """Refuse matrices of another rank than the adapter's, as those of experts side by side.
 

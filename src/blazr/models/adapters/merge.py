@@ -96,6 +96,8 @@ def _replacements(
             raise adapter.lacks(name)
         adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
         if is_tied and info.name.endswith(_EMBEDDING):
+        if info.name in found:
+            raise adapter.changes_twice(name)
             _check_head_follows(adapter, replaced, checkpoint.read(info.name))
         found[info.name] = StoredChange(replaced.numbers.float(), None)
     return found
@@ -147,3 +149,5 @@ def _stored(
         return added
     # PEFT saves a wrapped embedding as it was, beside its change
     return StoredChange(added.apply(slice(None), before.left), None)
+    if before.right is not None:
+        raise adapter.changes_twice(change.name)

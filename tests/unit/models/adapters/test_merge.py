@@ -151,6 +151,23 @@ def _with_a_head(model: nn.Module) -> Callable[[dict[str, Tensor]], None]:
     return add_head
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_what_is_changed_twice_is_refused(tmp_path: Path, *, is_whole: bool) -> None:
+    """The last change was merged, or what two of them do not make together."""
+    model = save_reference("llama", tmp_path / "model")
+    names = [] if is_whole else ["model.layers.0.self_attn.q_proj"]
+
+    def add_again(tensors: dict[str, Tensor]) -> None:
+        if is_whole:
+            tensors["base_model.model.model.layers.0.self_attn.q_proj.weight"] = torch.zeros(24, 24)
+        for name in [*tensors]:
+            tensors[name.replace("model.layers", "backbone.layers")] = tensors[name] + 1
+
+    save_adapter(tmp_path / "adapter", model, names, tensors=add_again)
+    with pytest.raises(CheckpointError, match="is changed twice"):
+        convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+
+
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_an_embedding_of_its_own_is_refused_where_it_is_the_head(
     tmp_path: Path, *, is_changed: bool
