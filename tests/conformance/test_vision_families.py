@@ -16,9 +16,11 @@ from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
 from blazr.models.families.hf import vision
+from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
+from tests.support.adapters import projections, save_adapter
 from tests.support.networks import VOCAB
 from tests.support.references import SIZES, reference_truth, rewrite_config
 from tests.support.seeds import run_seed
@@ -132,6 +134,16 @@ def test_text_alone(name: str, tmp_path: Path) -> None:
     compare(tmp_path, save(name, tmp_path))
     warnings = plan_model(str(tmp_path)).derivation.warnings
     assert any("left out" in each for each in warnings) is not bool(FAMILIES[name].takes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_adapters_are_merged_by_the_names_of_either(name: str, tmp_path: Path) -> None:
+    """Where the file has others than transformers, they were taken for those of another model."""
+    model = save(name, tmp_path / "model")
+    names = [*projections(model, "(language|text)_model.*(v|kv_b|o)_proj")]
+    merged = save_adapter(tmp_path / "adapter", model, names)
+    convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    compare(tmp_path / "out", merged)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))

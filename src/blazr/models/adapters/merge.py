@@ -10,6 +10,7 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from blazr.models.families.rules import RuleBook
 
 _EMBEDDING = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -43,22 +44,23 @@ class StoredChange:
 
 
 def plan_merge(
-    adapter: AdapterFile, checkpoint: Checkpoint, *, is_tied: bool
+    adapter: AdapterFile, checkpoint: Checkpoint, rules: RuleBook, *, is_tied: bool
 ) -> dict[str, StoredChange]:
     """What an adapter changes in a checkpoint, by the names of its tensors.
 
     Args:
         adapter: What its files say.
         checkpoint: The base model.
+        rules: From the names of its tensors to those of parameters.
         is_tied: Whether the head is the embedding.
 
     Raises:
         CheckpointError: The adapter is of another model, or changes what merging cannot change.
     """
-    found = _replacements(adapter, checkpoint, is_tied=is_tied)
+    found = _replacements(adapter, checkpoint, rules, is_tied=is_tied)
     redundant = []
     for change in adapter.low_rank:
-        known = ((each, _info_of(each.name, checkpoint)) for each in change.meanings)
+        known = ((each, _info_of(each.name, checkpoint, rules)) for each in change.meanings)
         meant, info = next((pair for pair in known if pair[1] is not None), (change, None))
         is_stack = change.a.shape[0] != change.rank and (info is None or len(info.shape) > 2)
         if is_stack:
@@ -83,7 +85,7 @@ def plan_merge(
 
 
 def _replacements(
-    adapter: AdapterFile, checkpoint: Checkpoint, *, is_tied: bool
+    adapter: AdapterFile, checkpoint: Checkpoint, rules: RuleBook, *, is_tied: bool
 ) -> dict[str, StoredChange]:
     found: dict[str, StoredChange] = {}
     for replaced in adapter.whole:
@@ -91,21 +93,35 @@ def _replacements(
         if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
             _check_same_head(adapter, replaced, checkpoint)
             continue
-        info = _info_of(name, checkpoint)
+        info = _info_of(name, checkpoint, rules)
         if info is None:
             raise adapter.lacks(name)
-        adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
-        if is_tied and info.name.endswith(_EMBEDDING):
         if info.name in found:
             raise adapter.changes_twice(name)
+        adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
+        if is_tied and info.name.endswith(_EMBEDDING):
             _check_head_follows(adapter, replaced, checkpoint.read(info.name))
         found[info.name] = StoredChange(replaced.numbers.float(), None)
     return found
 
 
-def _info_of(name: str, checkpoint: Checkpoint) -> TensorInfo | None:
+def _info_of(name: str, checkpoint: Checkpoint, rules: RuleBook) -> TensorInfo | None:
+    """The tensor that an adapter calls by a name, or by another one of the same parameters.
+
+    transformers names modules of models that see or hear otherwise than their files do.
+    """
     tensors = checkpoint.tensors
-    return next((tensors[each] for each in spellings(name) if each in tensors), None)
+    known = [each for each in spellings(name) if each in tensors]
+    for each in () if known else spellings(name):
+        placements = rules.placements(each)
+        for first in placements[:1]:
+            sources = rules.sources(first.parameter, first.slot)
+            known += [
+                other
+                for other in sources
+                if other in tensors and rules.placements(other) == placements
+            ]
+    return tensors[known[0]] if known else None
 
 
 def _unsupported_embedding(adapter: AdapterFile, name: str) -> CheckpointError:
@@ -147,7 +163,7 @@ def _stored(
     added = StoredChange(left, right, change.lengths(adapter.path, info.name))
     if before is None:
         return added
-    # PEFT saves a wrapped embedding as it was, beside its change
-    return StoredChange(added.apply(slice(None), before.left), None)
     if before.right is not None:
         raise adapter.changes_twice(change.name)
+    # PEFT saves a wrapped embedding as it was, beside its change
+    return StoredChange(added.apply(slice(None), before.left), None)

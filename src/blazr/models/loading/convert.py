@@ -260,8 +260,9 @@ def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[
     """Jobs with the changes by the adapter at a path, if there is one."""
     if path is None:
         return jobs
-    is_tied = planned.derivation.config.tie_word_embeddings
-    changes = plan_merge(read_peft(path), planned.checkpoint, is_tied=is_tied)
+    found = planned.derivation
+    is_tied = found.config.tie_word_embeddings
+    changes = plan_merge(read_peft(path), planned.checkpoint, found.rules, is_tied=is_tied)
     unread = sorted(changes.keys() - {job.info.name for job in jobs})
     if unread:
         raise ConfigError(f"{path}: it changes what the model does not use.", found=unread[0][:100])
