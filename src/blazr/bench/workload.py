@@ -95,6 +95,8 @@ class Workload:
 def read_workload(path: Path, default: BenchRequest) -> list[BenchRequest]:
     """Read requests from JSON lines; ``default`` stands for what a line leaves out.
 
+    Blank lines are skipped.
+
     Raises:
         ConfigError: The file cannot be read, or a line is wrong.
     """
@@ -104,6 +106,8 @@ def read_workload(path: Path, default: BenchRequest) -> list[BenchRequest]:
         raise ConfigError("the workload cannot be read.", found=str(error)[:200]) from None
     requests = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = msgspec.json.decode(line, type=dict[str, object])
             requests.append(msgspec.convert(asdict(default) | row, BenchRequest))

@@ -82,7 +82,6 @@ def test_a_file_says_what_it_says_and_the_flags_the_rest(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "line",
     [
-        "",
         "{",
         "[1]",
         '{"prompt": "hello"}',
@@ -100,6 +99,18 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text("{}\n" + line + "\n{}\n")
     with pytest.raises(ConfigError, match="line 2 "):
         read_workload(path, SHORT)
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text('{"output_tokens": 9}\n\n \t\r\n{"output_tokens": 8}\n\n')
+    assert [request.output_tokens for request in read_workload(path, SHORT)] == [9, 8]
+    path.write_text('{"output_tokens": 9}\n\n{\n')
+    with pytest.raises(ConfigError, match="line 3 "):
+        read_workload(path, SHORT)
+    path.write_text("\n\n")
+    with pytest.raises(ConfigError, match="empty"):
+        Workload(requests=read_workload(path, SHORT))
 
 
 def test_no_file_and_no_lines_are_errors(tmp_path: Path) -> None:
