@@ -12,6 +12,7 @@ from torch import nn
 
 from blazr.bench.reference import SECTIONS
 from blazr.bench.reference.open import open_reference
+from blazr.bench.verify import verify
 from blazr.core.errors import ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
@@ -144,6 +145,16 @@ def test_adapters_are_merged_by_the_names_of_either(name: str, tmp_path: Path) -
     merged = save_adapter(tmp_path / "adapter", model, names)
     convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
     compare(tmp_path / "out", merged)
+
+
+@pytest.mark.parametrize("name", ["llava", "glm4v", "qwen2_audio"])
+def test_verify_asks_transformers(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    found = verify(str(tmp_path), CPU, dtype="float32", max_tokens=1)
+    assert found.is_ok
+    assert found.transformers == "agrees"
+    assert found.witness.is_there
+    assert bool(found.witness.layers) is (name in SECTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))

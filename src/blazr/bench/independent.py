@@ -18,16 +18,23 @@ from blazr.bench.reference.model import ReferenceModel
 from blazr.bench.reference.open import open_reference
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.models.causal_lm import CausalLM
-from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo
 from blazr.models.families.oxidizr import layer_type_of
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.quant.weight import Weight
+from blazr.pipelines.network import bars_on_terminals
 
 # Of what float32 loses in the reference itself: norms and softmax are made in float32.
 FACTOR = 10
 _LEAST_LOSS = torch.finfo(torch.float32).eps
 # Transformers makes norms, rotations and softmax in float32 even in float64 models.
 THEIRS = 1e-3
+# Classes of transformers that give logits, and which types of models each knows.
+_AUTO_CLASSES = {
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +177,42 @@ def relative(found: Tensor, expected: Tensor) -> Tensor:
 def transformers_logits(
     module: CausalLM, checkpoint: Checkpoint, token_ids: Sequence[int]
 ) -> Tensor | str:
-    """What the transformers library makes of the same files: (T, V), or why it was not asked."""
+    """What the transformers library makes of the same files: (T, V), or why there is nothing."""
     if find_spec("transformers") is None:
         return "not installed"
-    kind = checkpoint.config.get("model_type")
+    # of quantized files the library dequantizes to other numbers, if it can read them at all
+    is_quantized = any(isinstance(info, QuantizedInfo) for info in checkpoint.tensors.values())
     is_packed = any(isinstance(part, Weight) for part in module.modules())
-    if not checkpoint.path.is_dir() or kind is None or is_packed:
+    if not checkpoint.path.is_dir() or is_quantized or is_packed:
         return "not applicable"
     import transformers
+    from transformers.models.auto import modeling_auto
 
-    if kind not in transformers.CONFIG_MAPPING:
-        return "not applicable"
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint.path, dtype=torch.float64, local_files_only=True, trust_remote_code=False
+    kind = checkpoint.config.get("model_type")
+    auto = next(
+        (
+            getattr(transformers, name)
+            for name, types in _AUTO_CLASSES.items()
+            if kind in getattr(modeling_auto, types)
+        ),
+        None,
     )
-    if any("experts" in name for name, _ in theirs.named_modules()):
-        theirs.set_experts_implementation("eager")  # the others take no float64
-    with torch.inference_mode():
-        scores: Tensor = theirs(torch.tensor([token_ids])).logits[0]
+    if auto is None:
+        return "not applicable"
+    try:
+        with bars_on_terminals():
+            theirs = auto.from_pretrained(
+                checkpoint.path,
+                dtype=torch.float64,
+                attn_implementation="eager",  # another lets PaliGemma's prompts see ahead
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        if any("experts" in name for name, _ in theirs.named_modules()):
+            theirs.set_experts_implementation("eager")  # the others take no float64
+        with torch.inference_mode():
+            scores: Tensor = theirs(torch.tensor([token_ids]), use_cache=False).logits[0]
+    except Exception as error:  # noqa: BLE001  (whatever it is, it says nothing of our network)
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     return scores

@@ -94,7 +94,7 @@ def network_of(
     # The library gets tensors and no path: in a directory it would also look for pickles
     # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
     own.transformers_weights = None
-    with _bars_on_terminals():
+    with bars_on_terminals():
         network, problems = network_class.from_pretrained(
             None,
             config=own,
@@ -124,7 +124,7 @@ def network_of(
 
 
 @contextmanager
-def _bars_on_terminals() -> Iterator[None]:
+def bars_on_terminals() -> Iterator[None]:
     """Keep the library's progress bars out of files, pipes and the logs of servers."""
     from transformers.utils import logging
 

@@ -17,7 +17,8 @@ from blazr.core.errors import ConfigError
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mla import Mla
 from tests.support import tiny
-from tests.support.references import save_reference
+from tests.support.quantized import quantize_directory
+from tests.support.references import CASES, save_reference
 from tests.support.tiny import Tiny
 
 CPU = resolve_device("cpu")
@@ -110,13 +111,71 @@ def test_json_for_other_programs(hybrid: str, capsys: pytest.CaptureFixture[str]
     assert len(found["layers"]) == 6
 
 
-def test_transformers_is_asked_where_it_can_be(tmp_path: Path) -> None:
+@pytest.fixture
+def qwen2(tmp_path: Path) -> tuple[str, torch.nn.Module]:
+    """A directory of the library, and its model."""
     pytest.importorskip("transformers")
-    theirs = save_reference("qwen2", tmp_path, seed=1)
-    found = verify(str(tmp_path), CPU, dtype="float32", max_tokens=4)
+    return str(tmp_path), save_reference("qwen2", tmp_path, seed=1)
+
+
+def test_transformers_is_asked_where_it_can_be(
+    qwen2: tuple[str, torch.nn.Module],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from transformers.utils import logging
+
+    path, _ = qwen2
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    found = verify(path, CPU, dtype="float32", max_tokens=4)
+    assert found.is_ok
     assert found.transformers == "agrees"
     assert found.transformers_error is not None
-    with torch.no_grad():
-        theirs.lm_head.weight.mul_(1.1)
-        theirs.model.norm.weight.mul_(2)
+    assert not capsys.readouterr().err  # no progress bars where stderr is no terminal
+
+
+def test_scores_that_are_not_those_of_transformers_are_wrong(
+    qwen2: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    path, theirs = qwen2
+    other = theirs.double()
+    other.lm_head.weight.mul_(1.1)
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: other
+    )
+    found = verify(path, CPU, dtype="float32", max_tokens=1)
+    assert found.transformers == "differs"
+    assert not found.is_ok
+
+
+def test_where_transformers_fails_the_others_judge(
+    qwen2: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("this is\nnot for me")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fails)
+    found = verify(qwen2[0], CPU, dtype="float32", max_tokens=1)
+    assert found.transformers == "failed: ValueError: this is not for me"
     assert found.is_ok
+    assert found.witness.is_there
+
+
+def test_a_hybrid_without_attention_is_read_by_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    kind, changes = CASES["granitemoehybrid mamba"]
+    save_reference(kind, tmp_path, seed=1, changes=changes)
+    assert verify(str(tmp_path), CPU, dtype="float32", max_tokens=1).transformers == "agrees"
+
+
+def test_transformers_does_not_judge_quantized_files(tmp_path: Path) -> None:
+    source, quantized = tmp_path / "source", tmp_path / "quantized"
+    tiny.save(tiny.Tiny(layers=("StandardTransformer",)), source, layout="hf", seed=1)
+    quantize_directory(source, "fp8 per matrix", quantized, tmp_path / "plain")
+    found = verify(str(quantized), CPU, dtype="float32", max_tokens=1)
+    assert found.is_ok
+    assert found.transformers == "not applicable"
