@@ -21,6 +21,7 @@ from benchmarks.rival_process import Job
 from blazr.bench.offline import EngineTarget
 from blazr.bench.report import origin
 from blazr.bench.roofline import measure_bandwidth, step_bytes
+from blazr.core.errors import BlazrError
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.models.loading.load import load
@@ -126,16 +127,19 @@ def main() -> None:
     parser.add_argument("--history", type=Path, help="a file to append the run to, as a JSON line")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    facts, results = compare(
-        options.rival,
-        options.model,
-        levels=[int(level) for level in options.levels.split(",")],
-        prompt_tokens=options.prompt_tokens,
-        output_tokens=options.output_tokens,
-        prefill_tokens=options.prefill_tokens,
-        rounds=options.rounds,
-        seed=options.seed,
-    )
+    try:
+        facts, results = compare(
+            options.rival,
+            options.model,
+            levels=[int(level) for level in options.levels.split(",")],
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.output_tokens,
+            prefill_tokens=options.prefill_tokens,
+            rounds=options.rounds,
+            seed=options.seed,
+        )
+    except BlazrError as error:
+        raise SystemExit(f"error: {error}") from None
     print("{model}, {threads} threads, against {rival}".format_map(facts))
     print("| | blazr, tokens/s | the other | ratio | of the bandwidth |\n|---|--:|--:|--:|--:|")
     for row in results:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.rival import BlazrSide, Match, RivalSide, rival
 from benchmarks.rival_process import Job
+from benchmarks.versus import main
 from blazr.core.errors import BlazrError, ConfigError
 
 MODEL = Path(__file__).parents[2] / "golden" / "gguf" / "stories260K-q8_0.gguf"
@@ -39,6 +40,15 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
         rival("llama.cpp", tmp_path, threads=1, context=8, streams=1),
     ):
         pass
+
+
+def test_a_rival_that_is_not_installed_is_told_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.rival.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["versus", "llama.cpp", str(MODEL)])
+    with pytest.raises(SystemExit, match="(?s)needs llama-cpp-python.*pip install 'blazr"):
+        main()
 
 
 def test_our_side_gives_tokens_per_second() -> None:
