@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from blazr.models.causal_lm import CausalLM, Embedding, ModelConfig
+from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mlp import MlpConfig

@@ -8,8 +8,9 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from blazr.models.causal_lm import CausalLM, Embedding
+from blazr.models.causal_lm import CausalLM
 from blazr.nn.layers.base import DecoderLayer
+from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear, multiply
 from blazr.nn.layers.shared_block import SharedBlockMixer
 from blazr.nn.quant.packed import PackedWeight

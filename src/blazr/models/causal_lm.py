@@ -14,14 +14,14 @@ from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.eagle import Eagle3, Eagle3Config
-from blazr.nn.layers.linear import Linear, Matrix, multiply
-from blazr.nn.layers.lora import Lora, StepAdapters
+from blazr.nn.layers.embedding import Embedding
+from blazr.nn.layers.linear import Linear, multiply
+from blazr.nn.layers.lora import StepAdapters
 from blazr.nn.layers.mtp import MtpConfig
 from blazr.nn.layers.ranks import ALONE, Held, Joined, Parts, Rank, Ranks, Rows, under
 from blazr.nn.operands.step import StepTable
-from blazr.nn.ops.pointwise import embedding, scale, widen
+from blazr.nn.ops.pointwise import scale, widen
 from blazr.nn.ops.replay import recordable
-from blazr.nn.quant.weight import Weight
 
 # Matrices that are plain tensors: routers decide in float32, and latent attention reads the others.
 READ_AS_TENSORS = ("router", "k_up_proj", "v_up_proj")
@@ -122,40 +122,6 @@ class ModelConfig:
             length: Most tokens the sequence may ever have.
         """
         return max((layer.mixer.length_class(length) for layer in self.layers), default=0)
-
-
-class Embedding(Joined, nn.Module):
-    """Token embedding, (V, C). ``lora`` is what adapters change in it, where there are any.
-
-    Args:
-        vocab_size: Its rows.
-        hidden_size: C.
-        held: Of these rows, those that are here; None for all of them.
-    """
-
-    weight: Matrix
-    lora: Lora | None = None
-
-    def __init__(self, vocab_size: int, hidden_size: int, held: range | None = None) -> None:
-        super().__init__()
-        self.held = held
-        rows = vocab_size if held is None else len(held)
-        self.weight = nn.Parameter(torch.empty(rows, hidden_size))
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """(...) int64 to (..., C)."""
-        if self.held is None:
-            return self._rows(token_ids)
-        is_own = (token_ids >= self.held.start) & (token_ids < self.held.stop)
-        rows = self._rows((token_ids - self.held.start).where(is_own, 0))
-        return self.ranks.sum(rows.where(is_own.unsqueeze(-1), 0))
-
-    def _rows(self, token_ids: Tensor) -> Tensor:
-        if isinstance(self.weight, Weight):
-            rows = self.weight.rows(token_ids)
-        else:
-            rows = embedding(self.weight, token_ids)
-        return rows if self.lora is None else self.lora.change_rows(rows, token_ids)
 
 
 class CausalLM(Joined, nn.Module):

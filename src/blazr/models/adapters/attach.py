@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
-from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, Embedding
+from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM
 from blazr.models.families.rules import (
     AsStored,
     Cut,
@@ -21,6 +21,7 @@ from blazr.models.families.rules import (
     TiledColumns,
     Transpose,
 )
+from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mla import Mla

@@ -17,7 +17,7 @@ import torch
 
 from blazr.core.errors import CheckpointError, ConfigError, UnknownFamilyError
 from blazr.core.table import Table
-from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, Embedding, ModelConfig
+from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
@@ -48,6 +48,7 @@ from blazr.models.families.rules import (
 )
 from blazr.models.loading.parts import held_of
 from blazr.nn.device import Device
+from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.moe import Experts
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows
