@@ -14,7 +14,12 @@ from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.parallel import (
+    FeedForwardPart,
+    ParallelFeedForwardConfig,
+    ParallelMixerConfig,
+    ParallelPart,
+)
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
@@ -48,6 +53,18 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         num_kv_heads=2,
         head_dim=10,
         rope=RopeConfig(10, 50.0, axes=(0, 1, 2, 1, 2)),
+    ),
+    "gqa_values_are_keys": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=RopeConfig(8, scaling=RopeScaling(kind="factors", factors=(1.0, *3 * (math.inf,)))),
+        qk_norm=True,
+        v_norm=True,
+        values_are_keys=True,
+        attention_multiplier=1.0,
+        norm_eps=NORM_EPS,
     ),
     "gqa_window": AttentionConfig(
         hidden_size=HIDDEN,
@@ -308,6 +325,31 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         bias=True,
     ),
     "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
+    "mlp_and_experts": ParallelFeedForwardConfig(
+        (
+            FeedForwardPart(
+                name="mlp",
+                feed_forward=MlpConfig(hidden_size=HIDDEN, intermediate_size=36),
+                norm=NormConfig(HIDDEN, NORM_EPS),
+                post_norm=NormConfig(HIDDEN, NORM_EPS),
+            ),
+            FeedForwardPart(
+                name="moe",
+                feed_forward=MoeConfig(
+                    hidden_size=HIDDEN,
+                    intermediate_size=20,
+                    num_experts=5,
+                    experts_per_token=2,
+                    router_norm=NormConfig(HIDDEN, NORM_EPS),
+                    router_multiplier=0.5,
+                    expert_norm=NormConfig(HIDDEN, NORM_EPS),
+                    expert_scale=True,
+                ),
+                norm=None,
+                post_norm=NormConfig(HIDDEN, NORM_EPS),
+            ),
+        )
+    ),
     "clamped": MoeConfig(
         hidden_size=HIDDEN,
         intermediate_size=20,

@@ -90,7 +90,10 @@ def sample_pages(dtype: torch.dtype, *shape: int, kv_dtype: str = "auto") -> Ten
 
 
 def _rotate_and_store(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
-    sizes = ((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0), (1, 2, 40, 65, 10))
+    sizes = (
+        *((4, 2, 16, 16, 8), (3, 1, 9, 5, 3), (1, 1, 6, 7, 0), (1, 2, 40, 65, 10)),
+        (3, 0, 10, 10, 4),  # queries alone
+    )
     for (heads, kv_heads, keys, values, pairs), table in product(sizes, sample_steps()):
         count = num_tokens(table)
         q, k = (torch.randn(count, each, keys).to(dtype) for each in (heads, kv_heads))

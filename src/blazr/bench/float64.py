@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from blazr.models.causal_lm import CausalLM
+from blazr.models.causal_lm import CausalLM, WholeSequences
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear, multiply
@@ -35,12 +35,13 @@ def float64_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
         (T, C), float64; the first is the embedding.
     """
     with torch.enable_grad():
-        x = embedded = float64_embedding(model, token_ids)[None]
+        x = float64_embedding(model, token_ids)[None]
+        run = float64_run(model, token_ids, x)
         yield x[0]
-        for layer in model.layers:
+        for index, layer in enumerate(model.layers):
             whole = in_float64(layer)
             assert isinstance(whole, DecoderLayer)
-            x = whole.forward_sequences(x, embedded).detach()
+            x = run(index, whole, x).detach()
             yield x[0]
 
 
@@ -49,6 +50,24 @@ def float64_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
     rows = model.embed_tokens(token_ids)
     scale = rows.new_tensor(model.config.embedding_multiplier).double()
     return rows.detach().double() * scale
+
+
+def float64_run(
+    model: CausalLM, token_ids: Tensor, embedded: Tensor, *, plain: bool = False
+) -> WholeSequences:
+    """What runs the layers, converted, over one whole sequence.
+
+    Args:
+        model: The network.
+        token_ids: (T,), int64.
+        embedded: (1, T, C), float64.
+        plain: See `in_float64`.
+    """
+    vectors = None
+    if model.per_layer is not None:
+        with torch.enable_grad():
+            vectors = in_float64(model.per_layer, plain=plain)(token_ids[None], embedded).detach()
+    return WholeSequences(model.config, embedded, vectors)
 
 
 def float64_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> Tensor:

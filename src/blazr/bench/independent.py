@@ -13,7 +13,13 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from blazr.bench.float64 import float64_embedding, float64_layers, float64_logits, in_float64
+from blazr.bench.float64 import (
+    float64_embedding,
+    float64_layers,
+    float64_logits,
+    float64_run,
+    in_float64,
+)
 from blazr.bench.reference.model import ReferenceModel
 from blazr.bench.reference.open import open_reference
 from blazr.bench.reference.refusal import NoReferenceError
@@ -135,13 +141,14 @@ def _compare_layers(
     ]
     types = [layer_type_of(layer) for layer in module.config.layers]
     x = embedded = truth
+    run = float64_run(module, ids, embedded[None], plain=True)
     for index, layer in enumerate(module.layers):
         truth = exact.layers[index](x, embedded)
         single = rough.layers[index](x.float(), embedded.float()).double()
         with torch.enable_grad():
             whole = in_float64(layer, plain=True)
             assert isinstance(whole, DecoderLayer)
-            ours = whole.forward_sequences(x[None], embedded[None]).detach()[0]
+            ours = run(index, whole, x[None]).detach()[0]
         found.append(
             _judge(index, types[index], found=ours - x, truth=truth - x, single=single - x)
         )

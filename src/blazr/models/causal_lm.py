@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
-from blazr.nn.layers.batch import ForwardBatch, LayerCache
+from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.eagle import Eagle3, Eagle3Config
-from blazr.nn.layers.embedding import Embedding
+from blazr.nn.layers.embedding import Embedding, PerLayerEmbeddingConfig
 from blazr.nn.layers.linear import Linear, multiply
 from blazr.nn.layers.lora import StepAdapters
 from blazr.nn.layers.mtp import MtpConfig
@@ -41,6 +41,7 @@ class ModelConfig:
         embedding_multiplier: Applied to embedded tokens.
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
+        per_layer: What gives each layer vectors of the tokens, or None.
         mtp: What predicts one token further, where there is such a module and it is wanted: the
             network's own, or a head that was trained for it.
         rank: Which part this is of a network that several ranks have; they share out the rows of
@@ -58,6 +59,7 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
+    per_layer: PerLayerEmbeddingConfig | None = None
     mtp: MtpConfig | Eagle3Config | None = None
     rank: Rank = ALONE.rank
     stage: Rank = ALONE.rank
@@ -78,9 +80,13 @@ class ModelConfig:
         Raises:
             ConfigError: It cannot be cut in so many.
         """
-        if any(layer.shares_layer is not None or layer.joins_embedding for layer in self.layers):
+        specs = self.cache_specs(torch.float32)
+        if self.per_layer is not None or any(
+            layer.shares_layer is not None or layer.joins_embedding or spec.owner is not None
+            for layer, spec in zip(self.layers, specs, strict=False)
+        ):
             raise ConfigError(
-                "layers that share parameters, or see the embedded tokens, are not cut in stages.",
+                "layers that share parameters or keys, or see the tokens, are not cut in stages.",
                 expected="a model whose layers see nothing but the layer before",
                 hint=f"cut each layer: --tp {stage.count}",
             )
@@ -108,6 +114,8 @@ class ModelConfig:
         config = replace(self, layers=tuple(layers), rank=rank)
         words = Rows((config.held_words[rank.number],))
         parts |= {"embed_tokens": words, "lm_head": words}
+        if self.per_layer is not None:
+            parts["per_layer.embed_tokens"] = Rows((self.per_layer.held_rows(rank),))
         return config, parts
 
     def cache_specs(self, dtype: torch.dtype) -> list[CacheSpec]:
@@ -146,6 +154,9 @@ class CausalLM(Joined, nn.Module):
         if is_first:
             held = words if config.rank.count > 1 else None
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, held)
+        self.per_layer = None
+        if config.per_layer is not None:
+            self.per_layer = config.per_layer.build(config.rank)
         specs = [config.layers[index] for index in config.held_layers]
         layers = [DecoderLayer(layer) for layer in specs]
         for layer, spec in zip(layers, specs, strict=True):
@@ -200,6 +211,7 @@ class CausalLM(Joined, nn.Module):
             if given is not None:
                 x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
+            vectors = self._vectors(batch.token_ids, embedded)
             aux_hidden = []
             num_added = 0 if given is None else len(given.added)
             for index, (layer, cache) in enumerate(
@@ -207,7 +219,8 @@ class CausalLM(Joined, nn.Module):
             ):
                 if index in self._aux_layers:
                     aux_hidden.append(x)
-                x = layer(x, batch, cache, embedded)
+                own = None if vectors is None else vectors[:, index]
+                x = layer(x, batch, cache, embedded, vectors=own)
                 if given is not None and index < num_added:
                     x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
         if self.config.stage.count > 1:
@@ -313,13 +326,24 @@ class CausalLM(Joined, nn.Module):
     def _forward_sequences(self, token_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(B, T) to hidden states before the final norm and auxiliary layers, (B, T, C) each."""
         x = embedded = self._embed(token_ids)
+        run = WholeSequences(self.config, embedded, self._vectors(token_ids, embedded))
         aux_hidden = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             if index in self._aux_layers:
                 aux_hidden.append(x)
-            x = layer.forward_sequences(x, embedded)
+            x = run(index, layer, x)
         return x, aux_hidden
+
+    def _vectors(self, token_ids: Tensor, embedded: Tensor) -> Tensor | None:
+        """What each layer takes of the tokens, (..., layers, P), if layers take anything."""
+        if self.per_layer is None:
+            return None
+        rows = self.per_layer.config.vocab_size
+        if rows < self.config.vocab_size:  # ids of images and sounds have no row of their own
+            token_ids = recordable(lambda ids: ids.where(ids < rows, 0), token_ids, like=token_ids)
+        vectors: Tensor = self.per_layer(token_ids, embedded)
+        return vectors
 
     @property
     def _aux_layers(self) -> tuple[int, ...]:
@@ -350,6 +374,35 @@ class CausalLM(Joined, nn.Module):
         x = self.embed_tokens(token_ids)
         factor = self.config.embedding_multiplier
         return x if factor == 1 else scale(x, _rounded(factor, x.dtype))
+
+
+class WholeSequences:
+    """Runs the layers over whole sequences, one by one: what they need beside the residual stream.
+
+    Args:
+        config: The network's.
+        embedded: What the first layer sees, (B, T, C).
+        vectors: What layers take of the tokens, (B, T, layers, P), if they take anything.
+    """
+
+    def __init__(self, config: ModelConfig, embedded: Tensor, vectors: Tensor | None) -> None:
+        self._embedded = embedded
+        self._vectors = vectors
+        self._specs = config.cache_specs(embedded.dtype)
+        count, length = embedded.shape[:2]
+        # of layers whose memory others read
+        self._kept = {
+            owner: whole_sequences(count, length, self._specs[owner], embedded.device)[1]
+            for owner in {spec.owner for spec in self._specs}
+            if owner is not None
+        }
+
+    def __call__(self, index: int, layer: DecoderLayer, x: Tensor) -> Tensor:
+        """One layer, which may be a copy of the model's: (B, T, C) to (B, T, C)."""
+        vectors = None if self._vectors is None else self._vectors[:, :, index]
+        owner = self._specs[index].owner
+        cache = self._kept.get(index if owner is None else owner)
+        return layer.forward_sequences(x, self._embedded, vectors=vectors, cache=cache)
 
 
 @functools.cache

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
-from blazr.nn.layers.base import DecoderLayer
+from blazr.nn.layers.base import DecoderLayer, FeedForwardConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.parallel import ParallelFeedForwardConfig
+from blazr.nn.layers.ranks import ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,13 @@ def _count(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
+def _mixtures(feed_forward: FeedForwardConfig | None) -> list[MoeConfig]:
+    """The mixtures of experts that a feed-forward is, or has as parts."""
+    if isinstance(feed_forward, ParallelFeedForwardConfig):
+        return [moe for part in feed_forward.parts for moe in _mixtures(part.feed_forward)]
+    return [feed_forward] if isinstance(feed_forward, MoeConfig) else []
+
+
 def size_of(
     config: ModelConfig, dtype: torch.dtype, *, kv_dtype: str = "auto", state_dtype: str = "auto"
 ) -> ModelSize:
@@ -61,12 +70,16 @@ def size_of(
         UnknownNameError: There is no such dtype of keys and values, or of states.
     """
     embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    parameters = embedding + _count(config.final_norm.build)
+    parameters = _count(config.final_norm.build)
+    if (per_layer := config.per_layer) is not None:
+        table = per_layer.vocab_size * per_layer.num_layers * per_layer.norm.size
+        parameters += _count(partial(per_layer.build, ALONE.rank)) - table
+        embedding += table
+    parameters += embedding
     unused = states = working = logs = latents = keys = 0
     for layer in config.layers:
         parameters += _count(partial(DecoderLayer, layer))
-        if isinstance(layer.feed_forward, MoeConfig):
-            moe = layer.feed_forward
+        for moe in _mixtures(layer.feed_forward):
             expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
             unused += (moe.num_experts - moe.experts_per_token) * expert
         spec = layer.mixer.cache_spec(dtype).stored_as(kv_dtype, state_dtype)

@@ -182,9 +182,12 @@ class Storage:
     def _make_views(
         self, layout: CacheLayout, shape: CacheShape, device: torch.device, num_spare: int
     ) -> tuple[LayerCache, ...]:
-        caches = []
+        caches: list[LayerCache] = []
         page_at = state_at = 0
         for spec in layout.specs:
+            if spec.owner is not None:
+                caches.append(caches[spec.owner])
+                continue
             paged = {}
             checkpoint = {}
             for name, tensor in spec.paged.items():

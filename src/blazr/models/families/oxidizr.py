@@ -51,6 +51,7 @@ from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.parallel import ParallelFeedForwardConfig
 
 DEFAULT_EPS = 1e-5
 MAMBA_NORM_EPS = 1e-6
@@ -238,7 +239,7 @@ def _derive_layer(layer: TensorGroup, context: Context) -> LayerConfig:
 
 def layer_type_of(layer: LayerConfig) -> str:
     """A layer's type as config files name it, for example ``"MlaWithMoe"``."""
-    has_moe = isinstance(layer.feed_forward, MoeConfig)
+    has_moe = isinstance(layer.feed_forward, MoeConfig | ParallelFeedForwardConfig)
     match layer.mixer:
         case MlaConfig():
             return "MlaWithMoe" if has_moe else "MlaWithMlp"

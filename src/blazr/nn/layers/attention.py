@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
+from blazr.nn.layers.base import Mixer, MixerConfig, Norm, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
+from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.attention import Pages, Rotation
 from blazr.nn.ops.attention import attend_bidirectionally, paged_attention
+from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.pointwise import dense, sigmoid_gate
 from blazr.nn.ops.rope import rotate_and_store
 
@@ -44,6 +46,11 @@ class AttentionConfig(MixerConfig):
         clip_qkv: Queries, keys and values are cut off at this magnitude before the rotation (OLMo,
             DBRX); None leaves them.
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
+        v_norm: Whether values are normalised per head, without a weight (Gemma 3n).
+        values_are_keys: Whether values are what the projection of keys makes, before the norm and
+            the rotation of keys (Gemma 4).
+        kv_layer: Index of an earlier layer whose keys and values are attended to, so that none are
+            made here (Gemma 3n); None for this layer's own.
     """
 
     hidden_size: int
@@ -64,6 +71,9 @@ class AttentionConfig(MixerConfig):
     output_gate: bool = False
     clip_qkv: float | None = None
     sinks: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
+    kv_layer: int | None = None
 
     @property
     def scale(self) -> float:
@@ -76,7 +86,9 @@ class AttentionConfig(MixerConfig):
         return self.rope.length_class(length) if self.rope is not None else 0
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """Keys (rotated) and values of every token."""
+        """Keys (rotated) and values of every token, or whose they are."""
+        if self.kv_layer is not None:
+            return CacheSpec(owner=self.kv_layer)
         entry = TensorSpec((self.num_kv_heads, self.head_dim), dtype)
         return CacheSpec(paged={"k": entry, "v": entry})
 
@@ -113,31 +125,29 @@ class Attention(Mixer):
         query, key = config.num_heads * dim, config.num_kv_heads * dim
         gated = 2 if config.output_gate else 1
         self.q_proj = Linear(hidden, gated * query, bias=config.qkv_bias)
-        self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
-        self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
+        has_keys = config.kv_layer is None
+        if has_keys:
+            self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
+        if has_keys and not config.values_are_keys:
+            self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
         if config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
             is_cut = config.qk_norm_all_heads
             sizes = (query, key) if is_cut else (dim, dim)
             self.q_norm = NormConfig(sizes[0], eps, unit_offset=offset, is_cut=is_cut).build()
-            self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset, is_cut=is_cut).build()
+            if has_keys:
+                self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset, is_cut=is_cut).build()
         self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
         config, rope = self.config, self.config.rope
         dim, gate = config.head_dim, None
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = self.q_proj(x)
         if config.output_gate:
             q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
-        if config.qk_norm_all_heads:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (t.unflatten(-1, (-1, dim)) for t in (q, k, v))  # (T, H or K, D)
-        if config.qk_norm and not config.qk_norm_all_heads:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if (limit := config.clip_qkv) is not None:
-            q, k, v = (t.clamp(-limit, limit) for t in (q, k, v))
+        q = self._heads(q, self.q_norm if config.qk_norm else None)
         pages = Pages(
             keys=cache.paged["k"],
             values=cache.paged["v"],
@@ -147,9 +157,40 @@ class Attention(Mixer):
             sinks=None if self.sinks is None else self.sinks.float(),
             temperature=None if rope is None else rope.temperature,
         )
-        q = rotate_and_store(q, k, v, batch.rotation(rope), pages.keys, pages.values)
+        q = self._rotate(q, x, batch.rotation(rope), pages)
         heads = paged_attention(q, pages, batch.table)
         if batch.table.bidirectional_spans:
             attend_bidirectionally(heads, q, pages, batch.table)
         heads = heads.flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
+
+    def _rotate(self, q: Tensor, x: Tensor, rotation: Rotation, pages: Pages) -> Tensor:
+        """The queries, rotated; new keys and values are put into the pages, if there are any."""
+        config = self.config
+        if config.kv_layer is not None:  # keys of no heads, into pages of none
+            none = q[:, :0]
+            keys, values = (each[:, :, :0] for each in (pages.keys, pages.values))
+            return rotate_and_store(q, none, none, rotation, keys, values)
+        k = self.k_proj(x)
+        v = self._heads(k if config.values_are_keys else self.v_proj(x), None)
+        k = self._heads(k, self.k_norm if config.qk_norm else None)
+        if config.v_norm:
+            v = rms_norm(v, self._ones, config.norm_eps)
+        return rotate_and_store(q, k, v, rotation, pages.keys, pages.values)
+
+    @derived
+    def _ones(self) -> Tensor:
+        """The weight of a norm that has none, as the operation takes one."""
+        weight = self.o_proj.weight
+        return torch.ones(self.config.head_dim, dtype=weight.dtype, device=weight.device)
+
+    def _heads(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """(T, H * D) to (T, H, D), normalised and clipped."""
+        config = self.config
+        if norm is not None and config.qk_norm_all_heads:
+            x = norm(x)
+        x = x.unflatten(-1, (-1, config.head_dim))
+        if norm is not None and not config.qk_norm_all_heads:
+            x = norm(x)
+        limit = config.clip_qkv
+        return x if limit is None else x.clamp(-limit, limit)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
-from blazr.nn.layers.derived import DerivedModule
+from blazr.nn.layers.derived import DerivedModule, derived
+from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.ranks import ALONE, Joined, Parts, Rank, mean_square, under
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.norm import add_rms_norm, layer_norm, rms_norm, scale_rms
-from blazr.nn.ops.pointwise import add
+from blazr.nn.ops.pointwise import activate, add, scaled
 from blazr.nn.ops.replay import recordable
 
 
@@ -131,11 +132,18 @@ class Mixer(Joined, DerivedModule, ABC):
             cache: The layer's memory.
         """
 
-    def forward_sequences(self, x: Tensor) -> Tensor:
-        """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training."""
+    def forward_sequences(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Whole sequences from nothing, (B, T, C) to (B, T, C), differentiable: for training.
+
+        Args:
+            x: The sequences.
+            cache: Empty memory, or that of an earlier layer which this one reads; None for memory
+                that nobody else reads.
+        """
         count, length = x.shape[:2]
         spec = self.config.cache_spec(x.dtype)
-        out: Tensor = self(x.flatten(0, 1), *whole_sequences(count, length, spec, x.device))
+        batch, own = whole_sequences(count, length, spec, x.device)
+        out: Tensor = self(x.flatten(0, 1), batch, own if cache is None else cache)
         return out.unflatten(0, (count, length))
 
     def share(self, owner: Mixer) -> None:
@@ -168,6 +176,42 @@ class FeedForward(nn.Module, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputConfig:
+    """A part that lets a vector of each token, made for this layer, into the residual stream.
+
+    Args:
+        size: P, channels of the vectors.
+        activation: A name of ACTIVATIONS.
+        norm: Of what is added.
+    """
+
+    size: int
+    activation: str
+    norm: NormConfig
+
+    def build(self) -> TokenInput:
+        """The module, with uninitialised parameters."""
+        return TokenInput(self)
+
+
+class TokenInput(nn.Module):
+    """``norm(projection(act(gate(x)) * vector))`` (Gemma 3n)."""
+
+    def __init__(self, config: TokenInputConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gate = Linear(config.norm.size, config.size)
+        self.projection = Linear(config.size, config.norm.size)
+        self.norm = config.norm.build()
+
+    def forward(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """(..., C) and (..., P) to (..., C)."""
+        inner = activate(self.gate(x), self.activation, vectors.to(x.dtype))
+        added: Tensor = self.norm(self.projection(inner))
+        return added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
     """Any mixer with any feed-forward, or none.
 
@@ -182,6 +226,8 @@ class LayerConfig:
         joins_embedding: Whether the mixer sees the embedded tokens beside the residual stream, as
             2 * C channels (Zamba2).
         shares_layer: Index of an earlier layer whose mixer owns what this one's uses, too.
+        token_input: Behind the feed-forward, or None.
+        output_scale: Whether a stored factor scales the residual stream behind the layer (Gemma 4).
     """
 
     mixer: MixerConfig
@@ -193,6 +239,8 @@ class LayerConfig:
     residual_multiplier: float = 1.0
     joins_embedding: bool = False
     shares_layer: int | None = None
+    token_input: TokenInputConfig | None = None
+    output_scale: bool = False
 
     def part(self, rank: Rank) -> tuple[LayerConfig, Parts]:
         """The layer of a rank; see `MixerConfig.part`."""
@@ -205,7 +253,7 @@ class LayerConfig:
         return replace(self, mixer=mixer, feed_forward=feed), parts
 
 
-class DecoderLayer(Joined, nn.Module):
+class DecoderLayer(Joined, DerivedModule):
     """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too."""
 
     def __init__(self, config: LayerConfig) -> None:
@@ -220,22 +268,46 @@ class DecoderLayer(Joined, nn.Module):
             self.feed_forward_norm = _build(config.feed_forward_norm)
             self.feed_forward = config.feed_forward.build()
             self.feed_forward_post_norm = _build(config.feed_forward_post_norm)
+        token_input, scale = config.token_input, config.output_scale
+        self.token_input = None if token_input is None else token_input.build()
+        self.output_scale = nn.Parameter(torch.empty(1)) if scale else None
 
     def forward(
-        self, x: Tensor, batch: ForwardBatch, cache: LayerCache, embedded: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        embedded: Tensor | None = None,
+        *,
+        vectors: Tensor | None = None,
     ) -> Tensor:
-        """One serving step, (T, C) to (T, C); ``embedded`` is what the first layer saw."""
-        return self.after_mixer(
-            x, recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
-        )
+        """One serving step, (T, C) to (T, C).
+
+        Args:
+            x: The residual stream.
+            batch: The step.
+            cache: The layer's memory.
+            embedded: What the first layer saw, (T, C).
+            vectors: What `token_input` takes, (T, P).
+        """
+        mixed = recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
+        return self.after_mixer(x, mixed, vectors)
 
     def remember(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """The mixer alone, (T, C) to (T, C): it writes what later tokens need of these."""
         return recordable(self.mixer, self._pre_norm(x, None), batch, cache, like=x)
 
-    def forward_sequences(self, x: Tensor, embedded: Tensor | None = None) -> Tensor:
-        """Whole sequences from nothing, (B, T, C) to (B, T, C)."""
-        return self.after_mixer(x, self.mixer.forward_sequences(self._pre_norm(x, embedded)))
+    def forward_sequences(
+        self,
+        x: Tensor,
+        embedded: Tensor | None = None,
+        *,
+        vectors: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Whole sequences from nothing, (B, T, C) to (B, T, C); see `Mixer.forward_sequences`."""
+        mixed = self.mixer.forward_sequences(self._pre_norm(x, embedded), cache)
+        return self.after_mixer(x, mixed, vectors)
 
     def _pre_norm(self, x: Tensor, embedded: Tensor | None) -> Tensor:
         if self.joins_embedding:
@@ -244,12 +316,21 @@ class DecoderLayer(Joined, nn.Module):
             x = recordable(lambda *both: torch.cat(both, -1), x, embedded, like=wide)
         return recordable(self.mixer_norm, x, like=x)
 
-    def after_mixer(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add what the mixer put out to the residual stream, and the feed-forward: (T, C)."""
+    def after_mixer(self, x: Tensor, mixed: Tensor, vectors: Tensor | None = None) -> Tensor:
+        """Add what the mixer put out to the residual stream, and all that follows: (T, C)."""
         mixed = self.ranks.sum(mixed)
         mixed = recordable(self.mixer_post_norm, mixed, like=x)
-        if not self.has_feed_forward:
-            return self._add(x, mixed)
+        x = self._feed(x, mixed) if self.has_feed_forward else self._add(x, mixed)
+        if self.token_input is not None:
+            x = add(x, recordable(self.token_input, x, vectors, like=x))
+        return x if self.output_scale is None else scaled(x, self._output_factor)
+
+    @derived
+    def _output_factor(self) -> float:
+        assert self.output_scale is not None
+        return self.output_scale.item()
+
+    def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
         if isinstance(self.feed_forward_norm, Norm):
             x, normed = self.feed_forward_norm.after(x, mixed, self.residual_multiplier)
         else:

@@ -43,6 +43,7 @@ class CacheSpec:
         states: Names in ``checkpoint`` of the recurrences' states, which may be stored in fewer
             bits than float32. What else a checkpoint holds, such as the window of a convolution
             or an angle, stays in its dtype.
+        owner: Index of an earlier layer whose memory this layer reads; it then has none of its own.
     """
 
     paged: Mapping[str, TensorSpec] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class CacheSpec:
     log: Mapping[str, TensorSpec] = field(default_factory=dict)
     working: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    owner: int | None = None
 
     def stored_as(self, kv_dtype: str = "auto", state_dtype: str = "auto") -> CacheSpec:
         """The same, with what is kept of every token, and states at grid edges, in other dtypes.

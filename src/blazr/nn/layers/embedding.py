@@ -1,14 +1,17 @@
-"""Embeddings: a row of a matrix for each token."""
+"""Embeddings: a row of a matrix for each token, and one for each token and layer."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.linear import Matrix
+from blazr.nn.layers.base import NormConfig
+from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.lora import Lora
-from blazr.nn.layers.ranks import Joined
-from blazr.nn.ops.pointwise import embedding
+from blazr.nn.layers.ranks import Joined, Rank
+from blazr.nn.ops.pointwise import add, embedding, scaled
 from blazr.nn.quant.weight import Weight
 
 
@@ -44,3 +47,50 @@ class Embedding(Joined, nn.Module):
         else:
             rows = embedding(self.weight, token_ids)
         return rows if self.lora is None else self.lora.change_rows(rows, token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerEmbeddingConfig:
+    """Sizes of the vectors that each layer takes of a token beside the residual stream.
+
+    Args:
+        vocab_size: Rows of the table.
+        hidden_size: C.
+        num_layers: Layers that take one.
+        norm: Of what is projected, P channels.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    norm: NormConfig
+
+    def held_rows(self, rank: Rank) -> range:
+        """Which rows of the table a rank has."""
+        return rank.run(self.vocab_size, "words")
+
+    def build(self, rank: Rank) -> PerLayerEmbedding:
+        """The module of a rank, with uninitialised parameters."""
+        return PerLayerEmbedding(self, rank)
+
+
+class PerLayerEmbedding(nn.Module):
+    """A table of all layers' vectors, and a projection of the embedded tokens (Gemma 3n)."""
+
+    def __init__(self, config: PerLayerEmbeddingConfig, rank: Rank) -> None:
+        super().__init__()
+        self.config = config
+        width = config.num_layers * config.norm.size
+        held = config.held_rows(rank) if rank.count > 1 else None
+        self.embed_tokens = Embedding(config.vocab_size, width, held)
+        self.projection = Linear(config.hidden_size, width)
+        self.norm = config.norm.build()
+
+    def forward(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
+        """(...) int64 and (..., C) to (..., layers, P)."""
+        config = self.config
+        size = config.norm.size
+        rows = self.embed_tokens(token_ids).unflatten(-1, (-1, size))
+        projected = scaled(self.projection(embedded), config.hidden_size**-0.5)
+        normed = self.norm(projected.unflatten(-1, (-1, size)))
+        return scaled(add(normed, rows.to(normed.dtype), size**0.5), 2**-0.5)

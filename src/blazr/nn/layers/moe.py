@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.nn.device import fetch
-from blazr.nn.layers.base import FeedForward, FeedForwardConfig
+from blazr.nn.layers.base import FeedForward, FeedForwardConfig, NormConfig
 from blazr.nn.layers.linear import Linear, Matrix
 from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mlp import Mlp, MlpConfig
@@ -19,7 +19,8 @@ from blazr.nn.layers.ranks import FirstRank, Held, Parts, Rank, Rows, under
 from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
 from blazr.nn.ops.matmul import wide_linear
 from blazr.nn.ops.moe import adapted_experts, experts, route
-from blazr.nn.ops.pointwise import add, sigmoid_gate, widen
+from blazr.nn.ops.pointwise import add, scaled, sigmoid_gate, widen
+from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
 
 
@@ -50,6 +51,10 @@ class MoeConfig(FeedForwardConfig):
         swiglu_alpha: Steepness of the clamped form.
         latent_size: Experts work on so many channels, projected from C and back (Nemotron 3);
             None for C itself.
+        router_norm: Of what the router sees alone, or None (Gemma 4).
+        router_multiplier: Applied to that.
+        expert_norm: Of what the experts see, or None.
+        expert_scale: Whether each expert's output has a factor.
         held: Of the experts, those whose matrices are here; None for all.
     """
 
@@ -73,6 +78,10 @@ class MoeConfig(FeedForwardConfig):
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
     latent_size: int | None = None
+    router_norm: NormConfig | None = None
+    router_multiplier: float = 1.0
+    expert_norm: NormConfig | None = None
+    expert_scale: bool = False
     held: range | None = None
 
     @property
@@ -222,6 +231,11 @@ class Moe(FeedForward):
         self.correction_bias = None
         if config.correction_bias:
             self.correction_bias = nn.Parameter(torch.empty(config.num_experts))
+        self.router_norm = config.router_norm.build() if config.router_norm else None
+        self.expert_norm = config.expert_norm.build() if config.expert_norm else None
+        self.expert_scale = None
+        if config.expert_scale:
+            self.expert_scale = nn.Parameter(torch.empty(config.num_experts))
         self.experts = Experts(config)
         if config.latent_size is not None:
             sizes, bias = (config.hidden_size, config.latent_size), config.dense_bias
@@ -238,14 +252,18 @@ class Moe(FeedForward):
         # the router decides in float32: a rounded logit could choose another expert
         matrix, bias = self.router.weight, self.router.bias
         weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
-        wide = rows
-        if weight.dtype != rows.dtype:
-            wide, weight = widen(rows), weight.float()
+        wide = rows if self.router_norm is None else self.router_norm(rows)
+        wide = scaled(wide, self.config.router_multiplier)
+        if weight.dtype != wide.dtype:
+            wide, weight = widen(wide), weight.float()
         logits = wide_linear(wide, weight, None if bias is None else bias.to(weight.dtype))
         correction = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(logits, self.config.routing, correction)
+        if self.expert_scale is not None:
+            weights = recordable(self._scaled, weights, chosen, like=weights)
         has_latent = self.config.latent_size is not None
-        inner = self.latent_down_proj(rows) if has_latent else rows
+        inner = rows if self.expert_norm is None else self.expert_norm(rows)
+        inner = self.latent_down_proj(inner) if has_latent else inner
         finish = self.experts.begin(inner, weights, chosen)
         shared = None
         if self.config.shared_expert:  # beside the others, where those are on the CPU
@@ -255,3 +273,7 @@ class Moe(FeedForward):
         out = finish()
         out = (self.latent_up_proj(out) if has_latent else out).view_as(x)
         return out if shared is None else add(out, shared)
+
+    def _scaled(self, weights: Tensor, chosen: Tensor) -> Tensor:
+        assert self.expert_scale is not None
+        return weights * self.expert_scale[chosen].to(weights.dtype)

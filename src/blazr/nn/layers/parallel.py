@@ -1,4 +1,4 @@
-"""Mixers side by side: all see the same input, and their outputs are added."""
+"""Mixers, or feed-forwards, side by side: all see the same input, and their outputs are added."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig
+from blazr.nn.layers.base import (
+    FeedForward,
+    FeedForwardConfig,
+    Mixer,
+    MixerConfig,
+    NormConfig,
+)
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, merge_specs
-from blazr.nn.layers.ranks import Held, Parts, Rank, under
+from blazr.nn.layers.ranks import Held, Joined, Parts, Rank, under
 from blazr.nn.operands.step import StepTable
 from blazr.nn.ops.pointwise import add, scaled
 from blazr.nn.ops.replay import recordable
@@ -90,3 +96,70 @@ class ParallelMixer(Mixer):
         for name, mixer in self.parts.items():
             assert isinstance(mixer, Mixer)
             mixer.rewind(table, cache.of(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardPart:
+    """One of the feed-forwards.
+
+    Args:
+        name: What its parameters are called by.
+        feed_forward: The feed-forward.
+        norm: Before it, or None.
+        post_norm: Of what it puts out.
+    """
+
+    name: str
+    feed_forward: FeedForwardConfig
+    norm: NormConfig | None
+    post_norm: NormConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelFeedForwardConfig(FeedForwardConfig):
+    """Feed-forwards side by side, each between norms of its own.
+
+    Args:
+        parts: The feed-forwards, at least one.
+    """
+
+    parts: tuple[FeedForwardPart, ...]
+
+    def part(self, rank: Rank) -> tuple[ParallelFeedForwardConfig, Parts]:
+        """Each feed-forward is cut."""
+        parts: dict[str, Held] = {}
+        cut = []
+        for each in self.parts:
+            own, held = each.feed_forward.part(rank)
+            cut.append(replace(each, feed_forward=own))
+            parts |= under(f"parts.{each.name}", held)
+        return ParallelFeedForwardConfig(tuple(cut)), parts
+
+    def build(self) -> ParallelFeedForward:
+        """The module, with uninitialised parameters."""
+        return ParallelFeedForward(self)
+
+
+class ParallelFeedForward(Joined, FeedForward):
+    """The sum of its parts, such as an MLP and experts (Gemma 4)."""
+
+    def __init__(self, config: ParallelFeedForwardConfig) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({part.name: part.feed_forward.build() for part in config.parts})
+        norms = {part.name: part.norm.build() for part in config.parts if part.norm is not None}
+        self.norms = nn.ModuleDict(norms)
+        self.post_norms = nn.ModuleDict(
+            {part.name: part.post_norm.build() for part in config.parts}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) to (..., C)."""
+        out = None
+        for name, part in self.parts.items():
+            seen = self.norms[name](x) if name in self.norms else x
+            # the norm is of what all ranks put out
+            normed = self.post_norms[name](self.ranks.sum(part(seen)))
+            out = normed if out is None else add(out, normed)
+        assert out is not None
+        # what ranks put out is added up, and this is whole on each
+        return torch.zeros_like(out) if self.ranks.rank.number else out

@@ -95,7 +95,7 @@ def rotate_and_store(
 
     Args:
         q: Queries, (T, H, D).
-        k: Keys, (T, K, D).
+        k: Keys, (T, K, D); K may be 0, so that queries alone are rotated.
         v: Values, (T, K, E).
         rotation: How they are rotated, and where keys and values go.
         keys: (pages, GRID, K, D), or what D numbers take in the dtype of keys and values; written.

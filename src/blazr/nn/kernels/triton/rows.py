@@ -271,7 +271,7 @@ def rotate_and_store(
     if not len(q):
         return out
     (_, heads, size), (_, kv_heads, value) = q.shape, v.shape
-    kv_at_once = min(_HEADS, triton.next_power_of_2(kv_heads))
+    kv_at_once = max(1, min(_HEADS, triton.next_power_of_2(kv_heads)))
     tiles = triton.cdiv(heads, _HEADS)
     _rotate[len(q), tiles + triton.cdiv(kv_heads, kv_at_once)](
         *(heads_of(dense(each)) for each in (q, k, v)),
