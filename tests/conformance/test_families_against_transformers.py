@@ -43,6 +43,8 @@ CPU = resolve_device("cpu")
 # Models that also see images: their language model is one of the above.
 SEEING = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -137,7 +139,7 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
     """The changes that make a config look as files did before ``rope_parameters``."""
     changes = classic_layers(written) | {"torch_dtype": "float32"}
     new = written.get("rope_parameters")
-    if new is None:
+    if new is None or written["model_type"].startswith("gemma4"):  # which came later
         return changes
     whole = new.get("full_attention", new)
     rest = {k: v for k, v in whole.items() if k not in {"rope_theta", "partial_rotary_factor"}}

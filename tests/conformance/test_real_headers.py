@@ -25,8 +25,11 @@ from tests.support.references import is_vision, known_to_transformers
 
 # Names at the edges, which extracts of names may leave out.
 EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")
-# What the network has no place for: images, and heads that predict further tokens.
-UNUSED = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mtp)\.|(v|mm)\.")
+# What the network has no place for: images, sounds, and heads that predict further tokens.
+UNUSED = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|multi_modal_projector|mtp)\.|"
+    r"(model\.)?(audio_tower|embed_audio)\.|(v|mm)\."
+)
 # Published with the experts of a layer in one tensor; the library writes them apart.
 APART = {"Qwen3.5-35B-A3B"}
 LARGEST = "Qwen3-Next-80B-A3B-Instruct"

@@ -47,6 +47,12 @@ _LATENT = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 20,
 }
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 _GRANITE = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 0.5,
@@ -181,6 +187,36 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             },
         },
+    ),
+    "gemma4_text": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 5,
+            "layer_types": [*("sliding_attention", "full_attention") * 2, "full_attention"],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
+    "gemma4_text experts": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma4_unified_text": (
+        "gemma4_unified_text",
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
     "olmo2": ("olmo2", {}),
     "olmo3": (

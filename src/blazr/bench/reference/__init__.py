@@ -21,10 +21,13 @@ REFERENCES: dict[str, str] = {
     **dict.fromkeys(_HYBRIDS.split(), _AT + "hybrids:hybrid"),
     **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "nemotron_h"], _AT + "backbones:backbone"),
     "zamba2": _AT + "zamba:zamba2",
+    **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),
 }
 # Types of models that see images, by the type of what they speak with, where it does not say it.
 SECTIONS: dict[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "glm4v_moe": "glm4_moe",
     "idefics3": "llama",
     "internvl": "qwen2",

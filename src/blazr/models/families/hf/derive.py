@@ -189,6 +189,7 @@ class Reading:
 
 
 Numbers = Callable[[Reading], Mapping[str, float | None]]
+Settings = Callable[[Reading], Mapping[str, object]]
 Flags = Mapping[str, Flag]
 
 
@@ -242,7 +243,7 @@ class Traits:
         attention: Flags of AttentionConfig, by field.
         attention_numbers: Numbers of AttentionConfig, by field.
         mlp: Flags of MlpConfig, by field.
-        model_numbers: Numbers of ModelConfig, by field.
+        model_numbers: Numbers and parts of ModelConfig, by field.
         residual_multiplier: Key of what both halves of a layer are multiplied with.
         layer: A whole layer, where its halves do not look like Llama's.
         mixer: A layer's mixer, or None where it is attention.
@@ -271,7 +272,7 @@ class Traits:
     attention: Flags = field(default_factory=dict)
     attention_numbers: Numbers | None = None
     mlp: Flags = field(default_factory=dict)
-    model_numbers: Numbers | None = None
+    model_numbers: Settings | None = None
     residual_multiplier: str | None = None
     layer: Callable[[Reading, NormConfig, int], LayerConfig] | None = None
     mixer: Callable[[Reading, NormConfig, int], MixerConfig | None] | None = None

@@ -14,6 +14,7 @@ from blazr.models.families.base import ConfigReader, value_or
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.operands.attention import AttentionTemperature
 
+PROPORTIONAL = "proportional"
 KINDS: dict[str, ScalingKind | None] = {
     "default": None,
     "mrope": None,  # text has one position, whatever images have
@@ -24,6 +25,7 @@ KINDS: dict[str, ScalingKind | None] = {
     "su": "longrope",
     "llama3": "llama3",
     "factors": "factors",  # of GGUF files: any of the above that divides frequencies
+    PROPORTIONAL: "factors",  # of Gemma 4: the slow ones stand still
 }
 DEFAULT_THETA = 10000.0
 # What some configs repeat here, and what only other kinds look at.
@@ -91,6 +93,8 @@ def read_rope(
     if parameters is None:
         parameters = rope_parameters(reader)
     theta = parameters.number("rope_theta", above=0) or reader.number("rope_theta", above=0)
+    if parameters.raw.get("rope_type") == PROPORTIONAL:
+        return _proportional(parameters, head_dim, value_or(theta, DEFAULT_THETA))
     share = parameters.number("partial_rotary_factor", above=0)
     share = share or reader.number("partial_rotary_factor", above=0)
     dim = int(head_dim * value_or(share, 1))
@@ -118,6 +122,24 @@ def read_rope(
             section = parameters.source.removeprefix(reader.source + ": ")
             reader.unknown[f"{section}.{key}"] = value
     return RopeConfig(dim, rope.theta, scaling, interleaved, temperature, axes)
+
+
+def _proportional(parameters: ConfigReader, head_dim: int, theta: float) -> RopeConfig:
+    """Whole heads in pairs, of which the slower ones stand still (Gemma 4)."""
+    parameters.mark("rope_type")
+    share = number_or(parameters, "partial_rotary_factor", 1.0)
+    factor = number_or(parameters, "factor", 1.0)
+    rope = RopeConfig(head_dim, theta)
+    turned = int(share * head_dim // 2)
+    if turned > rope.num_pairs:
+        raise ConfigError(
+            f"{parameters.source}: 'partial_rotary_factor' is out of range.",
+            found=f"{share:g}",
+            expected="at most 1",
+        )
+    still = rope.num_pairs - turned
+    factors = (factor,) * turned + (math.inf,) * still
+    return replace(rope, scaling=RopeScaling(kind="factors", factors=factors))
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:

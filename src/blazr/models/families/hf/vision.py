@@ -31,6 +31,9 @@ IMAGE_PREFIXES = tuple(
         "connector.",
         "image_newline",
         "audio_tower.",
+        "vision_embedder.",
+        "embed_vision.",
+        "embed_audio.",
     )
 )
 # What models take, as vectors in the place of tokens, one behind the other.
@@ -56,6 +59,12 @@ _LLAMA: Mapping[str, object] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
 }
+_GEMMA4: Mapping[str, object] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 131_072,
+}
 # What transformers takes where a config is silent; most write whole configs.
 _SILENT: Mapping[str, Mapping[str, object]] = {
     "llama": _LLAMA,
@@ -70,6 +79,8 @@ _SILENT: Mapping[str, Mapping[str, object]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     },
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": {**_GEMMA4, "max_position_embeddings": 262_144},
 }
 
 
@@ -145,6 +156,8 @@ def _family_of(text_type: str) -> Family:
 
 AUDIOFLAMINGO3 = multimodal_family("audioflamingo3", "qwen2", _SOUNDS)
 GEMMA3 = multimodal_family("gemma3", "gemma3_text", _IMAGES)
+GEMMA4 = multimodal_family("gemma4", "gemma4_text")
+GEMMA4_UNIFIED = multimodal_family("gemma4_unified", "gemma4_unified_text")
 GLM4V = multimodal_family("glm4v", "glm4v_text", _VIDEOS, has_grids=True)
 GLM4V_MOE = multimodal_family("glm4v_moe", "glm4v_moe_text", _VIDEOS, has_grids=True)
 IDEFICS3 = multimodal_family("idefics3", "llama", _IMAGES)

@@ -1,0 +1,263 @@
+"""Gemma 4: keys shared between layers, heads of two sizes, vectors of each token for each layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from blazr.core.errors import ConfigError
+from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.families.base import ConfigReader, value_or
+from blazr.models.families.hf.derive import FULL, SLIDING, Reading, Traits, type_by_turns
+from blazr.models.families.hf.names import GEMMA_NORMS, LAYER, MLP_NAMES, hf_rules
+from blazr.models.families.hf.rope import read_rope, rope_parameters
+from blazr.models.families.hf.sparse import read_experts
+from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig, TokenInputConfig
+from blazr.nn.layers.embedding import PerLayerEmbeddingConfig
+from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.parallel import FeedForwardPart, ParallelFeedForwardConfig
+
+_ACTIVATION = "hidden_activation"
+_PARTS = FEED + "parts."
+MLP, MOE = "mlp", "moe"
+_KEYS_AND_VALUES = re.compile(
+    r"(?:.*\.)?layers\.(\d{1,6})\.self_attn\.(?:k_proj|v_proj|k_norm)\.\w+", re.ASCII
+)
+_OF_TOKENS = [
+    Rule("model.embed_tokens_per_layer.weight", "per_layer.embed_tokens.weight"),
+    Rule("model.per_layer_model_projection.weight", "per_layer.projection.weight"),
+    Rule("model.per_layer_projection_norm.weight", "per_layer.norm.weight"),
+    Rule(LAYER + "per_layer_input_gate.weight", OURS + "token_input.gate.weight"),
+    Rule(LAYER + "per_layer_projection.weight", OURS + "token_input.projection.weight"),
+    Rule(LAYER + "post_per_layer_input_norm.weight", OURS + "token_input.norm.weight"),
+]
+_NAMES = [*_OF_TOKENS, Rule(LAYER + "layer_scalar", OURS + "output_scale")]
+_OF_EXPERTS = [
+    Rule(LAYER + "mlp.{p}", _PARTS + "mlp.{p}", p=MLP_NAMES),
+    Rule(LAYER + "pre_feedforward_layernorm.weight", FEED + "norms.mlp.weight"),
+    Rule(LAYER + "post_feedforward_layernorm_1.weight", FEED + "post_norms.mlp.weight"),
+    Rule(LAYER + "pre_feedforward_layernorm_2.weight", _PARTS + "moe.expert_norm.weight"),
+    Rule(LAYER + "post_feedforward_layernorm_2.weight", FEED + "post_norms.moe.weight"),
+    Rule(LAYER + "router.proj.weight", _PARTS + "moe.router.weight"),
+    Rule(LAYER + "router.scale", _PARTS + "moe.router_norm.weight"),
+    Rule(LAYER + "router.per_expert_scale", _PARTS + "moe.expert_scale"),
+    Rule(
+        LAYER + "experts.gate_up_proj",
+        (_PARTS + "moe.experts.gate_proj", _PARTS + "moe.experts.up_proj"),
+        cut=Cut(1),
+    ),
+    Rule(LAYER + "experts.down_proj", _PARTS + "moe.experts.down_proj"),
+]
+_DENSE_RULES = hf_rules(_NAMES, GEMMA_NORMS)
+_SPARSE_RULES = hf_rules([*_NAMES, *_OF_EXPERTS], GEMMA_NORMS)
+_ROTATION: Mapping[str, object] = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+
+def owner_of_keys(reading: Reading, kinds: list[str], index: int) -> int | None:
+    """The layer whose keys and values a layer attends to; None where these are its own.
+
+    Args:
+        reading: The config.
+        kinds: The types of all layers.
+        index: The layer.
+
+    Raises:
+        ConfigError: No layer before has keys for it.
+    """
+    first = reading.num_layers - _num_shared(reading.reader)
+    if index < first:
+        return None
+    owners = [other for other in range(max(first, 0)) if kinds[other] == kinds[index]]
+    if not owners:
+        raise ConfigError(
+            f"{reading.reader.source}: layer {index} has no keys to share.",
+            found=f"the last {_num_shared(reading.reader)} of {reading.num_layers} layers share",
+            expected=f"a layer of type {kinds[index]} before them",
+        )
+    return owners[-1]
+
+
+def _num_shared(reader: ConfigReader) -> int:
+    return value_or(reader.integer("num_kv_shared_layers"), 0)
+
+
+def keys_of_sharing_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Tensors of keys and values in layers that attend to those of others."""
+    reader = ConfigReader(checkpoint.config)
+    count = value_or(reader.integer("num_hidden_layers"), 0)
+    shared = value_or(reader.integer("num_kv_shared_layers"), 0)
+    found = (_KEYS_AND_VALUES.fullmatch(name) for name in checkpoint.tensors)
+    return tuple(each[0] for each in found if each and count - shared <= int(each[1]) < count)
+
+
+def token_input(reading: Reading, norm: NormConfig) -> TokenInputConfig | None:
+    """What lets the vectors of tokens into a layer, if there are any."""
+    size = _vector_size(reading)
+    activation = reading.activation(_ACTIVATION)
+    return TokenInputConfig(size=size, activation=activation, norm=norm) if size else None
+
+
+def per_layer_embedding(reading: Reading) -> PerLayerEmbeddingConfig | None:
+    """What makes these vectors, if there are any."""
+    size = _vector_size(reading)
+    rows = reading.size("vocab_size_per_layer_input", 262_144)
+    if not size:
+        return None
+    return PerLayerEmbeddingConfig(
+        vocab_size=rows,
+        hidden_size=reading.hidden_size,
+        num_layers=reading.num_layers,
+        norm=NormConfig(size, reading.number("rms_norm_eps", 1e-6)),
+    )
+
+
+def _vector_size(reading: Reading) -> int:
+    return reading.size("hidden_size_per_layer_input", 0, minimum=0)
+
+
+def _kinds(reading: Reading) -> list[str]:
+    """The last layer attends to all tokens, whatever is listed."""
+    kinds = [type_by_turns(reading, index, 6) for index in range(reading.num_layers)]
+    return [*kinds[:-1], FULL]
+
+
+def _heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
+    """How many heads of keys a layer has, and their size."""
+    count, dim = reading.size("num_kv_heads"), reading.size("head_dim")
+    reader = reading.reader
+    by_layer = reader.section("per_layer_config")
+    whole_dim = reading.size("global_head_dim", 512)
+    whole_count = reader.integer("num_global_key_value_heads", minimum=1)
+    if by_layer is not None:  # as transformers writes it
+        own = by_layer.section(str(index)) or ConfigReader({})
+        for key in own.raw.keys() - {"head_dim", "num_key_value_heads"}:
+            own.expect(key)
+        count = value_or(own.integer("num_key_value_heads", minimum=1), count)
+        return count, value_or(own.integer("head_dim", minimum=1), dim)
+    if kind != FULL:
+        return count, dim
+    is_one = reading.flag("attention_k_eq_v")
+    return value_or(whole_count, count) if is_one else count, whole_dim
+
+
+def _attention(reading: Reading, norm: NormConfig, kinds: list[str], index: int) -> AttentionConfig:
+    kind = kinds[index]
+    heads = reading.size("num_attention_heads")
+    kv_heads, dim = _heads(reading, kind, index)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{reading.reader.source}: {heads} heads cannot share {kv_heads} key/value heads.",
+            expected="numbers of key/value heads that divide num_attention_heads",
+        )
+    parameters = rope_parameters(reading.reader, kind)
+    window = reading.reader.integer("sliding_window")
+    return AttentionConfig(
+        hidden_size=reading.hidden_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rope=read_rope(reading.reader, dim, parameters=parameters),
+        qkv_bias=reading.flag("attention_bias"),
+        o_bias=reading.flag("attention_bias"),
+        qk_norm=True,
+        v_norm=True,
+        norm_eps=norm.eps,
+        sliding_window=window.value or None if window and kind == SLIDING else None,
+        attention_multiplier=1.0,
+        values_are_keys=reading.flag("attention_k_eq_v") and kind == FULL,
+        kv_layer=owner_of_keys(reading, kinds, index),
+    )
+
+
+def _feed_forward(reading: Reading, norm: NormConfig, *, shares: bool) -> FeedForwardConfig:
+    is_wide = reading.flag("use_double_wide_mlp") and shares
+    mlp = MlpConfig(
+        hidden_size=reading.hidden_size,
+        intermediate_size=reading.size("intermediate_size") * (2 if is_wide else 1),
+        activation=reading.activation(_ACTIVATION),
+    )
+    if not reading.flag("enable_moe_block"):
+        return mlp
+    moe = replace(
+        read_experts(reading),
+        activation=mlp.activation,
+        router_norm=norm,
+        router_multiplier=reading.hidden_size**-0.5,
+        expert_norm=norm,
+        expert_scale=True,
+    )
+    return ParallelFeedForwardConfig(
+        (
+            FeedForwardPart(name=MLP, feed_forward=mlp, norm=norm, post_norm=norm),
+            FeedForwardPart(name=MOE, feed_forward=moe, norm=None, post_norm=norm),
+        )
+    )
+
+
+def _gemma4_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    mixer = _attention(reading, norm, _kinds(reading), index)
+    feed_forward = _feed_forward(reading, norm, shares=mixer.kv_layer is not None)
+    return LayerConfig(
+        mixer=mixer,
+        mixer_norm=norm,
+        mixer_post_norm=norm,
+        feed_forward=feed_forward,
+        feed_forward_norm=norm if isinstance(feed_forward, MlpConfig) else None,
+        feed_forward_post_norm=norm,
+        token_input=token_input(reading, norm),
+        output_scale=True,
+    )
+
+
+def _gemma4_config(own: Mapping[str, object]) -> dict[str, object]:
+    """Rotation where none is said, and without what concerns images alone."""
+    config = {**own, "rope_parameters": own.get("rope_parameters") or _ROTATION}
+    if own.get("use_bidirectional_attention") == "vision":
+        del config["use_bidirectional_attention"]
+    return config
+
+
+def _gemma4_rules(checkpoint: Checkpoint) -> RuleBook:
+    return _SPARSE_RULES if checkpoint.config.get("enable_moe_block") else _DENSE_RULES
+
+
+_GEMMA4 = Traits(
+    rules=_DENSE_RULES,
+    rules_of=_gemma4_rules,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+    },
+    names={"experts_per_tok": ("top_k_experts",)},
+    layer=_gemma4_layer,
+    prepare=_gemma4_config,
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+        "per_layer": per_layer_embedding(reading),
+    },
+    unused=keys_of_sharing_layers,
+    # what dense models say of experts, and a name of the activation that is not looked at
+    ignored_keys=("num_experts", "top_k_experts", "moe_intermediate_size", "hidden_act"),
+)
+GEMMA4_TEXT = _GEMMA4.family("gemma4_text")
+GEMMA4_UNIFIED_TEXT = replace(
+    _GEMMA4,
+    defaults={**_GEMMA4.defaults, "sliding_window": 1024},
+    # it has neither vectors of tokens nor experts, whatever its config says
+    prepare=lambda own: {
+        **_gemma4_config(own),
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": False,
+    },
+).family("gemma4_unified_text")
