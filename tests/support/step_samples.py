@@ -285,6 +285,7 @@ def _gated_delta(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             dt_bias=torch.randn(decays),
             a=-torch.rand(heads),
             norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),
+            beta_scale=2.0 if key_heads == heads else 1.0,
         )
         key_size, value_size = key_heads * keys, heads * values
         for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):

@@ -214,6 +214,7 @@ class DeltaWeights:
         dt_bias: (H,) or (H * N,).
         a: (H,), negative.
         norm: Of each head's output.
+        beta_scale: What the sigmoid of beta is multiplied with.
     """
 
     heads: int
@@ -221,3 +222,4 @@ class DeltaWeights:
     dt_bias: Tensor
     a: Tensor
     norm: GatedNorm
+    beta_scale: float = 1.0

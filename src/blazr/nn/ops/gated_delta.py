@@ -108,7 +108,7 @@ def gated_delta(
             k,
             v.unflatten(-1, (heads, -1)),
             weights.a[:, None] * step,
-            beta.sigmoid(),
+            weights.beta_scale * beta.sigmoid(),
             states[0],
         )
         gate = gate.unflatten(-1, (heads, -1))

@@ -220,6 +220,7 @@ class _GatedDelta(Call, entry="gated_delta"):
     beta_stride: Int64
     gate_stride: Int64
     eps: Float32
+    beta_scale: Float32
 
 
 @structure
@@ -455,6 +456,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.beta.stride(0),
         rows.gate.stride(0),
         norm.eps,
+        weights.beta_scale,
     ).run()
     return out
 

@@ -63,7 +63,7 @@ def _maps(
 
     Of what is no row all are zero.
     """
-    q_rows, k_rows, decay_rows, beta_rows, dt_bias_ptr, a_ptr = inputs
+    q_rows, k_rows, decay_rows, beta_rows, dt_bias_ptr, a_ptr, beta_scale = inputs
     numbers = tl.arange(0, KEY_BLOCK)
     is_number = is_row[:, None] & (numbers < KEY)[None, :]
     columns = (head // SHARE * KEY + numbers)[None, :]
@@ -77,8 +77,8 @@ def _maps(
     raw = load_row(decay_rows, tokens[:, None], places, is_decay)
     step = softplus(raw + tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0))
     log_decay = tl.where(is_decay, step * tl.load(a_ptr + head), 0)
-    beta = load_row(beta_rows, tokens, head, is_row)
-    return _unit(q) * KEY**-0.5, _unit(k), log_decay, tl.where(is_row, tl.sigmoid(beta), 0)
+    beta = beta_scale * tl.sigmoid(load_row(beta_rows, tokens, head, is_row))
+    return _unit(q) * KEY**-0.5, _unit(k), log_decay, tl.where(is_row, beta, 0)
 
 
 @triton.jit
@@ -392,7 +392,8 @@ def gated_delta(
         return torch.empty_like(v)
     heads, (keys, values) = weights.heads, state.kept.shape[2:]
     made = (rows.q, rows.k, rows.decay, rows.beta)
-    inputs = (*(rows_of(dense(each)) for each in made), weights.dt_bias, weights.a)
+    of_weights = (weights.dt_bias, weights.a, weights.beta_scale)
+    inputs = (*(rows_of(dense(each)) for each in made), *of_weights)
     v_rows = rows_of(dense(v))
     numbers, decodes = table.numbers, table.num_decodes
     others = len(table.spans) - decodes

@@ -48,7 +48,8 @@ struct GatedDeltaOf {
       read_key(call.k, token, 1.0f, k[t]);
       widen((const T*)call.v + token * call.qkv_stride + head * values, values,
             round_up(values, 16), v[t]);
-      beta[t] = sigmoid(to_float(((const T*)call.beta)[token * call.beta_stride + head]));
+      const float raw_beta = to_float(((const T*)call.beta)[token * call.beta_stride + head]);
+      beta[t] = call.beta_scale * sigmoid(raw_beta);
       const int64_t own = call.decays;
       const T* raw = (const T*)call.decay + token * call.decay_stride + head * own;
       const float* bias = call.dt_bias + head * own;

@@ -399,7 +399,7 @@ struct GatedDelta {
   Sequences sequences;
   int64_t heads, key_heads, key_dim, value_dim, decays, norm, dtype;
   int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row
-  float eps;
+  float eps, beta_scale;     // beta is the scaled sigmoid
 };
 
 // A gated norm by itself.
