@@ -139,7 +139,9 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
     """The changes that make a config look as files did before ``rope_parameters``."""
     changes = classic_layers(written) | {"torch_dtype": "float32"}
     new = written.get("rope_parameters")
-    if new is None or written["model_type"].startswith("gemma4"):  # which came later
+    came_later = written["model_type"].startswith("gemma4")
+    # a theta of null, by which OLMo Hybrid says that there is no rotation, cannot be set here
+    if new is None or came_later or new.get("rope_theta", "by type") is None:
         return changes
     whole = new.get("full_attention", new)
     rest = {k: v for k, v in whole.items() if k not in {"rope_theta", "partial_rotary_factor"}}
@@ -322,6 +324,31 @@ def test_transposed_experts_are_packed_as_they_load(packing: str, tmp_path: Path
         assert isinstance(weight, Weight)
         lost = weight.dequantize(torch.float32) - expected
         assert lost.norm() < (0.02 if packing == "q8_0" else 0.15) * expected.norm()
+
+
+def test_olmo_hybrid_under_the_names_of_its_releases(tmp_path: Path) -> None:
+    """Filters are apart, and the norms of layers with a delta net have names of their own."""
+    theirs = save_reference("olmo_hybrid", tmp_path, changes=CASES["olmo_hybrid"][1])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    at = "model.layers.0."
+    filters = tensors.pop(at + "linear_attn.conv1d.weight").split((10, 10, 28))
+    tensors |= {
+        f"{at}linear_attn.{n}_conv1d.weight": each.clone()
+        for n, each in zip("qkv", filters, strict=True)
+    }
+    names = {
+        "input_layernorm": "attention_layer_norm",
+        "post_attention_layernorm": "feedforward_layer_norm",
+    }
+    for name, released in names.items():
+        tensors[f"{at}{released}.weight"] = tensors.pop(f"{at}{name}.weight")
+    save_file(tensors, path)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
 
 
 def test_shared_blocks_repeated_in_the_file(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from blazr.nn.device import resolve_device
 from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.gated_delta import OlmoDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
@@ -269,6 +270,10 @@ FAULTS: dict[str, dict[str, Plant]] = {
     "hf kimi_linear": {
         "delta decay": DELTA_DECAY,
         "mla scale": scaled(DeepseekMlaConfig, "scale", 1.05),
+    },
+    "hf olmo_hybrid": {
+        "delta decay": DELTA_DECAY,
+        "beta's scale": config_fault(OlmoDeltaConfig, beta_scale=lambda was: 1.0),
     },
     "hf jamba": {
         "mamba1 decay": DECAY,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
@@ -273,6 +273,15 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         value_head_dim=80,
         norm_eps=NORM_EPS,
     ),
+    "olmo_delta": OlmoDeltaConfig(
+        hidden_size=HIDDEN,
+        num_key_heads=2,
+        num_heads=4,
+        key_head_dim=5,
+        value_head_dim=7,
+        norm_eps=NORM_EPS,
+        beta_scale=2.0,
+    ),
     "kimi_delta": KimiDeltaConfig(
         hidden_size=HIDDEN,
         num_key_heads=3,
@@ -402,6 +411,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
     "short convolutions": ("short_conv+mlp", "gqa+moe", "short_conv"),
     "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),
+    "olmo": ("olmo_delta+mlp", "gqa_nope+mlp"),
     "kimi": ("kimi_delta+mlp", "mla_nope+halves"),
     "side by side": ("parallel+mlp", "none+mlp", "parallel+moe"),
     "shared block": ("mamba2_groups", "shared_block", "mamba2_bare", "again"),

@@ -49,6 +49,14 @@ _EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 28,
 }
+_OLMO = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 3,
+}
 _KIMI = {
     "linear_head_dim": 6,
     "linear_num_heads": 3,
@@ -288,6 +296,19 @@ HYBRIDS: dict[str, Case] = {
             "linear_conv_kernel_dim": 2,
         },
     ),
+    "olmo_hybrid": ("olmo_hybrid", {**_OLMO, "rope_parameters": {"rope_theta": None}}),
+    "olmo_hybrid rope": (
+        "olmo_hybrid",
+        {
+            **_OLMO,
+            "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_value_heads": 2,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo_hybrid silent": ("olmo_hybrid", {}),
 }
 
 

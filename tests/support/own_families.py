@@ -75,7 +75,8 @@ def save(family: Family, directory: Path) -> CausalLM:
         if found is not None and isinstance(found.transform, Stack):
             each = {family.rules.sources(parameter, i)[0]: part for i, part in enumerate(tensor)}
         else:
-            each = {family.rules.sources(parameter)[0]: tensor}
+            written = tensor if found is None else found.transform.write(tensor)
+            each = {family.rules.sources(parameter)[0]: written}
         tensors |= {name: part.clone() for name, part in each.items()}
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config_of(family)))

@@ -14,7 +14,7 @@ _DECODERS = (
 )
 _HYBRIDS = (
     "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe qwen3_next qwen3_5_text "
-    "qwen3_5_moe_text kimi_linear"
+    "qwen3_5_moe_text kimi_linear olmo_hybrid"
 )
 REFERENCES: dict[str, str] = {
     **dict.fromkeys(_DECODERS.split(), _AT + "decoders:decoder"),

@@ -130,6 +130,10 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "", "ffn_norm", "")),
 }
 _LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
+_OLMO_HYBRID_NAMES = {
+    "input_layernorm": "attention_layer_norm",
+    "post_attention_layernorm": "feedforward_layer_norm",
+}
 _LAST_NORM: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "jamba", "falcon_h1"), "final_layernorm"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "embedding_norm"),
@@ -180,11 +184,11 @@ def stack(
     eps = config.get("rms_norm_eps", "norm_epsilon", "norm_eps", default=1e-6)
     offset = float(kind in _OFFSET)
     count = config.size("num_hidden_layers")
-    names = _NORMS.get(kind, _LLAMA_NORMS)
     residual_scale = config.get("residual_multiplier", default=1.0)
 
     def layer(index: int) -> Layer:
         at = w.under(f"{root}layers.{index}.")
+        names = _norms_of(kind, at)
         norms = [norm_of(at, name, eps, offset=offset) if name else None for name in names]
         mixer = mixer_of(at, kind, config, index, eps)
         feed = feed_forward_of(at, kind, config)
@@ -206,6 +210,16 @@ def stack(
         / config.get("logits_scaling", default=1.0),
         softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
+
+
+def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
+    """What a layer calls its norms."""
+    if kind != "olmo_hybrid":
+        return _NORMS.get(kind, _LLAMA_NORMS)
+    is_delta = "linear_attn.A_log" in at
+    names = _LLAMA_NORMS if is_delta else _NORMS["olmo2"]
+    released = _OLMO_HYBRID_NAMES
+    return tuple(n if f"{n}.weight" in at else released.get(n, n) for n in names)
 
 
 def _mixer(layer: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
@@ -256,6 +270,9 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
     is_still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
     if is_still or kind == "jamba" or (kind == "smollm3" and not _rotates(config, index)):
         return None
+    if kind == "olmo_hybrid":  # a theta of null says that there is no rotation
+        theta = {**config.own, **config.section("rope_parameters").own}.get("rope_theta", 0)
+        return None if theta is None else rotation_of(config, dim)
     if kind in ("gemma3_text", "olmo3"):
         layer_type = _type_by_pattern(kind, config, index)
         parameters = config.rope(layer_type)

@@ -1,4 +1,4 @@
-"""Gated delta networks [arXiv:2412.06464]: Qwen's, and Kimi's with a decay for every channel."""
+"""Gated delta networks [arXiv:2412.06464]: Qwen's, OLMo's, and Kimi's with decays by channel."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class DeltaSizes:
         key_dim: Channels of a key.
         eps: Of the norm at the end.
         tiled: Whether values that share a key lie ``key_heads`` heads apart (Qwen3.5 in GGUF).
+        beta: What the sigmoid of beta is multiplied with.
     """
 
     key_heads: int
@@ -33,6 +34,7 @@ class DeltaSizes:
     key_dim: int
     eps: float
     tiled: bool = False
+    beta: float = 1.0
 
 
 def gated_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
@@ -63,6 +65,27 @@ def gated_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
     y = _recurrence(q, k, v.unflatten(-1, (s.heads, -1)), logs[..., None], beta.sigmoid())
     y = rms_norm(y, w["norm.weight"], s.eps) * silu(gate.unflatten(-1, (s.heads, -1)))
     return linear(y.flatten(1), w, "out_proj")
+
+
+def olmo_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
+    """OLMo Hybrid's: (T, C) to (T, C)."""
+    qkv = torch.cat([linear(x, w, f"{n}_proj") for n in "qkv"], -1)
+    names = ("conv1d",) if "conv1d.weight" in w else tuple(f"{n}_conv1d" for n in "qkv")
+    parts = qkv.split([w.shape(f"{name}.weight")[0] for name in names], -1)
+    pairs = zip(parts, names, strict=True)
+    qkv = silu(torch.cat([causal_convolution(part, w, name) for part, name in pairs], -1))
+    keys = s.key_heads * s.key_dim
+    q, k, v = qkv.split((keys, keys, qkv.shape[1] - 2 * keys), -1)
+    share = s.heads // s.key_heads
+    q, k = (
+        _unit(part.unflatten(-1, (s.key_heads, -1))).repeat_interleave(share, 1) for part in (q, k)
+    )
+    logs = decay(w) * softplus(linear(x, w, "a_proj") + w["dt_bias"], threshold=1e9)
+    beta = s.beta * linear(x, w, "b_proj").sigmoid()
+    y = _recurrence(q, k, v.unflatten(-1, (s.heads, -1)), logs[..., None], beta)
+    gate = linear(x, w, "g_proj").unflatten(-1, (s.heads, -1))
+    y = rms_norm(y, w["o_norm.weight"], s.eps) * silu(gate)
+    return linear(y.flatten(1), w, "o_proj")
 
 
 def kimi_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:

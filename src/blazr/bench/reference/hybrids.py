@@ -17,7 +17,7 @@ from blazr.bench.reference.decoders import (
     router_of,
     stack,
 )
-from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta
+from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta, olmo_delta
 from blazr.bench.reference.experts import NUMBERED, experts
 from blazr.bench.reference.hf_config import Config
 from blazr.bench.reference.latent import deepseek_attention
@@ -86,6 +86,18 @@ def _mixer(at: Weights, kind: str, config: Config, index: int, eps: float) -> Fu
         return lambda x: mamba2(x, mamba, sizes, -mamba["A_log"].exp())
     if "conv.conv.weight" in at:
         return lambda x: short_convolution(x, at.under("conv."))
+    if kind == "olmo_hybrid" and "linear_attn.A_log" in at:
+        heads = config.size("num_attention_heads")
+        key_heads = config.get("linear_num_key_heads", default=heads)
+        usual = int(0.75 * config.size("hidden_size") / key_heads)
+        delta = DeltaSizes(
+            key_heads=key_heads,
+            heads=config.get("linear_num_value_heads", default=heads),
+            key_dim=config.get("linear_key_head_dim", default=usual),
+            eps=1e-5,
+            beta=2.0 if config.get("linear_allow_neg_eigval", default=True) else 1.0,
+        )
+        return lambda x: olmo_delta(x, at.under("linear_attn."), delta)
     if "linear_attn.A_log" in at:
         delta = DeltaSizes(
             key_heads=config.size("linear_num_key_heads"),

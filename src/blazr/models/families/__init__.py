@@ -62,6 +62,7 @@ FAMILIES: Table[Family] = Table(
         "qwen3_5_text": "blazr.models.families.hf.delta:QWEN3_5_TEXT",
         "qwen3_5_moe_text": "blazr.models.families.hf.delta:QWEN3_5_MOE_TEXT",
         "kimi_linear": "blazr.models.families.hf.delta:KIMI_LINEAR",
+        "olmo_hybrid": "blazr.models.families.hf.delta:OLMO_HYBRID",
         "audioflamingo3": "blazr.models.families.hf.vision:AUDIOFLAMINGO3",
         "gemma3": "blazr.models.families.hf.vision:GEMMA3",
         "gemma4": "blazr.models.families.hf.vision:GEMMA4",

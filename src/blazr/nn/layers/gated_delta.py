@@ -1,4 +1,4 @@
-"""Gated delta networks: Qwen's, with a decay per head, and Kimi's, with one per key channel."""
+"""Gated delta networks: Qwen's and OLMo's decay by head, and Kimi's by key channel."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class GatedDeltaConfig(MixerConfig):
         value_head_dim: P.
         conv_kernel: K, taps of the causal convolution.
         norm_eps: Of the gated norm.
+        beta_scale: What the sigmoid of beta is multiplied with. Twice that lets the memory along a
+            key change its sign, an eigenvalue below zero [arXiv:2411.12537].
     """
 
     hidden_size: int
@@ -42,6 +44,7 @@ class GatedDeltaConfig(MixerConfig):
     value_head_dim: int
     conv_kernel: int = 4
     norm_eps: float = 1e-6
+    beta_scale: float = 1.0
 
     @property
     def key_size(self) -> int:
@@ -106,6 +109,26 @@ class GatedDeltaConfig(MixerConfig):
     def build(self) -> DeltaMixer:
         """The module, with uninitialised parameters."""
         return GatedDelta(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OlmoDeltaConfig(GatedDeltaConfig):
+    """Sizes of OLMo Hybrid's; queries, keys and values have matrices and filters of their own."""
+
+    def _held(self, own: range, keys: range) -> Parts:
+        key, value = channels_of(keys, self.key_head_dim), channels_of(own, self.value_head_dim)
+        of_keys = ("q_proj", "k_proj", "q_conv1d", "k_conv1d")
+        of_heads = ("b_proj", "a_proj", "dt_bias", "a_log")
+        return (
+            dict.fromkeys(of_keys, Rows((key,)))
+            | dict.fromkeys(("v_proj", "v_conv1d", "g_proj"), Rows((value,)))
+            | dict.fromkeys(of_heads, Rows((own,)))
+            | {"out_proj": Columns((value,))}
+        )
+
+    def build(self) -> DeltaMixer:
+        """The module, with uninitialised parameters."""
+        return OlmoDelta(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +238,7 @@ class DeltaMixer(Mixer):
             dt_bias=self.dt_bias.float(),
             a=-self.a_log.float().exp().flatten(),
             norm=GatedNorm(self.order, norm.weight.float(), norm.eps),
+            beta_scale=cfg.beta_scale,
         )
 
 
@@ -243,7 +267,43 @@ class GatedDelta(DeltaMixer):
         return Projections((qkv,), gate, self.in_proj_a(x), self.in_proj_b(x))
 
 
-class KimiDelta(DeltaMixer):
+class _Apart(DeltaMixer):
+    """Queries, keys and values are projected and convolved one by one."""
+
+    def __init__(self, config: GatedDeltaConfig) -> None:
+        super().__init__(config)
+        sizes = {"q": config.key_size, "k": config.key_size, "v": config.value_size}
+        for name, size in sizes.items():
+            setattr(self, f"{name}_proj", Linear(config.hidden_size, size))
+            setattr(self, f"{name}_conv1d", DepthwiseConv(size, config.conv_kernel, bias=False))
+        self.b_proj = Linear(config.hidden_size, config.num_heads)
+
+    @property
+    def _convolutions(self) -> tuple[DepthwiseConv, ...]:
+        return tuple(getattr(self, f"{name}_conv1d") for name in "qkv")
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, f"{name}_proj")(x) for name in "qkv")
+
+
+class OlmoDelta(_Apart):
+    """OLMo Hybrid's: one decay for each head."""
+
+    order = "norm_first"
+
+    def __init__(self, config: OlmoDeltaConfig) -> None:
+        super().__init__(config)
+        hidden, heads = config.hidden_size, config.num_heads
+        self.a_proj = Linear(hidden, heads)
+        self.g_proj = Linear(hidden, config.value_size)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.a_log = nn.Parameter(torch.empty(heads))
+
+    def _project(self, x: Tensor) -> Projections:
+        return Projections(self._qkv(x), self.g_proj(x), self.a_proj(x), self.b_proj(x))
+
+
+class KimiDelta(_Apart):
     """Kimi's: the decay has low rank and differs by key channel [arXiv:2510.26692]."""
 
     order = "norm_sigmoid"
@@ -251,21 +311,11 @@ class KimiDelta(DeltaMixer):
     def __init__(self, config: KimiDeltaConfig) -> None:
         super().__init__(config)
         hidden, heads, dim = config.hidden_size, config.num_heads, config.key_head_dim
-        sizes = {"q": config.key_size, "k": config.key_size, "v": config.value_size}
-        for name, size in sizes.items():
-            setattr(self, f"{name}_proj", Linear(hidden, size))
-            setattr(self, f"{name}_conv1d", DepthwiseConv(size, config.conv_kernel, bias=False))
-        self.b_proj = Linear(hidden, heads)
         self.f_a_proj, self.f_b_proj = Linear(hidden, dim), Linear(dim, config.key_size)
         self.g_a_proj, self.g_b_proj = Linear(hidden, dim), Linear(dim, config.value_size)
         self.dt_bias = nn.Parameter(torch.empty(config.key_size))
         self.a_log = nn.Parameter(torch.empty(1, 1, heads, 1))
 
-    @property
-    def _convolutions(self) -> tuple[DepthwiseConv, ...]:
-        return tuple(getattr(self, f"{name}_conv1d") for name in "qkv")
-
     def _project(self, x: Tensor) -> Projections:
-        qkv = tuple(getattr(self, f"{name}_proj")(x) for name in "qkv")
         decay, gate = self.f_b_proj(self.f_a_proj(x)), self.g_b_proj(self.g_a_proj(x))
-        return Projections(qkv, gate, decay, self.b_proj(x))
+        return Projections(self._qkv(x), gate, decay, self.b_proj(x))

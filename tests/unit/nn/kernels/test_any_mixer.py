@@ -14,7 +14,7 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.batch import ForwardBatch
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
@@ -131,6 +131,20 @@ def _gated_delta(sizes: Sizes) -> GatedDeltaConfig:
     )
 
 
+def _olmo_delta(sizes: Sizes) -> OlmoDeltaConfig:
+    heads = sizes.size(3)
+    return OlmoDeltaConfig(
+        hidden_size=sizes.size(40),
+        num_key_heads=heads,
+        num_heads=heads * sizes.size(3),
+        key_head_dim=sizes.size(40, limit=256),
+        value_head_dim=sizes.size(90, limit=256),
+        conv_kernel=1 + sizes.size(7),
+        norm_eps=NORM_EPS,
+        beta_scale=2.0,
+    )
+
+
 def _kimi_delta(sizes: Sizes) -> KimiDeltaConfig:
     heads, dim = sizes.size(4), sizes.size(90, limit=256)
     return KimiDeltaConfig(
@@ -160,6 +174,7 @@ KINDS: dict[str, tuple[Callable[[Sizes], MixerConfig], set[str]]] = {
     "mamba2": (_mamba2, {"mamba2"}),
     "mamba3": (_mamba3, {"mamba3", "gated_rows"}),
     "gated_delta": (_gated_delta, {"convolution", "gated_delta"}),
+    "olmo_delta": (_olmo_delta, {"convolution", "gated_delta"}),
     "kimi_delta": (_kimi_delta, {"convolution", "gated_delta"}),
     "short_conv": (_short_conv, {"convolution"}),
 }

@@ -1,4 +1,4 @@
-"""Gated delta networks between layers of attention: Qwen3-Next, Qwen3.5 and Kimi Linear."""
+"""Gated delta nets between attention: Qwen3-Next, Qwen3.5, Kimi Linear and OLMo Hybrid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import BESIDE, SILU, Reading, Traits, attends
-from blazr.models.families.hf.names import LAYER, hf_rules, joined_experts
+from blazr.models.families.hf.derive import (
+    BESIDE,
+    SILU,
+    Reading,
+    Traits,
+    attends,
+    read_attention,
+    read_mlp,
+)
+from blazr.models.families.hf.names import LAYER, OLMO_NORMS, hf_rules, joined_experts
+from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import (
@@ -20,14 +29,16 @@ from blazr.models.families.rules import (
     GATE_UP_DOWN,
     MIXER,
     MTP,
+    OURS,
     Cut,
     HeadsOfKinds,
     Rule,
     RuleBook,
     Squeeze,
 )
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
-from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
+from blazr.nn.layers.rope import RopeConfig
 
 
 def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
@@ -88,21 +99,29 @@ def _qwen_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig |
     every = reading.size("full_attention_interval", 4)
     if attends(reading, index, by_turns=(index + 1) % every == 0):
         return None
-    sizes = _delta_sizes(reading)
+    return _read_delta(reading, _delta_sizes(reading), norm.eps)
+
+
+def _read_delta(
+    reading: Reading,
+    sizes: _DeltaSizes,
+    eps: float,
+    kind: type[GatedDeltaConfig] = GatedDeltaConfig,
+) -> GatedDeltaConfig:
     if sizes.heads % sizes.key_heads:
         raise ConfigError(
             f"{reading.reader.source}: {sizes.heads} heads of values cannot share "
             f"{sizes.key_heads} of keys.",
             expected='a "linear_num_key_heads" that divides "linear_num_value_heads"',
         )
-    return GatedDeltaConfig(
+    return kind(
         hidden_size=reading.hidden_size,
         num_key_heads=sizes.key_heads,
         num_heads=sizes.heads,
         key_head_dim=sizes.key_dim,
         value_head_dim=sizes.value_dim,
         conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
-        norm_eps=norm.eps,
+        norm_eps=eps,
     )
 
 
@@ -247,3 +266,112 @@ KIMI_LINEAR = Traits(
     # not looked at where no layer is of the kind that they are about
     ignored_keys=("kda_layers", *_KIMI_INNER.values(), *_KIMI_LATENT, "q_lora_rank"),
 ).family("kimi_linear")
+
+
+_OLMO_GATED_EPS = 1e-5  # whatever the config says about other norms
+
+
+def _olmo_rules(more: Sequence[Rule] = ()) -> RuleBook:
+    """The names of the releases: those of a layer with a delta net say which half its norms are of.
+
+    Args:
+        more: Names of norms that mean one thing in some layers and another in others.
+    """
+    at = LAYER + "linear_attn."
+    projections = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "a", "b", "g"))
+    filters = tuple(f"{MIXER}{name}_conv1d.weight" for name in "qkv")
+    return hf_rules(
+        [
+            *more,
+            Rule(at + "{p}", MIXER + "{p}", p=(*projections, "dt_bias")),
+            Rule(at + "A_log", MIXER + "a_log"),
+            Rule(at + "o_norm.weight", MIXER + "norm.weight"),
+            Rule(at + "o_proj.weight", MIXER + "out_proj.weight"),
+            *(
+                Rule(f"{at}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", Squeeze(1))
+                for n in "qkv"
+            ),
+            Rule(at + "conv1d.weight", filters, Squeeze(1), cut=Cut()),
+            Rule(LAYER + "attention_layer_norm.weight", OURS + "mixer_norm.weight"),
+            Rule(LAYER + "feedforward_layer_norm.weight", OURS + "feed_forward_norm.weight"),
+        ],
+        OLMO_NORMS,
+    )
+
+
+def _olmo_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """Also the names that the library gives norms, and those that it writes with attention."""
+
+    def norms(inner: str, names: Mapping[str, str]) -> list[Rule]:
+        rules = [
+            Rule(f"{LAYER}{name}.weight", f"{OURS}{own}.weight") for name, own in names.items()
+        ]
+        return rules_where(checkpoint, rf"model\.layers\.(\d+)\.{inner}", lambda: rules)
+
+    of_delta = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "feed_forward_norm"}
+    of_attention = {"feedforward_layer_norm": "mixer_post_norm"}
+    more = norms(r"linear_attn\.A_log", of_delta) + norms(r"self_attn\.q_norm\.", of_attention)
+    return _olmo_rules(more)
+
+
+def _olmo_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    last = reading.num_layers - 1
+    by_turns = index % 4 == 3 or index == last < 3  # one layer attends at least
+    feed_forward = read_mlp(reading, {})
+    if attends(reading, index, by_turns=by_turns):
+        return LayerConfig(
+            mixer=read_attention(reading, _OLMO, norm, index),
+            mixer_norm=None,
+            mixer_post_norm=norm,
+            feed_forward=feed_forward,
+            feed_forward_post_norm=norm,
+        )
+    heads = reading.size("num_attention_heads")
+    key_heads = reading.size("linear_num_key_heads", heads)
+    key_dim = reading.size("linear_key_head_dim", int(0.75 * reading.hidden_size / key_heads) or 1)
+    sizes = _DeltaSizes(
+        key_heads=key_heads,
+        heads=reading.size("linear_num_value_heads", heads),
+        key_dim=key_dim,
+        value_dim=reading.size("linear_value_head_dim", 2 * key_dim),
+    )
+    mixer = _read_delta(reading, sizes, _OLMO_GATED_EPS, OlmoDeltaConfig)
+    doubles = value_or(reading.reader.boolean("linear_allow_neg_eigval"), default=True)
+    return LayerConfig(
+        mixer=replace(mixer, beta_scale=2.0 if doubles else 1.0),
+        mixer_norm=norm,
+        feed_forward=feed_forward,
+        feed_forward_norm=norm,
+    )
+
+
+def _olmo_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """A theta of null says that there is none; a config that is silent has the usual one."""
+    del index
+    own = reading.reader.raw
+    parameters = own.get("rope_parameters")
+    inner = parameters if isinstance(parameters, Mapping) else {}
+    theta = {**own, **inner}.get("rope_theta", "silent")
+    return None if theta is None else read_rope(reading.reader, dim)
+
+
+_OLMO = Traits(
+    rules=_olmo_rules(),
+    rules_of=_olmo_rules_of,
+    attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
+    layer=_olmo_layer,
+    rope=_olmo_rope,
+    expects={"hidden_act": SILU},
+    ignored_keys=(
+        *(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max")),
+        "linear_dt_init_floor",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+        "linear_allow_neg_eigval",
+        "attention_bias",
+    ),
+)
+OLMO_HYBRID = _OLMO.family("olmo_hybrid")
