@@ -288,6 +288,11 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "convolution": weight_fault("mixer.conv1d.weight", lambda x: x.flip(-1)),
         "q/k norm missing": weight_fault(".q_norm.weight", torch.ones_like),
     },
+    "hf lfm3": {
+        "window": WINDOW,
+        "pairs that stand still": config_fault(RopeConfig, scaling=lambda was: None),
+        "gates of heads": weight_fault(".gate_proj.weight", torch.zeros_like),
+    },
     "hf zamba2": {
         "mamba2 decay": DECAY,
         "attention scale": SCALE,

@@ -256,6 +256,29 @@ HYBRIDS: dict[str, Case] = {
             "norm_topk_prob": False,
         },
     ),
+    "lfm3": (
+        "lfm3",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "conv", "full_attention"],
+            "sliding_window": 9,
+            "head_dim": 12,
+        },
+    ),
+    "lfm3 bare": (
+        "lfm3",
+        {
+            "layer_types": ["full_attention", "conv"],
+            "head_dim": 10,
+            "conv_L_cache": 3,
+            "conv_bias": True,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm3 silent": ("lfm3", {"num_hidden_layers": 5, "head_dim": 8}),
     "qwen3_next": ("qwen3_next", {**_DELTA, **_EXPERTS}),
     "qwen3_next dense layer": (
         "qwen3_next",

@@ -41,7 +41,8 @@ def own_families() -> set[str]:
     parts = [config["text_config"] for config in configs if "text_config" in config]
     released = {part.get("model_type") for part in (*configs, *parts)}
     named = {name for name, row in FAMILIES.items() if row.keys and not is_vision(name)}
-    return named - released
+    # LFM3's layers that attend, and how they rotate, are told by type of layer
+    return named - released - {"lfm3"}
 
 
 def config_of(family: Family) -> dict[str, object]:

@@ -13,7 +13,7 @@ _DECODERS = (
     "deepseek_v2 deepseek_v3"
 )
 _HYBRIDS = (
-    "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe qwen3_next qwen3_5_text "
+    "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text "
     "qwen3_5_moe_text kimi_linear olmo_hybrid"
 )
 REFERENCES: dict[str, str] = {

@@ -61,6 +61,8 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
     scale = s.dim**-0.5 if s.scale is None else s.scale
     mixed = attend(q, k, v, scale, window=s.window, softcap=s.softcap, sinks=w.get("sinks"))
+    if "gate_proj.weight" in w:  # LFM3's, one for each head
+        mixed = mixed * linear(x, w, "gate_proj").sigmoid()[..., None]
     out = mixed.flatten(1)
     return linear(out if gate is None else out * gate.sigmoid(), w, "o_proj")
 

@@ -128,6 +128,7 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
         ("bamba", "jamba", "falcon_h1"), ("input_layernorm", "", "pre_ff_layernorm", "")
     ),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "", "ffn_norm", "")),
+    "lfm3": ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
 }
 _LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
 _OLMO_HYBRID_NAMES = {
@@ -136,7 +137,7 @@ _OLMO_HYBRID_NAMES = {
 }
 _LAST_NORM: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "jamba", "falcon_h1"), "final_layernorm"),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), "embedding_norm"),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), "embedding_norm"),
 }
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -214,6 +215,8 @@ def stack(
 
 def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
     """What a layer calls its norms."""
+    if kind == "lfm3":  # those behind may be left out
+        return tuple(name if f"{name}.weight" in at else "" for name in _NORMS[kind])
     if kind != "olmo_hybrid":
         return _NORMS.get(kind, _LLAMA_NORMS)
     is_delta = "linear_attn.A_log" in at
@@ -266,6 +269,11 @@ def _type_by_pattern(kind: str, config: Config, index: int) -> str:
     return config.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
 
 
+def _lfm3_type(config: Config, index: int) -> str:
+    turns = (SLIDING, "conv", FULL, "conv")
+    return config.layer_type(index) or (turns[index % 4] if index else "conv")
+
+
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
     is_still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
     if is_still or kind == "jamba" or (kind == "smollm3" and not _rotates(config, index)):
@@ -273,6 +281,8 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
     if kind == "olmo_hybrid":  # a theta of null says that there is no rotation
         theta = {**config.own, **config.section("rope_parameters").own}.get("rope_theta", 0)
         return None if theta is None else rotation_of(config, dim)
+    if kind == "lfm3":
+        return rotation_of(config, dim, config.rope(_lfm3_type(config, index)))
     if kind in ("gemma3_text", "olmo3"):
         layer_type = _type_by_pattern(kind, config, index)
         parameters = config.rope(layer_type)
@@ -299,6 +309,8 @@ def _window(kind: str, config: Config, index: int) -> int | None:
             slides = listed == SLIDING if listed else not _rotates(config, index)
         case "gemma2" | "gpt_oss":
             return window if (listed == SLIDING if listed else index % 2 == 0) else None
+        case "lfm3":
+            return window if _lfm3_type(config, index) == SLIDING else None
         case "gemma3_text" | "olmo3":
             return window if _type_by_pattern(kind, config, index) == SLIDING else None
         case _:

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import torch
 
 from blazr.bench.reference.refusal import NoReferenceError
-from blazr.bench.reference.rotation import Rotation, dynamic, fixed, llama3, mscale, plain, yarn
+from blazr.bench.reference.rotation import (
+    Rotation,
+    dynamic,
+    fixed,
+    llama3,
+    mscale,
+    plain,
+    proportional,
+    yarn,
+)
 from blazr.bench.reference.settings import Setting, Settings, T, as_like, number, section, text
 
 FULL = "full_attention"
@@ -136,9 +145,16 @@ def rotation_of(
         case "dynamic":
             frequencies = lambda length: dynamic(dim, theta, factor, longest, length)  # noqa: E731
         case "llama3":
-            low = rope.get("low_freq_factor", default=1.0)
-            high = rope.get("high_freq_factor", default=4.0)
-            frequencies = fixed(llama3(dim, theta, factor, low, high, trained))
+            frequencies = fixed(
+                llama3(
+                    dim,
+                    theta,
+                    factor,
+                    rope.get("low_freq_factor", default=1.0),
+                    rope.get("high_freq_factor", default=4.0),
+                    trained,
+                )
+            )
         case "yarn":
             frequencies = fixed(
                 yarn(
@@ -154,6 +170,10 @@ def rotation_of(
             over, under = rope.number("mscale"), rope.number("mscale_all_dim")
             usual = mscale(factor, over) / mscale(factor, under) if over and under else None
             scale = rope.number("attention_factor") or usual or mscale(factor)
+        case "proportional":
+            frequencies = fixed(
+                proportional(head_dim, theta, rope.number("factor") or 1.0, share or 1.0)
+            )
         case "longrope" | "su":
             factors: Sequence[float] = ()
             short, long = (

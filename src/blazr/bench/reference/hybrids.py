@@ -50,6 +50,21 @@ DEFAULTS: Mapping[str, Settings] = {
     "jamba": {"num_key_value_heads": 8, "num_experts_per_tok": 2},
     "lfm2": _LFM2,
     "lfm2_moe": {**_LFM2, "num_experts_per_tok": 4, "norm_topk_prob": True},
+    "lfm3": {
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": 256,
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    },
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN,
@@ -185,7 +200,7 @@ def _feed_forward(at: Weights, kind: str, config: Config) -> Function:
                 return experts(w, "router", router, activation)
             gate, down = config.get("mlp_multipliers", default=(1.0, 1.0))
             return lambda x: mlp(x, w, activation, gate_scale=gate, scale=down)
-        case "lfm2" | "lfm2_moe":
+        case "lfm2" | "lfm2_moe" | "lfm3":
             w = at.under("feed_forward.", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"})
             if "gate.weight" not in w:
                 return lambda x: mlp(x, w)

@@ -36,6 +36,13 @@ def plain(dim: int, theta: float, factors: Tensor | float = 1.0) -> Tensor:
     return theta**-exponents / factors
 
 
+def proportional(head_dim: int, theta: float, factor: float, share: float) -> Tensor:
+    """The first share of all pairs turns, and the others stand still."""
+    speeds = plain(head_dim, theta, factor)
+    speeds[int(share * head_dim // 2) :] = 0
+    return speeds
+
+
 def fixed(frequencies: Tensor) -> Callable[[int], Tensor]:
     """The same frequencies for sequences of every length."""
     return lambda _: frequencies

@@ -58,6 +58,7 @@ FAMILIES: Table[Family] = Table(
         "zamba2": "blazr.models.families.hf.zamba:ZAMBA2",
         "lfm2": "blazr.models.families.hf.lfm:LFM2",
         "lfm2_moe": "blazr.models.families.hf.lfm:LFM2_MOE",
+        "lfm3": "blazr.models.families.hf.lfm:LFM3",
         "qwen3_next": "blazr.models.families.hf.delta:QWEN3_NEXT",
         "qwen3_5_text": "blazr.models.families.hf.delta:QWEN3_5_TEXT",
         "qwen3_5_moe_text": "blazr.models.families.hf.delta:QWEN3_5_MOE_TEXT",

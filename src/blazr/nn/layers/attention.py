@@ -43,6 +43,8 @@ class AttentionConfig(MixerConfig):
         output_size: Channels that come out; None for C.
         output_gate: Whether a sigmoid of more query channels weighs the heads' outputs, head by
             head behind the queries (Qwen3-Next).
+        head_gate: Whether a sigmoid of one number a head, from a matrix of its own, weighs what the
+            head puts out (LFM3).
         clip_qkv: Queries, keys and values are cut off at this magnitude before the rotation (OLMo,
             DBRX); None leaves them.
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
@@ -69,6 +71,7 @@ class AttentionConfig(MixerConfig):
     attn_logit_softcap: float | None = None
     output_size: int | None = None
     output_gate: bool = False
+    head_gate: bool = False
     clip_qkv: float | None = None
     sinks: bool = False
     v_norm: bool = False
@@ -104,6 +107,7 @@ class AttentionConfig(MixerConfig):
             "v_proj": Rows((key,)),
             "o_proj": Columns((query,)),
             "sinks": Rows((own,)),
+            "gate_proj": Rows((own,)),
         }
         if self.qk_norm_all_heads:
             parts |= {"q_norm": Rows((query,)), "k_norm": Rows((key,))}
@@ -131,6 +135,7 @@ class Attention(Mixer):
         if has_keys and not config.values_are_keys:
             self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
+        self.gate_proj = Linear(hidden, config.num_heads) if config.head_gate else None
         if config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
             is_cut = config.qk_norm_all_heads
@@ -161,6 +166,8 @@ class Attention(Mixer):
         heads = paged_attention(q, pages, batch.table)
         if batch.table.bidirectional_spans:
             attend_bidirectionally(heads, q, pages, batch.table)
+        if self.gate_proj is not None:
+            heads = sigmoid_gate(heads, self.gate_proj(x).unsqueeze(-1))
         heads = heads.flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
 

@@ -1,14 +1,27 @@
-"""LFM2: short convolutions between a few layers of attention, with an MLP or experts."""
+"""LFM2 and LFM3: short convolutions between layers of attention, with an MLP or experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from blazr.models.families.hf.derive import Reading, Traits, attends, read_mlp
+from blazr.core.errors import ConfigError
+from blazr.models.families.base import ConfigReader, value_or
+from blazr.models.families.hf.dense import LLAMA_BIASES
+from blazr.models.families.hf.derive import (
+    FULL,
+    SLIDING,
+    Reading,
+    Traits,
+    attends,
+    read_attention,
+    read_mlp,
+)
 from blazr.models.families.hf.names import LAYER, hf_rules
+from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack, renamed
-from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 CONV = "conv"
@@ -25,6 +38,10 @@ _RULES = [
     *(Rule(f"{_CONV}{n}_proj.{{p}}", f"{MIXER}{n}_proj.{{p}}", p=PARTS) for n in ("in", "out")),
     Rule(_ATTENTION + "out_proj.weight", MIXER + "o_proj.weight"),
     Rule(_ATTENTION + "{p}_layernorm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
+    # of the releases, and of the library's own modules
+    Rule(_ATTENTION + "{p}_proj.weight", MIXER + "gate_proj.weight", p=("gate", "g")),
+    Rule(LAYER + "post_operator_norm.weight", OURS + "mixer_post_norm.weight"),
+    Rule(LAYER + "post_ffn_norm.weight", OURS + "feed_forward_post_norm.weight"),
     Rule(LAYER + "feed_forward.gate.weight", FEED + "router.weight"),
     Rule(LAYER + "feed_forward.expert_bias", FEED + "correction_bias"),
     *renamed(LAYER + "feed_forward.", FEED, _WORDS),
@@ -45,9 +62,13 @@ def _mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None
     by_turns = listed is None or index in listed.value
     if attends(reading, index, by_turns=by_turns, other=CONV):
         return None
+    return _read_conv(reading, 3)
+
+
+def _read_conv(reading: Reading, taps: int) -> ShortConvConfig:
     return ShortConvConfig(
         hidden_size=reading.hidden_size,
-        conv_kernel=reading.size("conv_L_cache", 3, minimum=2),
+        conv_kernel=reading.size("conv_L_cache", taps, minimum=2),
         bias=reading.flag("conv_bias"),
     )
 
@@ -124,3 +145,70 @@ LFM2_MOE = replace(
     },
     feed_forward=_experts,
 ).family("lfm2_moe")
+
+# What the library takes where a config says nothing of rotation.
+_LFM3_ROPE: dict[str, dict[str, object]] = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
+_LFM3_TURNS = (SLIDING, CONV, FULL, CONV)
+
+
+def _lfm3_type(reading: Reading, index: int) -> str:
+    usual = _LFM3_TURNS[index % 4] if index else CONV
+    return reading.layer_type(index, (FULL, SLIDING, CONV)) or usual
+
+
+def _lfm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    kind = _lfm3_type(reading, index)
+    section = reading.reader.section("rope_parameters")
+    if section is None:
+        parameters = ConfigReader(_LFM3_ROPE[kind], f"{reading.reader.source}: rope_parameters")
+    else:
+        found = section.section(kind)
+        if found is None:
+            raise ConfigError(
+                f"{section.source} says nothing about layers of type {kind!r}.",
+                expected=f"a section {kind!r} with a rope_type and a rope_theta",
+            )
+        parameters = found
+    return read_rope(reading.reader, dim, parameters=parameters)
+
+
+def _lfm3_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    is_conv = _lfm3_type(reading, index) == CONV
+    has_norms_behind = value_or(reading.reader.boolean("use_sandwich_norm"), default=True)
+    behind = norm if has_norms_behind else None
+    return LayerConfig(
+        mixer=_read_conv(reading, 7) if is_conv else read_attention(reading, _LFM3, norm, index),
+        mixer_norm=norm,
+        mixer_post_norm=behind,
+        feed_forward=read_mlp(reading, {}),
+        feed_forward_norm=norm,
+        feed_forward_post_norm=behind,
+    )
+
+
+_LFM3 = Traits(
+    rules=hf_rules(_RULES, {}),
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": 256,
+        "use_attention_gate": True,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True, "head_gate": "use_attention_gate"},
+    layer=_lfm3_layer,
+    rope=_lfm3_rope,
+    slides=lambda reading, index: _lfm3_type(reading, index) == SLIDING,
+    eps="norm_eps",
+    names={"norm_eps": ("norm_eps", "rms_norm_eps")},
+    # not looked at where no layer is of the kind that they are about
+    ignored_keys=(
+        *("conv_L_cache", "conv_bias"),
+        *("attention_bias", "use_attention_gate", "sliding_window"),
+    ),
+)
+LFM3 = _LFM3.family("lfm3")

@@ -25,7 +25,7 @@ KINDS: dict[str, ScalingKind | None] = {
     "su": "longrope",
     "llama3": "llama3",
     "factors": "factors",  # of GGUF files: any of the above that divides frequencies
-    PROPORTIONAL: "factors",  # of Gemma 4: the slow ones stand still
+    PROPORTIONAL: "factors",  # of Gemma 4 and LFM3: the slow ones stand still
 }
 DEFAULT_THETA = 10000.0
 # What some configs repeat here, and what only other kinds look at.
@@ -125,7 +125,7 @@ def read_rope(
 
 
 def _proportional(parameters: ConfigReader, head_dim: int, theta: float) -> RopeConfig:
-    """Whole heads in pairs, of which the slower ones stand still (Gemma 4)."""
+    """Whole heads in pairs, of which the slower ones stand still (Gemma 4, LFM3)."""
     parameters.mark("rope_type")
     share = number_or(parameters, "partial_rotary_factor", 1.0)
     factor = number_or(parameters, "factor", 1.0)
