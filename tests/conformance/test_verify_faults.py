@@ -29,7 +29,7 @@ from blazr.models.families.rules import TiledHeads
 from blazr.models.loading import load as loading
 from blazr.models.loading import plan as planning
 from blazr.nn.device import resolve_device
-from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3
+from blazr.nn.layers import gated_delta, mamba1, mamba2, mamba3, rg_lru
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.gated_delta import OlmoDeltaConfig
@@ -287,6 +287,11 @@ FAULTS: dict[str, dict[str, Plant]] = {
     "hf lfm2": {
         "convolution": weight_fault("mixer.conv1d.weight", lambda x: x.flip(-1)),
         "q/k norm missing": weight_fault(".q_norm.weight", torch.ones_like),
+    },
+    "hf recurrent_gemma": {
+        "decay": faster_rates(rg_lru.RgLru),
+        "window": WINDOW,
+        "activation": GATE,
     },
     "hf lfm3": {
         "window": WINDOW,

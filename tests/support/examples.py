@@ -20,6 +20,7 @@ from blazr.nn.layers.parallel import (
     ParallelMixerConfig,
     ParallelPart,
 )
+from blazr.nn.layers.rg_lru import RgLruConfig
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
@@ -257,6 +258,7 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
     ),
     "short_conv": ShortConvConfig(hidden_size=HIDDEN),
     "short_conv_biased": ShortConvConfig(hidden_size=HIDDEN, conv_kernel=4, bias=True),
+    "rg_lru": RgLruConfig(hidden_size=HIDDEN, num_heads=4, head_dim=5),
     "gated_delta": GatedDeltaConfig(
         hidden_size=HIDDEN,
         num_key_heads=2,
@@ -422,6 +424,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),
     "olmo": ("olmo_delta+mlp", "gqa_nope+mlp"),
     "kimi": ("kimi_delta+mlp", "mla_nope+halves"),
+    "griffin": ("rg_lru+gelu", "rg_lru+mlp", "gqa_window+gelu"),
     "side by side": ("parallel+mlp", "none+mlp", "parallel+moe"),
     "shared block": ("mamba2_groups", "shared_block", "mamba2_bare", "again"),
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
@@ -436,7 +439,7 @@ STORED_MIXES: dict[str, tuple[str, dict[str, str]]] = {
     **{
         f"{mix}, states in bfloat16": (mix, {"state_dtype": "bfloat16"})
         for mix in (
-            *("pure mamba1", "pure mamba2", "pure mamba3", "gated delta", "kimi"),
+            *("pure mamba1", "pure mamba2", "pure mamba3", "gated delta", "kimi", "griffin"),
             *("side by side", "shared block", "hybrid of all"),
         )
     },

@@ -319,6 +319,27 @@ HYBRIDS: dict[str, Case] = {
             "linear_conv_kernel_dim": 2,
         },
     ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {
+            "num_hidden_layers": 3,
+            "attention_window_size": 9,
+            "lru_width": 20,
+            "num_key_value_heads": 1,
+            "logits_soft_cap": 4.0,
+        },
+    ),
+    "recurrent_gemma turns": (
+        "recurrent_gemma",
+        {
+            "num_hidden_layers": 4,
+            "block_types": ["attention", "recurrent"],
+            "attention_bias": True,
+            "conv1d_width": 3,
+            "hidden_activation": "gelu",
+            "head_dim": 10,
+        },
+    ),
     "olmo_hybrid": ("olmo_hybrid", {**_OLMO, "rope_parameters": {"rope_theta": None}}),
     "olmo_hybrid rope": (
         "olmo_hybrid",

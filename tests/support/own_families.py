@@ -19,6 +19,8 @@ from tests.support.references import is_vision
 from tests.support.seeds import run_seed
 
 RELEASED = Path(__file__).resolve().parents[1] / "golden" / "headers"
+# Those of which no layer attends if there are two, so that nothing is rotated.
+LATE = {"lfm3", "recurrent_gemma"}
 # What a config must say, by the values' names here; each family has keys of its own for them.
 SIZES: dict[str, object] = {
     "hidden_size": 24,
@@ -41,8 +43,7 @@ def own_families() -> set[str]:
     parts = [config["text_config"] for config in configs if "text_config" in config]
     released = {part.get("model_type") for part in (*configs, *parts)}
     named = {name for name, row in FAMILIES.items() if row.keys and not is_vision(name)}
-    # LFM3's layers that attend, and how they rotate, are told by type of layer
-    return named - released - {"lfm3"}
+    return named - released - LATE
 
 
 def config_of(family: Family) -> dict[str, object]:
@@ -78,7 +79,9 @@ def save(family: Family, directory: Path) -> CausalLM:
         else:
             written = tensor if found is None else found.transform.write(tensor)
             each = {family.rules.sources(parameter)[0]: written}
-        tensors |= {name: part.clone() for name, part in each.items()}
+        tensors |= {
+            name: part.clone(memory_format=torch.contiguous_format) for name, part in each.items()
+        }
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config_of(family)))
     return module

@@ -31,9 +31,9 @@ SIZES: dict[str, object] = {
 _SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
 # Those whose norms store their weights less one.
-_OFFSET = ("gemma", "qwen3_next", "qwen3_5")
+_OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5")
 # Whatever a library remembers outside the file must not tell the classes apart.
-_KEPT = ("inv_freq", "embed_scale", "mup_vector")
+_KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer")
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LATENT = {

@@ -171,6 +171,7 @@ def _convolve(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             log = torch.randn(SLOTS, GRID, channels + 9).to(dtype)
             part = Window(kept[..., 4:-5], log[..., 4:-5])
             yield x, how, Window(part.kept.contiguous(), part.log.contiguous()), table
+            yield x, replace(how, silu=False), part, table
             yield x, how, part, table, tuple(gates)
 
 

@@ -55,6 +55,7 @@ FAMILIES: Table[Family] = Table(
         "granitemoehybrid": "blazr.models.families.hf.hybrid:GRANITE_HYBRID",
         "falcon_h1": "blazr.models.families.hf.hybrid:FALCON_H1",
         "jamba": "blazr.models.families.hf.hybrid:JAMBA",
+        "recurrent_gemma": "blazr.models.families.hf.griffin:RECURRENT_GEMMA",
         "zamba2": "blazr.models.families.hf.zamba:ZAMBA2",
         "lfm2": "blazr.models.families.hf.lfm:LFM2",
         "lfm2_moe": "blazr.models.families.hf.lfm:LFM2_MOE",

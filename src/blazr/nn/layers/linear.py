@@ -79,12 +79,14 @@ class DepthwiseConv(DerivedModule):
         channels: Filters.
         kernel: Taps of each.
         bias: Whether there is one.
+        silu: Whether SiLU follows, where there are no gates.
     """
 
     bias: nn.Parameter | None
 
-    def __init__(self, channels: int, kernel: int, *, bias: bool = True) -> None:
+    def __init__(self, channels: int, kernel: int, *, bias: bool = True, silu: bool = True) -> None:
         super().__init__()
+        self.silu = silu
         self.weight = nn.Parameter(torch.empty(channels, kernel))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
@@ -93,4 +95,4 @@ class DepthwiseConv(DerivedModule):
         """As operations take it."""
         weight = self.weight.float().t().contiguous()
         bias = weight.new_zeros(weight.shape[1]) if self.bias is None else self.bias.float()
-        return Filter(weight, bias)
+        return Filter(weight, bias, self.silu)

@@ -37,10 +37,12 @@ class Filter:
     Args:
         weight: (K, channels).
         bias: (channels,).
+        silu: Whether SiLU follows, where there are no gates.
     """
 
     weight: Tensor
     bias: Tensor
+    silu: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,34 @@ class Mamba1Weights:
     a: Tensor
     d: Tensor
     limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class RgLruRows:
+    """What the RG-LRU takes of T tokens beside its input.
+
+    Args:
+        input_gate: Before its bias and the sigmoid, (T, width).
+        decay_gate: The same of the decay.
+    """
+
+    input_gate: Tensor
+    decay_gate: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RgLruWeights:
+    """Of the RG-LRU; float32, dense, (width,) each.
+
+    Args:
+        input_bias: Of the input's gate.
+        decay_bias: Of the decay's gate.
+        a: Decay rates, negative.
+    """
+
+    input_bias: Tensor
+    decay_bias: Tensor
+    a: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ _OPS = {
     "mamba2": ("mamba2",),
     "mamba3": ("mamba3",),
     "gated_delta": ("gated_delta",),
+    "rg_lru": ("rg_lru",),
     "pointwise": (
         "add",
         "scale",

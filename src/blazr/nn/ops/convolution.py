@@ -35,7 +35,7 @@ def convolve(
     gates: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A causal convolution with SiLU behind it, or between two gates and without.
+    """A causal convolution, perhaps with SiLU behind it, or between two gates.
 
     Args:
         x: (T, channels).
@@ -50,6 +50,7 @@ def convolve(
         (T, channels), in the dtype of x.
     """
     before = taps.weight.shape[0] - 1
+    activates = taps.silu and gates is None
     new = x if gates is None else gates[0] * x
 
     def compute(group: SequenceGroup, new: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def convolve(
             outputs.append(causal_conv1d(seen[:, low : high + before], taps))
             group.keep(high, window.kept, seen[:, high : high + before])
         y = torch.cat(outputs, 1)
-        return (F.silu(y) if gates is None else y).to(x.dtype)
+        return (F.silu(y) if activates else y).to(x.dtype)
 
     y = map_groups(table, compute, (new,), like=x)
     log_rows.reference(new, window.log, table)

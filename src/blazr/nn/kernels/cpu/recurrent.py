@@ -274,7 +274,7 @@ def convolve(  # noqa: PLR0917  (what is convolved, how, and where its memory is
         channels,
         len(taps.weight),
         DTYPES[x.dtype],
-        gates is None,
+        taps.silu and gates is None,
         x.stride(0),
         out.stride(0),
     ).run()

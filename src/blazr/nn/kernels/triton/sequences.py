@@ -140,6 +140,7 @@ def _convolve(
     channels_end,
     TAPS: tl.constexpr,
     HAS_GATES: tl.constexpr,
+    SILU: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
     SPAN: tl.constexpr,
@@ -163,7 +164,7 @@ def _convolve(
     if HAS_GATES:  # as the reference does, rounded before and behind the second gate
         gate = load_row(out_gate, span.first + at, channels, is_wanted)
         acc = acc.to(x[0].dtype.element_ty).to(tl.float32) * gate
-    else:
+    elif SILU:
         acc = acc * tl.sigmoid(acc)
     out_ptr, out_row = out
     places = out_ptr + (span.first + at) * out_row + channels
@@ -292,6 +293,7 @@ def convolve(
         channels,
         TAPS=count,
         HAS_GATES=gates is not None,
+        SILU=taps.silu,
         TOKENS=_TOKENS,
         CHANNELS=_CHANNELS,
         SPAN=numbers.spans.stride(0),
