@@ -138,6 +138,17 @@ def test_text_alone(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_converted_model_still_sees(name: str, tmp_path: Path) -> None:
+    """The parts for images and sounds were left out without a word."""
+    save(name, tmp_path / "model")
+    convert(str(tmp_path / "model"), tmp_path / "out", dtype="float16")
+    before, after = (load_file(tmp_path / each / "model.safetensors") for each in ("model", "out"))
+    assert after.keys() == before.keys()
+    for each in before:
+        assert torch.equal(after[each], before[each].half()), each
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_adapters_are_merged_by_the_names_of_either(name: str, tmp_path: Path) -> None:
     """Where the file has others than transformers, they were taken for those of another model."""
     model = save(name, tmp_path / "model")

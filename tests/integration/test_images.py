@@ -23,6 +23,7 @@ from blazr import LLM, SamplingParams
 from blazr.core.errors import CheckpointError, RequestError
 from blazr.llm.generation import as_message
 from blazr.llm.results import Completion
+from blazr.models.loading.convert import convert
 from blazr.nn.operands.step import GRID
 from blazr.text.images import Sound
 from tests.support import vision_models
@@ -335,6 +336,21 @@ def test_where_the_library_fails_the_image_is_refused(tmp_path: Path) -> None:
 def test_too_many_images(llava: LLM) -> None:
     with pytest.raises(RequestError, match="too many images"):
         llava.chat(chat(PICTURES[:1] * 33), REUSING)
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_a_converted_model_takes_images(tmp_path: Path, quantize: str | None) -> None:
+    """Its tower and its processor were left out."""
+    vision_models.save("llava", tmp_path / "model")
+    convert(str(tmp_path / "model"), tmp_path / "out", quantize=quantize)
+    asked = chat([vision_models.picture(40, 30)])
+    with LLM(str(tmp_path / "model"), **OPTIONS) as llm:
+        expected = llm.chat(asked, GREEDY)
+    with LLM(str(tmp_path / "out"), **OPTIONS) as llm:
+        found = llm.chat(asked, GREEDY)
+    assert found.usage.prompt_tokens == expected.usage.prompt_tokens
+    if quantize is None:
+        assert found.token_ids == expected.token_ids
 
 
 def test_a_text_model_takes_none() -> None:

@@ -37,6 +37,7 @@ from blazr.models.checkpoint.write import (
     safetensors_writer,
     writing,
 )
+from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.convert_gguf import GgufPlan, plan_gguf, write_gguf
 from blazr.models.loading.load import Progress, no_progress, tiles_of
@@ -52,6 +53,7 @@ _COPIED_FILES = (
     *TEXT_FILES,
     "additional_chat_templates/*.jinja",
     "generation_config.json",
+    "*processor_config.json",
     "LICENSE*",
 )
 _BITS = {"Q4_0": 4, "Q8_0": 8}
@@ -245,15 +247,24 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
         for info in (planned.checkpoint.tensors[each.name] for each in step.sources):
             if info.name in jobs:
                 continue
-            is_kept = dtype == "auto" and not info.is_packed
-            is_float = info.is_packed or info.dtype.startswith(("F", "BF"))
-            own = torch_dtype(info.dtype) if is_kept or not is_float else plain
+            own = _dtype_of(info, dtype, plain)
             if can and len(info.shape) == 2 and info.name.endswith(".weight"):
                 assert isinstance(storing, Quantizer)
                 jobs[info.name] = _Job(info, own, chosen, storing)
             else:
                 jobs[info.name] = _Job(info, own)
+    for name in planned.plan.ignored:
+        if name.startswith(IMAGE_PREFIXES):  # transformers loads these parts from the directory
+            info = planned.checkpoint.tensors[name]
+            jobs[name] = _Job(info, _dtype_of(info, dtype, plain))
     return list(jobs.values())
+
+
+def _dtype_of(info: TensorInfo, wanted: str, plain: torch.dtype) -> torch.dtype:
+    """The dtype that a tensor is written in, where it is not quantized."""
+    is_kept = wanted == "auto" and not info.is_packed
+    is_float = info.is_packed or info.dtype.startswith(("F", "BF"))
+    return torch_dtype(info.dtype) if is_kept or not is_float else plain
 
 
 def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[_Job]:

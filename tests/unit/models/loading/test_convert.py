@@ -94,6 +94,7 @@ def test_files_beside_the_weights_come_along(tmp_path: Path) -> None:
     beside = {
         *("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json"),
         *("generation_config.json", "chat_template.jinja"),
+        *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
         "additional_chat_templates/tool_use.jinja",
     }
     (source / "additional_chat_templates").mkdir()
