@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from blazr import LLM
 from blazr.bench.reference import SECTIONS
 from blazr.bench.reference.open import open_reference
 from blazr.bench.verify import verify
-from blazr.core.errors import ConfigError
+from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Family
 from blazr.models.families.hf import vision
@@ -166,6 +167,28 @@ def test_verify_asks_transformers(name: str, tmp_path: Path) -> None:
     assert found.transformers == "agrees"
     assert found.witness.is_there
     assert bool(found.witness.layers) is (name in SECTIONS)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2_5_vl"])
+def test_adapters_of_the_tower_are_refused_unless_they_are_zero(name: str, tmp_path: Path) -> None:
+    """They were taken for those of another model; trained on text alone, B stays zero."""
+    model = save(name, tmp_path / "model")
+    names = [*projections(model, "(v_proj|down_proj|qkv|fc1)$")]
+    towers = [each for each in names if "language_model" not in each]
+    assert towers
+
+    def clear(written: dict[str, torch.Tensor]) -> None:
+        for each in written:
+            if "language_model" not in each and "lora_B" in each:
+                written[each] = torch.zeros_like(written[each])
+
+    save_adapter(tmp_path / "of all", model, names)
+    save_adapter(tmp_path / "of text", model, names, tensors=clear)
+    with LLM(str(tmp_path / "model")) as llm:
+        with pytest.raises(CheckpointError, match="are not supported") as caught:
+            llm.core.adapters.load("mine", tmp_path / "of all")
+        assert "exclude_modules" in caught.value.hint
+        llm.core.adapters.load("mine", tmp_path / "of text")
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() & SECTIONS.keys()))

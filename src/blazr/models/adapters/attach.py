@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM
+from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.models.families.rules import (
     AsStored,
     Cut,
@@ -117,6 +118,10 @@ def _factors_of_change(
         of_experts = _factors_of_experts(meant, found, module)
         if of_experts is not None:
             return of_experts
+    if not known and change.name.startswith(IMAGE_PREFIXES):
+        if change.b.any():
+            raise _unsupported_tower(adapter.path, change)
+        return []  # it was trained on text alone
     if not known:
         raise adapter.lacks(change.name)
     saved = change
@@ -274,6 +279,16 @@ def _unsupported_dora(path: Path, change: LowRankChange) -> CheckpointError:
         found="lora_magnitude_vector, the lengths of its rows (use_dora)",
         expected="LoRA without lengths there; DoRA of other projections",
         hint=f"{_HINT}; or train it with use_dora=False, or without this one in target_modules",
+    )
+
+
+def _unsupported_tower(path: Path, change: LowRankChange) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: adapters of {change.name[:100]} are not supported.",
+        found="a change of what encodes images or sounds",
+        expected="changes of the language model",
+        hint="train it with exclude_modules or a pattern in target_modules, or merge it with "
+        "PEFT's merge_and_unload()",
     )
 
 
