@@ -47,7 +47,7 @@ def test_a_rival_that_is_not_installed_is_told_with_what_to_install(
 ) -> None:
     monkeypatch.setattr("benchmarks.rival.find_spec", lambda name: None)
     monkeypatch.setattr("sys.argv", ["versus", "llama.cpp", str(MODEL)])
-    with pytest.raises(SystemExit, match="(?s)needs llama-cpp-python.*pip install 'blazr"):
+    with pytest.raises(SystemExit, match=r"(?s)needs llama-cpp-python.*pip install 'blazr"):
         main()
 
 
