@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from blazr import LLM, SamplingParams
+from blazr.bench.shapes import random_network
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import CausalLM
+from blazr.nn.device import resolve_device
 from tests.support.drafts import EagerSpeculator
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
@@ -177,6 +180,22 @@ def test_longer_texts_than_it_reads_have_no_drafts_of_it(large, expected):
     )
     assert run(lab, prompts) == expected
     assert 0 < max(lengths) <= 70
+
+
+def test_texts_with_tokens_that_it_does_not_have_get_no_drafts_of_it(large, caplog):
+    prompts = [*some_prompts(6), [1, 2, 3], [6, 7]]
+    config = build_network(("gqa",)).config
+    small = random_network(
+        replace(config, vocab_size=VOCAB - 3), device=resolve_device("cpu"), dtype="float32"
+    )
+    drafting = Lab(small)
+    lab = Lab(large, draft_model=drafting)
+    assert run(lab, prompts) == run(Lab(large), prompts)
+    assert not caplog.text
+    assert not drafter_of(lab)._has_failed
+    assert not drafter_of(lab)._unreadable
+    assert lab.scheduler.counts.drafts > 0
+    assert sorted(drafting.memory.free_run_slots) == list(range(16))
 
 
 @pytest.fixture

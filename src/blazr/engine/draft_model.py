@@ -63,13 +63,16 @@ class DraftModel(ComputingDrafter):
         self._runner = runner
         self._memory = memory
         self._max_seq_len = runner.model.config.max_seq_len
+        self._vocab_size = runner.model.config.vocab_size
         self._token_budget = token_budget
         self._copies: dict[Sequence, _Copy] = {}  # the latest used last
+        self._unreadable: set[Sequence] = set()  # texts with tokens beyond its vocabulary
         self._has_failed = False
 
     @override
     def propose(self, sequence: Sequence, most: int) -> Draft | None:
         can_read = not sequence.request.embeddings and sequence.request.inputs is None
+        can_read = can_read and sequence not in self._unreadable
         most = min(most, self._max_seq_len - len(sequence.tokens))
         if self._has_failed or most < 1 or not can_read:
             return None
@@ -87,6 +90,7 @@ class DraftModel(ComputingDrafter):
     @override
     def forget(self, sequence: Sequence) -> None:
         self._drop(sequence)
+        self._unreadable.discard(sequence)
 
     def _unless_it_fails(self, work: Callable[[], T], nothing: T) -> T:
         """Ask the small model, if it has not failed yet; the replies do not need it."""
@@ -136,7 +140,10 @@ class DraftModel(ComputingDrafter):
         return {each: tuple(found) for each, found in drafts.items()}
 
     def _follow(self, text: Sequence) -> None:
-        """Let the copy of a text have its tokens; it keeps in memory what is still right."""
+        """Let the copy of a text have its tokens; it keeps in memory what is still right.
+
+        A text with a token that the small model does not have gets no copy.
+        """
         tokens = text.tokens
         copy = self._copies.pop(text, None)
         if copy is not None:
@@ -146,6 +153,11 @@ class DraftModel(ComputingDrafter):
                 copy = None
             elif kept < copy.sequence.computed:
                 self._memory.truncate(copy.sequence, kept)
+        if max(tokens[0 if copy is None else copy.sequence.computed :]) >= self._vocab_size:
+            self._unreadable.add(text)
+            if copy is not None:
+                self._memory.release(copy.sequence)
+            return
         if copy is None:
             copy = self._begin(text)
         own = copy.sequence
