@@ -15,6 +15,7 @@ from blazr.cli.model_plans import ModelPlan
 from blazr.cli.serve import open_client
 from blazr.core import log
 from blazr.core.errors import EngineError
+from blazr.llm.options import check_cache_disk
 
 if TYPE_CHECKING:
     import httpx2
@@ -69,6 +70,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
     from blazr.server.routes import batch_paths
 
     options.refuse_beside_url(ctx, "model", "accept_any_model", used={"max_running"})
+    check_cache_disk([load])
     paths = batch_paths()
     ids = read_ids(requests, paths)
     with AnswerFile(output) as answers:

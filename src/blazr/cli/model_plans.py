@@ -17,6 +17,7 @@ from typer.core import TyperOption
 from blazr.cli import options
 from blazr.cli.options import ServeFlags
 from blazr.core.errors import ConfigError, as_config_error
+from blazr.llm.options import check_cache_disk
 from blazr.pipelines.kinds import IMAGE, LANGUAGE_MODEL, kind_of
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def plan_models(
 
     Raises:
         ConfigError: There are several, and one has no name or two have the same; or the file's
-            table is wrong.
+            table is wrong; or a limit is given for files that no model keeps.
     """
     tables = read_settings(file).get(_TABLE, {}) if file is not None and not named else {}
     if not isinstance(tables, Mapping):
@@ -114,7 +115,9 @@ def plan_models(
             found=", ".join((plan.name or plan.path)[:30] for plan in plans)[:200],
             expected="--model name=path",
         )
-    return plans or [ModelPlan(path=default, name=None, flags=flags)]
+    plans = plans or [ModelPlan(path=default, name=None, flags=flags)]
+    check_cache_disk(plan.flags for plan in plans)
+    return plans
 
 
 def _plan_from_table(name: str, table: object, flags: ServeFlags) -> ModelPlan:

@@ -25,7 +25,7 @@ from blazr.core.docstrings import argument_docs
 from blazr.core.errors import ConfigError
 from blazr.core.garbage import frozen_after
 from blazr.engine.config import parse_memory
-from blazr.llm.options import LoadOptions
+from blazr.llm.options import LoadOptions, check_cache_disk
 
 if TYPE_CHECKING:
     from blazr.engine.sampling_params import SamplingParams
@@ -284,6 +284,7 @@ class LoadFlags(LoadOptions):
         # torch comes with it, which takes a second
         from blazr.llm.llm import LLM
 
+        check_cache_disk([self])
         set_threads(threads)
         return LLM.of(replace(self, max_running=1).load(model))
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Self
 
 from blazr.llm.load import load_text_engine
-from blazr.llm.options import LoadOptions, takes
+from blazr.llm.options import LoadOptions, check_cache_disk, takes
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vllm_names import dtype_name, translate
 from blazr.text.tokenizer import Tokenizer
@@ -40,7 +40,9 @@ class LanguageModel:
         options: dict[str, Any] = translate(given, _NAMES)
         if "dtype" in options:
             options["dtype"] = dtype_name(options["dtype"])
-        self.core = load_text_engine(LoadOptions(model, **options))
+        load_options = LoadOptions(model, **options)
+        check_cache_disk([load_options])
+        self.core = load_text_engine(load_options)
 
     # what help() and notebooks show
     __signature__ = inspect.signature(LoadOptions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
@@ -126,6 +126,25 @@ class LoadOptions(EngineConfig):
     def num_ranks(self) -> int:
         """Processes that the model is spread over."""
         return self.tp * self.pp
+
+
+def check_cache_disk(models: Iterable[EngineConfig]) -> None:
+    """Refuse a limit for the files of prefixes where no model keeps any.
+
+    One of several models is enough: a settings file may say the limit once, for all.
+
+    Raises:
+        ConfigError: ``cache_disk`` is given, and ``cache_dir`` is not.
+    """
+    found = [(each.cache_dir, each.cache_disk) for each in models]
+    usual = EngineConfig().cache_disk
+    given = next((disk for _, disk in found if disk != usual), None)
+    if given is not None and all(folder is None for folder, _ in found):
+        raise ConfigError(
+            "cache_disk limits the files in cache_dir, and there is no cache_dir.",
+            found=f"cache_disk {given:.50}",
+            hint="name a directory: --cache-dir DIR",
+        )
 
 
 def takes(

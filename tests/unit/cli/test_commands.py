@@ -29,6 +29,7 @@ from blazr.core import log
 from blazr.core.errors import ConfigError
 from blazr.engine.config import EngineConfig
 from blazr.engine.sampling_params import SamplingParams
+from blazr.llm import load
 from blazr.models.checkpoint.open import names_model
 
 
@@ -293,6 +294,16 @@ def test_flags_that_load_a_model_are_refused_beside_a_server(
     done = CliRunner().invoke(app, [*line.split(), "--url", "http://127.0.0.1:1"])
     assert isinstance(done.exception, ConfigError)
     assert set(str(done.exception).partition(" cannot be used")[0].split(", ")) == named
+
+
+@pytest.mark.parametrize("line", ["generate hi", "run hi", "batch in -o out", "serve", "mcp"])
+def test_a_limit_of_files_without_their_folder_is_refused(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "load_text_engine", lambda *_, **__: pytest.fail("it is loaded"))
+    done = CliRunner().invoke(app, [*line.split(), "--cache-disk", "1GiB"])
+    assert isinstance(done.exception, ConfigError)
+    assert "there is no cache_dir" in str(done.exception)
 
 
 @pytest.mark.parametrize("line", ["chat", "run hi", "batch in -o out", "bench", "mcp"])

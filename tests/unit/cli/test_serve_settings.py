@@ -266,6 +266,16 @@ def test_models_of_a_file(tmp_path: Path) -> None:
     assert settings("--config", str(file))["port"] == 1
 
 
+def test_one_limit_of_files_is_for_all_models_that_keep_any(tmp_path: Path) -> None:
+    file, limited = tmp_path / "blazr.toml", replace(FLAGS, cache_disk="1GiB")
+    file.write_text("[models]\na = 'nano'\nb = {path = 'nano', cache-dir = 'x'}\n")
+    first, second = plan_models((), file, limited, default="nano")
+    assert (first.flags.cache_dir, second.flags.cache_dir) == (None, "x")
+    file.write_text("[models]\na = 'nano'\nb = 'nano'\n")
+    with pytest.raises(ConfigError, match="there is no cache_dir"):
+        plan_models((), file, limited, default="nano")
+
+
 @pytest.mark.parametrize(
     ("table", "found"),
     [

@@ -119,6 +119,11 @@ def test_a_value_that_cannot_be_is_refused_before_a_model_is_looked_for(argument
         LLM("no/such/model", **argument)
 
 
+def test_a_limit_of_files_without_their_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)there is no cache_dir.*cache_disk 1GiB"):
+        LLM("no/such/model", cache_disk="1GiB")
+
+
 def test_a_share_of_the_memory_may_be_a_number() -> None:
     assert LoadOptions(memory=0.5).memory == "0.5"
     with pytest.raises(ConfigError, match="memory is not a size"):
