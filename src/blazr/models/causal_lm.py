@@ -38,6 +38,7 @@ class ModelConfig:
         layers: The layers, in order.
         final_norm: Before the head.
         tie_word_embeddings: Whether the head is the embedding.
+        head_bias: Whether a bias is added to the scores (Phi).
         embedding_multiplier: Applied to embedded tokens.
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
@@ -56,6 +57,7 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     final_norm: NormConfig
     tie_word_embeddings: bool = False
+    head_bias: bool = False
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
@@ -113,7 +115,7 @@ class ModelConfig:
             parts |= under(f"layers.{index}", held)
         config = replace(self, layers=tuple(layers), rank=rank)
         words = Rows((config.held_words[rank.number],))
-        parts |= {"embed_tokens": words, "lm_head": words}
+        parts |= {"embed_tokens": words, "lm_head": words, "head_bias": words}
         if self.per_layer is not None:
             parts["per_layer.embed_tokens"] = Rows((self.per_layer.held_rows(rank),))
         return config, parts
@@ -168,6 +170,8 @@ class CausalLM(Joined, nn.Module):
         self.step_adapters = StepAdapters()
         if is_first and not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, len(words))
+        has_bias = is_first and config.head_bias
+        self.head_bias = nn.Parameter(torch.empty(len(words))) if has_bias else None
         self.mtp = None if config.mtp is None else config.mtp.build()
 
     def join(self, ranks: Ranks) -> None:
@@ -366,7 +370,7 @@ class CausalLM(Joined, nn.Module):
         head = self.embed_tokens if is_tied else self.lm_head
         lora = None if is_tied else self.lm_head.lora  # of an embedding they change the embedding
         with self.step_adapters.using(adapters):
-            scores = multiply(normed, head.weight, lora=lora)
+            scores = multiply(normed, head.weight, self.head_bias, lora)
         scores = self.ranks.join_columns(scores, self.config.held_words)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 

@@ -35,6 +35,8 @@ class AttentionConfig(MixerConfig):
         o_bias: Whether the output projection has one.
         qk_norm: Whether queries and keys are normalised: per head (Qwen3), or...
         qk_norm_all_heads: ... all heads at once (OLMo 2).
+        qk_layer_norm: Whether these are LayerNorms without a bias, with a weight for each head
+            (Command R+, StableLM 2 12B).
         norm_eps: For ``qk_norm``.
         norm_unit_offset: For ``qk_norm``.
         sliding_window: Tokens a query sees, or None for all.
@@ -64,6 +66,7 @@ class AttentionConfig(MixerConfig):
     o_bias: bool = False
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
+    qk_layer_norm: bool = False
     norm_eps: float = 1e-6
     norm_unit_offset: bool = False
     sliding_window: int | None = None
@@ -111,11 +114,27 @@ class AttentionConfig(MixerConfig):
         }
         if self.qk_norm_all_heads:
             parts |= {"q_norm": Rows((query,)), "k_norm": Rows((key,))}
+        if self.qk_layer_norm:
+            parts |= {"q_norm": Rows((own,)), "k_norm": Rows((kept,))}
         return replace(self, num_heads=len(own), num_kv_heads=len(kept)), parts
 
     def build(self) -> Attention:
         """The module, with uninitialised parameters."""
         return Attention(self)
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm over the channels of each head, with a weight for each head and no bias."""
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.norm = NormConfig(head_dim, eps, "layer", has_weight=False).build()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., H, D) to (..., H, D)."""
+        normed: Tensor = self.norm(x)
+        return normed * self.weight
 
 
 class Attention(Mixer):
@@ -136,7 +155,10 @@ class Attention(Mixer):
             self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
         self.gate_proj = Linear(hidden, config.num_heads) if config.head_gate else None
-        if config.qk_norm:
+        if config.qk_layer_norm:
+            self.q_norm: nn.Module = HeadNorm(config.num_heads, dim, config.norm_eps)
+            self.k_norm: nn.Module = HeadNorm(config.num_kv_heads, dim, config.norm_eps)
+        elif config.qk_norm:
             offset, eps = config.norm_unit_offset, config.norm_eps
             is_cut = config.qk_norm_all_heads
             sizes = (query, key) if is_cut else (dim, dim)

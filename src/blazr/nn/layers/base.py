@@ -28,8 +28,10 @@ class NormConfig:
         size: C.
         eps: Added to the mean square or the variance.
         kind: ``"rms"`` (weight only) or ``"layer"`` (mean removed, weight and bias).
-        unit_offset: Whether an RMSNorm's weight is stored less one.
+        unit_offset: Whether the weight is stored less one.
         is_cut: Whether ranks have equal parts of the channels of an RMSNorm.
+        has_weight: Whether there is a weight; without one there is no bias either (OLMo).
+        has_bias: Whether a LayerNorm has a bias (Cohere's have none).
     """
 
     size: int
@@ -37,42 +39,70 @@ class NormConfig:
     kind: Literal["rms", "layer"] = "rms"
     unit_offset: bool = False
     is_cut: bool = False
+    has_weight: bool = True
+    has_bias: bool = True
 
     def build(self) -> Norm:
         """The module, with uninitialised parameters."""
-        return Norm(self)
+        return Norm(self) if self.has_weight else PlainNorm(self)
 
 
-class Norm(Joined, nn.Module):
+class Norm(Joined, DerivedModule):
     """RMSNorm or LayerNorm, as its config says."""
 
     bias: nn.Parameter | None
 
     def __init__(self, config: NormConfig) -> None:
         super().__init__()
+        self.size = config.size
         self.eps = config.eps
+        self.is_layer_norm = config.kind == "layer"
         self.is_cut = config.is_cut
         self.unit_offset = config.unit_offset
-        self.weight = nn.Parameter(torch.empty(config.size))
-        self.bias = nn.Parameter(torch.empty(config.size)) if config.kind == "layer" else None
+        if config.has_weight:
+            self.weight = nn.Parameter(torch.empty(config.size))
+        has_bias = self.is_layer_norm and config.has_weight and config.has_bias
+        self.bias = nn.Parameter(torch.empty(config.size)) if has_bias else None
+
+    @derived
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a LayerNorm, as the operation takes them."""
+        weight = self.weight + 1 if self.unit_offset else self.weight
+        return weight, torch.zeros_like(weight) if self.bias is None else self.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
+        if self.is_layer_norm:
+            return layer_norm(x, *self.factors, self.eps)
         if self.is_cut and self.ranks is not ALONE:
             mean = mean_square(x.float(), self.ranks)
             return scale_rms(x, mean, self.weight, self.eps, unit_offset=self.unit_offset)
-        if self.bias is None:
-            return rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
 
     def after(self, x: Tensor, change: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         """``x + change * factor``, and what this makes of it, (..., C) each."""
-        is_whole_rms = self.bias is None and not (self.is_cut and self.ranks is not ALONE)
+        is_whole_rms = not self.is_layer_norm and not (self.is_cut and self.ranks is not ALONE)
         # recorded steps of a CPU have the addition in the product before it
         if is_whole_rms and x.is_cuda:
             offset = self.unit_offset
             both = add_rms_norm(x, change, self.weight, self.eps, factor, unit_offset=offset)
             return both[0], both[1]
+        x = add(x, change, factor)
+        return x, recordable(self, x, like=x)
+
+
+class PlainNorm(Norm):
+    """One without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) to (..., C)."""
+        ones = x.new_ones(self.size)
+        if self.is_layer_norm:
+            return layer_norm(x, ones, torch.zeros_like(ones), self.eps)
+        return rms_norm(x, ones, self.eps)
+
+    def after(self, x: Tensor, change: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """See `Norm.after`."""
         x = add(x, change, factor)
         return x, recordable(self, x, like=x)
 
@@ -223,6 +253,8 @@ class LayerConfig:
         mixer_post_norm: Of what the mixer puts out, or None.
         feed_forward_post_norm: Of what the feed-forward puts out, or None.
         residual_multiplier: Applied to what both add to the residual stream.
+        is_parallel: Whether the feed-forward sees the layer's input, not what the mixer has added
+            to it; through the mixer's norm, where it has none of its own.
         joins_embedding: Whether the mixer sees the embedded tokens beside the residual stream, as
             2 * C channels (Zamba2).
         shares_layer: Index of an earlier layer whose mixer owns what this one's uses, too.
@@ -237,6 +269,7 @@ class LayerConfig:
     mixer_post_norm: NormConfig | None = None
     feed_forward_post_norm: NormConfig | None = None
     residual_multiplier: float = 1.0
+    is_parallel: bool = False
     joins_embedding: bool = False
     shares_layer: int | None = None
     token_input: TokenInputConfig | None = None
@@ -254,11 +287,16 @@ class LayerConfig:
 
 
 class DecoderLayer(Joined, DerivedModule):
-    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too."""
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too.
+
+    Where both are parallel, ``x + mixer(norm(x)) + feed_forward(norm(x))``.
+    """
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.residual_multiplier = config.residual_multiplier
+        self.is_parallel = config.is_parallel
+        self.shares_norm = config.is_parallel and config.feed_forward_norm is None
         self.joins_embedding = config.joins_embedding
         self.mixer_norm = _build(config.mixer_norm)
         self.mixer = config.mixer.build()
@@ -331,7 +369,10 @@ class DecoderLayer(Joined, DerivedModule):
         return self.output_scale.item()
 
     def _feed(self, x: Tensor, mixed: Tensor) -> Tensor:
-        if isinstance(self.feed_forward_norm, Norm):
+        if self.is_parallel:
+            norm = self.mixer_norm if self.shares_norm else self.feed_forward_norm
+            x, normed = self._add(x, mixed), recordable(norm, x, like=x)
+        elif isinstance(self.feed_forward_norm, Norm):
             x, normed = self.feed_forward_norm.after(x, mixed, self.residual_multiplier)
         else:
             x = normed = self._add(x, mixed)

@@ -254,6 +254,10 @@ class Traits:
         norm_kind: RMSNorm or LayerNorm.
         eps: Key of the norms' eps.
         unit_offset: Whether norms store their weights less one.
+        norm_weight: Whether norms have weights.
+        norm_bias: Whether LayerNorms have biases.
+        parallel: Whether both halves of a layer see its input.
+        parallel_norms: Through how many norms they do.
         activation: Key of the activation.
         expects: The only values of keys whose others would compute something else.
         prepare: Puts an older spelling of the config in today's.
@@ -283,6 +287,10 @@ class Traits:
     norm_kind: Literal["rms", "layer"] = "rms"
     eps: str = "rms_norm_eps"
     unit_offset: bool = False
+    norm_weight: bool = True
+    norm_bias: bool = True
+    parallel: Flag = False
+    parallel_norms: Literal[1, 2] = 1
     activation: str = "hidden_act"
     expects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
@@ -372,6 +380,8 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         reading.number(traits.eps, 1e-6),
         traits.norm_kind,
         unit_offset=traits.unit_offset,
+        has_weight=traits.norm_weight,
+        has_bias=traits.norm_bias,
     )
     head, is_there = _tensor_name(source, "lm_head.weight")
     numbers: dict[str, Any] = dict(traits.model_numbers(reading)) if traits.model_numbers else {}
@@ -396,6 +406,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
             head if is_there else f"{head} (absent)",
             reader.boolean("tie_word_embeddings"),
         ),
+        head_bias=_tensor_name(source, "head_bias")[1],
         mtp=_mtp(reading, source, traits, norm),
     )
     if ledger is not None:
@@ -407,7 +418,7 @@ def _tensor_name(source: Source, parameter: str) -> tuple[str, bool]:
     """The name of a parameter's tensor, and whether it is there."""
     names = source.rules.sources(parameter)
     found = next((name for name in names if name in source.tensors), None)
-    return found or names[0], found is not None
+    return found or next(iter(names), parameter), found is not None
 
 
 def _extra_layers(source: Source) -> tuple[str, ...]:
@@ -462,14 +473,17 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
     before = norm if traits.norms != "behind" else None
     behind = norm if traits.norms != "before" else None
     key = traits.residual_multiplier
+    is_parallel = reading.flag(traits.parallel)
+    shares_norm = is_parallel and traits.parallel_norms == 1
     return LayerConfig(
         mixer=mixer or read_attention(reading, traits, norm, index),
         mixer_norm=before,
         mixer_post_norm=behind,
         feed_forward=feed_forward or read_mlp(reading, traits.mlp, traits.activation),
-        feed_forward_norm=before,
+        feed_forward_norm=None if shares_norm else before,
         feed_forward_post_norm=behind,
         residual_multiplier=reading.number(key, 1.0) if key else 1.0,
+        is_parallel=is_parallel,
     )
 
 
