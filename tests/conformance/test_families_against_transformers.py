@@ -274,6 +274,18 @@ def test_an_empty_section_about_rotation_says_that_it_is_plain(tmp_path: Path) -
     assert empty == plain
 
 
+def test_exaone_rotates_all_layers_where_none_has_a_window(tmp_path: Path) -> None:
+    """EXAONE 4.0 1.2B, whose config says so with null; a silent one has windows."""
+    full = ["full_attention", "full_attention"]
+    changes = {"sliding_window": None, "layer_types": full}
+    theirs = save_reference("exaone4", tmp_path, changes=changes)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_experts_of_four_bits(tmp_path: Path) -> None:
     """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""

@@ -37,7 +37,8 @@ _EXPERTS = {
 }
 _WIDE = {"hidden_size": 32, "num_attention_heads": 4}
 _ROUTED = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7}
-# By the architecture: whose model it is, its settings, and the metadata that say the same.
+# By the architecture, and what is odd about it: whose model it is, its settings, and the metadata
+# that say the same.
 CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     **dict.fromkeys(("internlm2", "xverse", "exaone", "pangu-embedded"), ("llama", {}, {})),
     "seed_oss": ("seed_oss", {"attention_bias": True, "head_dim": 12}, {}),
@@ -65,7 +66,56 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "stablelm": (
         "stablelm",
         {**_WIDE, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "use_qkv_bias": True},
+        {"use_parallel_residual": True},  # said of all, and true of those without a second norm
+    ),
+    "stablelm parallel": (
+        "stablelm",
+        {
+            **_WIDE,
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+        },
         {},
+    ),
+    "ernie4_5-moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 20,
+            "moe_layer_interval": 2,
+            "num_hidden_layers": 3,
+        },
+        {},
+    ),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+        {"attention.sliding_window": 6, "attention.sliding_window_pattern": [True, False]},
+    ),
+    "exaone4 without windows": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
+        {},
+    ),
+    "phi2": ("phi", _WIDE, {}),
+    "command-r": ("cohere", {"logit_scale": 0.25}, {"logit_scale": 0.25}),
+    "command-r norms": (
+        "cohere",
+        {"logit_scale": 0.25, "use_qk_norm": True},
+        {"logit_scale": 0.25},
+    ),
+    "cohere2": (
+        "cohere2",
+        {
+            "logit_scale": 0.25,
+            "sliding_window": 6,
+            "layer_types": None,
+            "num_hidden_layers": 4,
+        },
+        {"logit_scale": 0.25, "attention.sliding_window": 6},
     ),
 }
 
@@ -77,8 +127,8 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in load_file(directory / "model.safetensors").items():
-        number = re.search(r"experts\.(\d+)\.", name)
-        plain = re.sub(r"experts\.\d+\.", "experts.", name)
+        number = re.search(r"(?:experts|norms)\.(\d+)\.", name)
+        plain = re.sub(r"experts\.\d+\.", "experts.", re.sub(r"\.norms\.\d+", "", name))
         theirs = names.get_name(plain, try_suffixes=(".weight", ".bias"))
         if theirs is None and plain.endswith("e_score_correction_bias"):
             theirs = names.get_name(plain.removesuffix("_bias")) or names.get_name(plain)
@@ -98,7 +148,7 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
     return found
 
 
-def metadata_of(config: dict[str, object], arch: str) -> dict[str, object]:
+def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -> dict[str, object]:
     heads = int(str(config["num_attention_heads"]))
     dim = int(str(config.get("head_dim") or int(str(config["hidden_size"])) // heads))
     rope = dict(config["rope_parameters"])
@@ -115,26 +165,29 @@ def metadata_of(config: dict[str, object], arch: str) -> dict[str, object]:
         keys.Attention.LAYERNORM_RMS_EPS: eps,
         keys.Rope.FREQ_BASE: rope["rope_theta"],
         keys.Rope.DIMENSION_COUNT: config.get("rotary_dim") or int(dim * share),
-        keys.LLM.EXPERT_USED_COUNT: config.get("num_experts_per_tok", 0),
+        keys.LLM.EXPERT_USED_COUNT: config.get("num_experts_per_tok") or config.get("moe_k", 0),
     }
     said = {key.format(arch=arch): value for key, value in known.items()}
-    more = {f"{arch}.{key}": value for key, value in CASES[arch][2].items()}
-    return {"general.architecture": arch, **said, **more}
+    own = {f"{arch}.{key}": value for key, value in more.items()}
+    return {"general.architecture": arch, **said, **own}
 
 
 def test_every_architecture_without_a_file_of_the_converter_is_here() -> None:
-    assert set(CASES) == {name for name, row in ARCHITECTURES.items() if not row.families}
+    assert {case.split()[0] for case in CASES} == {
+        name for name, row in ARCHITECTURES.items() if not row.families
+    }
 
 
-@pytest.mark.parametrize("arch", CASES)
-def test_the_same_logits_as_by_transformers(arch: str, tmp_path: Path) -> None:
-    kind, changes, _ = CASES[arch]
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_logits_as_by_transformers(case: str, tmp_path: Path) -> None:
+    kind, changes, said = CASES[case]
+    arch = case.split()[0]
     (tmp_path / "hf").mkdir()
     theirs = save_reference(kind, tmp_path / "hf", seed=len(arch), changes=changes)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     heads = config["num_attention_heads"], config["num_key_value_heads"]
     tensors = tensors_of(tmp_path / "hf", arch, heads)
-    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata_of(config, arch))
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata_of(config, arch, said))
     found = load(str(path), device=CPU, dtype="float32").module
     expected = reference_logits(theirs, IDS)
     assert_same_network(found, expected, torch.tensor([IDS]))

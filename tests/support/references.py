@@ -31,7 +31,7 @@ SIZES: dict[str, object] = {
 _SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
 # Those whose norms store their weights less one.
-_OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5")
+_OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
 # Whatever a library remembers outside the file must not tell the classes apart.
 _KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer")
 
@@ -337,6 +337,74 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "arcee": ("arcee", {}),
+    "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True, "rope_scaling": _YARN}),
+    "seed_oss": ("seed_oss", {"head_dim": 12}),
+    "seed_oss biases": ("seed_oss", {"head_dim": 8, "attention_out_bias": True, "mlp_bias": True}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 12}),
+    "ernie4_5 biases": ("ernie4_5", {"head_dim": 8, "use_bias": True}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 20,
+            "num_hidden_layers": 3,
+            "moe_layer_interval": 2,
+            "use_bias": True,
+        },
+    ),
+    "exaone4": (
+        "exaone4",
+        {
+            "head_dim": 12,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "nemotron": ("nemotron", {"hidden_size": 32}),
+    "nemotron biases": ("nemotron", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "dots1": (
+        "dots1",
+        {
+            **_EXPERTS,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.7,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "head_dim": 12,
+            "rotary_dim": 6,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "phi": ("phi", {"hidden_size": 32}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
+    "cohere norms": ("cohere", {"use_qk_norm": True, "attention_bias": True, "head_dim": 8}),
+    "cohere2": (
+        "cohere2",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "stablelm": ("stablelm", {"hidden_size": 32, "use_qkv_bias": True}),
+    "stablelm parallel": (
+        "stablelm",
+        {
+            "hidden_size": 32,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     **HYBRIDS,
 }
 
@@ -373,7 +441,7 @@ def save_reference(
             _fill(
                 name,
                 tensor,
-                is_offset=model_type.startswith(_OFFSET),
+                is_offset=f"{model_type}:".startswith(_OFFSET),
                 spread=_SPREAD.get(model_type, 0.3),
             )
     # the original names would have filters of equal parts, whatever the sizes of their projections

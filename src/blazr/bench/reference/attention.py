@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.norms import rms_norm
+from blazr.bench.reference.norms import layer_norm, rms_norm
 from blazr.bench.reference.rotation import Rotation, rotate, temper
 from blazr.bench.reference.weights import Weights, linear
 
@@ -53,7 +54,7 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     gate = None
     if s.gated:
         q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
-    q, k = _normed(q, w.get("q_norm.weight"), s), _normed(k, w.get("k_norm.weight"), s)
+    q, k = _normed(q, _norm_weight(w, "q"), s), _normed(k, _norm_weight(w, "k"), s)
     if s.clip is not None:
         q, k, v = (part.clamp(-s.clip, s.clip) for part in (q, k, v))
     q, k, v = (part.unflatten(-1, (-1, s.dim)) for part in (q, k, v))  # (T, H, D)
@@ -96,8 +97,20 @@ def attend(
     return torch.einsum("hts,she->the", shares, v)
 
 
+def _norm_weight(w: Weights, name: str) -> Tensor | None:
+    """Of a norm of queries or keys; StableLM 2 has a tensor for each head."""
+    one_by_one = f"{name}_layernorm.norms.{{}}.weight"
+    if one_by_one.format(0) not in w:
+        return w.get(f"{name}_norm.weight")
+    each = iter(one_by_one.format(head) for head in count())
+    return torch.stack([w[name] for name in takewhile(w.__contains__, each)])
+
+
 def _normed(x: Tensor, weight: Tensor | None, s: AttentionSizes) -> Tensor:
     """Over each head, or over all of them, as long as the weight is: (T, H * D)."""
     if weight is None:
         return x
+    if weight.ndim > 1:  # LayerNorms of Command R+ and StableLM 2
+        heads = x.unflatten(-1, weight.shape)
+        return layer_norm(heads, weight, torch.zeros_like(weight), s.eps).flatten(1)
     return rms_norm(x.unflatten(-1, (-1, len(weight))), weight + s.offset, s.eps).flatten(1)

@@ -29,6 +29,7 @@ from blazr.bench.reference.model import (
     layer_of,
     model_of,
     norm_of,
+    parallel_layer,
 )
 from blazr.bench.reference.rotation import Rotation, mscale
 from blazr.bench.reference.settings import Setting, Settings
@@ -42,6 +43,7 @@ _GEMMA: Settings = {
     "num_key_value_heads": 4,
     "sliding_window": 4096,
 }
+_ERNIE: Settings = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
 _GLM: Settings = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
 _QWEN: Settings = {"sliding_window": 4096, "max_window_layers": 28}
 _DEEPSEEK: Settings = {"first_k_dense_replace": 0, "n_shared_experts": 2}
@@ -62,6 +64,34 @@ DEFAULTS: Mapping[str, Settings] = {
         "num_key_value_heads": 2,
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": 1e-5,
+    },
+    "arcee": {"hidden_act": "relu2", "rms_norm_eps": 1e-5},
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128},
+    "ernie4_5": {**_ERNIE, "head_dim": 128},
+    "ernie4_5_moe": {**_ERNIE, "num_key_value_heads": 4, "moe_k": 6},
+    "exaone4": {
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 32,
+    },
+    "nemotron": {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "phi": {
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+    "cohere": {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625},
+    "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+    "stablelm": {
+        "num_key_value_heads": 32,
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+    },
+    "dots1": {"num_key_value_heads": 32, "n_group": 1},
+    "minimax_m2": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_experts_per_tok": 8,
+        "rope_theta": 5e6,
     },
     "glm": _GLM,
     "glm4": _GLM,
@@ -122,13 +152,18 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
         "post_mlp_layernorm",
     ),
     **dict.fromkeys(
-        ("olmo2", "olmo3"), ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+        ("olmo2", "olmo3", "exaone4"),
+        ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
     ),
     **dict.fromkeys(
         ("bamba", "jamba", "falcon_h1"), ("input_layernorm", "", "pre_ff_layernorm", "")
     ),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "", "ffn_norm", "")),
     "lfm3": ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+}
+_MLP: Mapping[str, Mapping[str, str]] = {
+    "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
+    "phi": {"up_proj": "fc1", "down_proj": "fc2"},
 }
 _LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
 _OLMO_HYBRID_NAMES = {
@@ -138,11 +173,15 @@ _OLMO_HYBRID_NAMES = {
 _LAST_NORM: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "jamba", "falcon_h1"), "final_layernorm"),
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), "embedding_norm"),
+    "phi": "final_layernorm",
 }
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Those whose norms store their weights less one.
-_OFFSET = (*_GEMMAS, *_GATED)
+_OFFSET = (*_GEMMAS, *_GATED, "nemotron")
+# LayerNorms without biases.
+_CENTRED = ("cohere", "cohere2")
+_INTERLEAVED = ("glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
 _CAPPED = ("gemma2", "gemma3_text")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 
@@ -182,17 +221,27 @@ def stack(
         feed_forward_of: Makes the feed-forward, from its tensors.
     """
     root = _root_of(w)
-    eps = config.get("rms_norm_eps", "norm_epsilon", "norm_eps", default=1e-6)
+    eps = config.get("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", default=1e-6)
     offset = float(kind in _OFFSET)
+    centred = kind in _CENTRED
     count = config.size("num_hidden_layers")
     residual_scale = config.get("residual_multiplier", default=1.0)
+    is_parallel = kind in ("phi", "cohere", "cohere2") or (
+        kind == "stablelm" and config.get("use_parallel_residual", default=False)
+    )
 
     def layer(index: int) -> Layer:
         at = w.under(f"{root}layers.{index}.")
-        names = _norms_of(kind, at)
-        norms = [norm_of(at, name, eps, offset=offset) if name else None for name in names]
+        norms = [
+            norm_of(at, name, eps, offset=offset, centred=centred) if name else None
+            for name in _norms_of(kind, at)
+        ]
         mixer = mixer_of(at, kind, config, index, eps)
         feed = feed_forward_of(at, kind, config)
+        if is_parallel:
+            return parallel_layer(
+                Half(inner=mixer, before=norms[0]), Half(inner=feed, before=norms[0])
+            )
         return layer_of(
             Half(inner=mixer, before=norms[0], after=norms[1], scale=residual_scale),
             Half(inner=feed, before=norms[2], after=norms[3], scale=residual_scale),
@@ -204,10 +253,12 @@ def stack(
         [layer(index) for index in range(count)],
         w,
         embedding=f"{root}embed_tokens.weight",
-        norm=norm_of(w.under(root), _LAST_NORM.get(kind, "norm"), eps, offset=offset),
+        norm=norm_of(
+            w.under(root), _LAST_NORM.get(kind, "norm"), eps, offset=offset, centred=centred
+        ),
         head=_head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
-        logits_scale=config.get("lm_head_multiplier", default=1.0)
+        logits_scale=config.get("lm_head_multiplier", "logit_scale", default=1.0)
         / config.get("logits_scaling", default=1.0),
         softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
@@ -226,7 +277,7 @@ def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
 
 
 def _mixer(layer: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
-    w = layer.under("self_attn.")
+    w = layer.under("self_attn.", {"o_proj": "dense"} if kind == "phi" else {})
     if kind in _LATENT:
         latent = latent_sizes(config)
         return lambda x: deepseek_attention(x, w, latent)
@@ -265,8 +316,16 @@ def _rotates(config: Config, index: int) -> bool:
 
 def _type_by_pattern(kind: str, config: Config, index: int) -> str:
     """The type of a layer of Gemma 3 or OLMo 3: listed, or every n-th sees everything."""
+    listed = config.layer_type(index)
+    if (
+        kind == "exaone4"
+        and not listed
+        and isinstance(config.own.get("sliding_window_pattern"), str)
+    ):
+        pattern = config.word("sliding_window_pattern")
+        return SLIDING if pattern[index % len(pattern)] == "L" else FULL
     every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
-    return config.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+    return listed or (SLIDING if (index + 1) % every else FULL)
 
 
 def _lfm3_type(config: Config, index: int) -> str:
@@ -291,7 +350,14 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
             theta = base if kind == "gemma3_text" else config.get("rope_theta", default=base)
             parameters = Config({"rope_theta": theta}, {})
         return rotation_of(config, dim, parameters)
-    return rotation_of(config, dim, interleaved=kind in ("glm", "glm4"))
+    if kind == "exaone4" and config.window() and _window(kind, config, index) is None:
+        return None
+    if kind == "cohere2" and _window(kind, config, index) is None:
+        return None
+    if kind == "minimax_m2" and config.says("rotary_dim"):
+        share = config.size("rotary_dim") / dim
+        config = Config({"partial_rotary_factor": share, **config.own}, config.defaults)
+    return rotation_of(config, dim, interleaved=kind in _INTERLEAVED)
 
 
 def _window(kind: str, config: Config, index: int) -> int | None:
@@ -311,7 +377,10 @@ def _window(kind: str, config: Config, index: int) -> int | None:
             return window if (listed == SLIDING if listed else index % 2 == 0) else None
         case "lfm3":
             return window if _lfm3_type(config, index) == SLIDING else None
-        case "gemma3_text" | "olmo3":
+        case "dots1":
+            late = index >= config.get("max_window_layers", default=62)
+            return window if (listed == SLIDING if listed else late) else None
+        case "gemma3_text" | "olmo3" | "exaone4" | "cohere2":
             return window if _type_by_pattern(kind, config, index) == SLIDING else None
         case _:
             return None
@@ -353,25 +422,32 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     if "block_sparse_moe.gate.weight" in layer and kind == "mixtral":
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
-    names = {"up_proj": "c_fc", "down_proj": "c_proj"} if kind == "starcoder2" else {}
-    w = layer.under("mlp.", names)
+    if kind == "minimax_m2":
+        w = layer.under("block_sparse_moe.")
+        bias = "e_score_correction_bias"
+        return experts(w, "gate", router_of(kind, config), activation, NUMBERED, bias=bias)
+    w = layer.under("mlp.", _MLP.get(kind, {}))
     if kind == "gpt_oss":
         return _gpt_oss_experts(w, config)
     if "gate.weight" in w:
-        return experts(w, "gate", router_of(kind, config), activation)
+        bias = "moe_statics" if kind == "ernie4_5_moe" else "gate"
+        router = router_of(kind, config)
+        return experts(w, "gate", router, activation, bias=f"{bias}.e_score_correction_bias")
     return lambda x: mlp(x, w, activation)
 
 
 def router_of(kind: str, config: Config) -> Router:
     """How a type of model chooses."""
-    chosen = config.get("num_experts_per_tok", "num_experts_per_token", default=0)
+    chosen = config.get("num_experts_per_tok", "num_experts_per_token", "moe_k", default=0)
     normalise = bool(config.get("norm_topk_prob", "moe_renormalize", default=False))
     scale = config.get("routed_scaling_factor", default=1.0)
     groups = config.get("n_group", "num_expert_group", default=1)
     kept = config.get("topk_group", default=groups)
     match kind:
-        case "mixtral" | "granitemoe" | "granitemoehybrid" | "gpt_oss":
+        case "mixtral" | "granitemoe" | "granitemoehybrid" | "gpt_oss" | "ernie4_5_moe":
             return Router(chosen=chosen)
+        case "minimax_m2":
+            return Router(chosen=chosen, scoring="sigmoid")
         case "jamba":
             return Router(chosen=chosen, normalise=False)
         case "deepseek_v2":
@@ -382,7 +458,7 @@ def router_of(kind: str, config: Config) -> Router:
                 scale=scale,
                 groups=(groups, kept, 1) if limited else None,
             )
-        case "deepseek_v3" | "glm4_moe" | "kimi_linear" | "nemotron_h":
+        case "deepseek_v3" | "glm4_moe" | "dots1" | "kimi_linear" | "nemotron_h":
             return Router(
                 chosen=chosen,
                 scoring="sigmoid",

@@ -35,7 +35,9 @@ class ReferenceModel:
     logits: Function
 
 
-def norm_of(w: Weights, name: str, eps: float, *, offset: float = 0.0) -> Function:
+def norm_of(
+    w: Weights, name: str, eps: float, *, offset: float = 0.0, centred: bool = False
+) -> Function:
     """RMSNorm, or LayerNorm where there is a bias.
 
     Args:
@@ -43,11 +45,14 @@ def norm_of(w: Weights, name: str, eps: float, *, offset: float = 0.0) -> Functi
         name: Its name.
         eps: Its eps.
         offset: What is added to the stored weight.
+        centred: Whether it is a LayerNorm where there is no bias, too.
     """
 
     def apply(x: Tensor) -> Tensor:
         weight = w[name + ".weight"] + offset
         bias = w.get(name + ".bias")
+        if bias is None and centred:
+            bias = torch.zeros_like(weight)
         if bias is not None:
             return layer_norm(x, weight, bias, eps)
         return rms_norm(x, weight, eps)
@@ -64,10 +69,14 @@ class Half:
     after: Function | None = None
     scale: float = 1.0
 
+    def change(self, x: Tensor) -> Tensor:
+        """What is added, (T, C)."""
+        y = self.inner(x if self.before is None else self.before(x))
+        return self.scale * (y if self.after is None else self.after(y))
+
     def __call__(self, x: Tensor) -> Tensor:
         """(T, C) to (T, C)."""
-        y = self.inner(x if self.before is None else self.before(x))
-        return x + self.scale * (y if self.after is None else self.after(y))
+        return x + self.change(x)
 
 
 def layer_of(*halves: Half) -> Layer:
@@ -78,6 +87,16 @@ def layer_of(*halves: Half) -> Layer:
         for half in halves:
             x = half(x)
         return x
+
+    return apply
+
+
+def parallel_layer(*halves: Half) -> Layer:
+    """A layer of parts that all see its input."""
+
+    def apply(x: Tensor, embedded: Tensor) -> Tensor:
+        del embedded
+        return x + sum((half.change(x) for half in halves), torch.zeros_like(x))
 
     return apply
 
@@ -107,13 +126,15 @@ def model_of(
         logits_scale: What logits are multiplied with.
         softcap: ``cap tanh(logits / cap)``, or None.
     """
+    bias = w.get(head.removesuffix("weight") + "bias")
     head = head if head in w else embedding
 
     def logits(hidden: Tensor) -> Tensor:
         x = norm(hidden)
         starts = range(0, w.shape(head)[0], _TILE)
         tiles = (w.rows(head, slice(start, start + _TILE)) for start in starts)
-        scores = torch.cat([x @ tile.T for tile in tiles], -1) * logits_scale
+        scores = torch.cat([x @ tile.T for tile in tiles], -1)
+        scores = (scores if bias is None else scores + bias) * logits_scale
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
     return ReferenceModel(

@@ -75,6 +75,7 @@ class Architecture:
             neither that nor the base, as Ollama's of Gemma 3.
         norm_topk_prob: Whether the weights of a token's experts are normalised to sum to 1.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
+        multiplies_logits: Whether scores are multiplied with ``logit_scale``, not divided by it.
         wide_scale_layers: A model of so many layers scales attention's scores by the root of hidden
             size over heads, not of the size of a head.
         is_folded: Whether converters multiply matrices by the model's multipliers.
@@ -109,6 +110,7 @@ class Architecture:
     long_factor: float = 1.0
     norm_topk_prob: bool = True
     scales_embedding: bool = False
+    multiplies_logits: bool = False
     wide_scale_layers: int = 0
     is_folded: bool = False
     has_tiled_values: bool = False
@@ -323,16 +325,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xverse": Architecture(read_by=_LLAMA, pairs_rows=True),
     "exaone": Architecture(read_by=_LLAMA),
     "pangu-embedded": Architecture(read_by=_LLAMA),
-    "seed_oss": Architecture(read_by=_LLAMA, has_post_attention_norm=True),
-    "arcee": Architecture(read_by=_LLAMA, pairs_rows=True, implied={"hidden_act": "relu2"}),
+    "seed_oss": Architecture(read_by={"": "seed_oss"}, has_post_attention_norm=True),
+    "arcee": Architecture(read_by={"": "arcee"}, pairs_rows=True),
     "qwen2vl": Architecture(read_by={"": "qwen2"}, axes="runs"),
     "qwen3vl": Architecture(read_by={"": "qwen3"}, axes="mixed"),
     "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}, axes="mixed"),
-    "ernie4_5": Architecture(read_by={"": "glm"}),
-    "dots1": Architecture(read_by={"": "glm4_moe"}),
-    "minimax-m2": Architecture(read_by={"": "glm4_moe"}),
-    "nemotron": Architecture(read_by={"": "starcoder2"}, implied={"hidden_act": "relu2"}),
-    "stablelm": Architecture(read_by={"": "starcoder2"}, implied={"hidden_act": "silu"}),
+    "ernie4_5": Architecture(read_by={"": "ernie4_5"}),
+    "ernie4_5-moe": Architecture(read_by={"": "ernie4_5_moe"}),
+    "exaone4": Architecture(read_by={"": "exaone4"}, full_every=4),
+    "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
+    "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
+    "nemotron": Architecture(read_by={"": "nemotron"}),
+    "phi2": Architecture(read_by={"": "phi"}),
+    "command-r": Architecture(read_by={"": "cohere"}, multiplies_logits=True),
+    "cohere2": Architecture(read_by={"": "cohere2"}, multiplies_logits=True, full_every=4),
+    "stablelm": Architecture(read_by={"": "stablelm"}),
 }
 
 
@@ -394,6 +401,7 @@ def gguf_names(
             Rule("token_embd.weight", "embed_tokens.weight"),
             Rule("output_norm.{p}", "norm.{p}", p=PARTS),
             Rule("output.weight", "lm_head.weight"),
+            Rule("output.bias", "head_bias"),
             *renamed(_LAYER, OURS, names),
             *_attention(_LAYER, MIXER, pairs, is_fused=row.has_fused_qkv),
             Rule(_LAYER + "attn_{p}_b.weight", MIXER + "{p}_up", p=("k", "v")),
@@ -412,7 +420,7 @@ def gguf_names(
                 Reshape(),
             ),
             Rule(_LAYER + "ffn_{p}_exps.bias", FEED + "experts.{p}_bias", p=GATE_UP_DOWN),
-            Rule(_LAYER + "exp_probs_b.bias", FEED + "correction_bias"),
+            Rule(_LAYER + "exp_probs_b.bias", FEED + "correction_bias", Reshape()),
             Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=GATE_UP_DOWN),
             Rule(
                 _LAYER + "ffn_gate_up_exps.weight",  # as converters write them when asked to

@@ -304,6 +304,9 @@ def config_values(file: GgufFile) -> ConfigValues:
         "hidden_size": file.hidden_size,
         "vocab_size": None,
         RMS_EPS: file.eps,
+        LAYER_EPS: file.eps,
+        # by the tensors, as converters of StableLM say it of models that are not
+        "use_parallel_residual": not file.has("blk.0.ffn_norm.weight"),
         **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),

@@ -292,7 +292,7 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
 
 
 def _norm_recipe(name: str, norm: NormConfig | None) -> Recipe:
-    has_offset = norm is not None and norm.unit_offset
+    has_offset = norm is not None and norm.unit_offset and name.endswith("weight")
     return Recipe(source=name, change=_add_one if has_offset else None)
 
 

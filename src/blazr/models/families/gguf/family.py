@@ -77,10 +77,13 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         )
         for index, layer in enumerate(config.every_layer)
     ]
+    scale = file.number("logit_scale", 0.0)
+    if scale and file.row.multiplies_logits:
+        scale = 1 / scale
     config = replace(
         _with_layers(config, layers),
         embedding_multiplier=file.number("embedding_scale", config.embedding_multiplier),
-        logits_scaling=file.number("logit_scale", config.logits_scaling),
+        logits_scaling=scale or config.logits_scaling,
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
     )
     name = Derived("architecture", file.architecture, "the metadata: general.architecture")
@@ -163,6 +166,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     dim = mixer.head_dim
     is_fused = file.has(at + "attn_qkv.weight")
     norm = at + "attn_q_norm.weight"
+    has_own = file.has(norm) and len(file.tensors[norm].shape) == 2  # each head has weights
     rows = file.size(at + ("attn_qkv.weight" if is_fused else "attn_q.weight"), 0)
     wanted = (heads + 2 * mixer.num_kv_heads if is_fused else heads) * dim
     # a gate of the output may lie behind each head's queries
@@ -181,7 +185,8 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
         qkv_bias=file.has(at + "attn_q.bias") or file.has(at + "attn_qkv.bias"),
         o_bias=file.has(at + "attn_output.bias"),
         qk_norm=file.has(norm),
-        qk_norm_all_heads=file.has(norm) and file.size(norm, 0) != dim,
+        qk_norm_all_heads=file.has(norm) and not has_own and file.size(norm, 0) != dim,
+        qk_layer_norm=has_own,
         sliding_window=file.window(index) or None,
         attention_multiplier=scale or None,
         attn_logit_softcap=file.number("attn_logit_softcapping", 0.0) or None,

@@ -71,6 +71,25 @@ def _smollm3_slides(reading: Reading, index: int) -> bool:
     return (reading.layer_type(index) or default) == SLIDING
 
 
+def _exaone_slides(reading: Reading, index: int) -> bool:
+    """By ``layer_types``, or by a pattern such as ``LLLG`` or its length."""
+    if kind := reading.layer_type(index):
+        return kind == SLIDING
+    reader = reading.reader
+    if isinstance(reader.raw.get("sliding_window_pattern"), str):
+        pattern = value_or(reader.text("sliding_window_pattern"), "")
+        return bool(pattern) and pattern[index % len(pattern)] == "L"
+    every = value_or(reader.integer("sliding_window_pattern", minimum=1), 4)
+    return (index + 1) % every != 0
+
+
+def _exaone_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """Where some layers have a window, the others have no rotation."""
+    has_window = reading.reader.integer("sliding_window") is not None
+    rope = read_rope(reading.reader, dim)
+    return rope if not has_window or _exaone_slides(reading, index) else None
+
+
 def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
     return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
 
@@ -80,6 +99,28 @@ LLAMA = Traits(
     mlp={"bias": "mlp_bias"},
     ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
 ).family("llama")
+ARCEE = Traits(
+    defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias", "gated": False},
+).family("arcee")
+SEED_OSS = Traits(
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    attention={"qkv_bias": "attention_bias", "o_bias": "attention_out_bias"},
+    mlp={"bias": "mlp_bias"},
+).family("seed_oss")
+ERNIE = Traits(
+    defaults={
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    },
+    attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
+    mlp={"bias": "use_bias"},
+    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+)
+ERNIE4_5 = ERNIE.family("ernie4_5")
 _MISTRAL = Traits(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     slides=every_slides,
@@ -174,6 +215,16 @@ OLMO3 = replace(
     rope=_olmo3_rope,
     slides=lambda reading, index: type_by_turns(reading, index, 4) == SLIDING,
 ).family("olmo3")
+EXAONE4_TRAITS = Traits(
+    rules=hf_rules(norms=OLMO_NORMS),
+    defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096},
+    attention={"qk_norm": True},
+    rope=_exaone_rope,
+    slides=_exaone_slides,
+    norms="behind",
+    ignored_keys=("sliding_window_pattern",),  # where the types of layers are listed
+)
+EXAONE4 = EXAONE4_TRAITS.family("exaone4")
 SMOLLM3 = Traits(
     defaults={"num_key_value_heads": 4, "rope_theta": 2_000_000.0},
     attention=LLAMA_BIASES,
@@ -194,6 +245,14 @@ STARCODER2 = Traits(
     norm_kind="layer",
     eps="norm_epsilon",
 ).family("starcoder2")
+NEMOTRON = Traits(
+    defaults={"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias", "gated": False},
+    norm_kind="layer",
+    eps="norm_eps",
+    unit_offset=True,
+).family("nemotron")
 _GLM4V_DEFAULTS = {"partial_rotary_factor": 0.5, "attention_bias": True, "rms_norm_eps": 1e-5}
 _GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128, "rms_norm_eps": 1.5625e-7}
 _GLM = Traits(

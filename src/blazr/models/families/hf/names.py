@@ -94,6 +94,7 @@ _NAMES = [
     Rule(_SPARSE + "experts.{e}.w1.weight", _EXPERTS + "gate_proj", Stack("e")),
     Rule(_SPARSE + "experts.{e}.w3.weight", _EXPERTS + "up_proj", Stack("e")),
     Rule(_SPARSE + "experts.{e}.w2.weight", _EXPERTS + "down_proj", Stack("e")),
+    Rule(_SPARSE + "e_score_correction_bias", FEED + "correction_bias"),  # MiniMax's
     # Granite's, rows of gate before those of up
     Rule(_SPARSE + "router.layer.weight", FEED + "router.weight"),
     Rule(_SPARSE + "input_linear.weight", _GATE_AND_UP, cut=Cut(1)),
@@ -144,7 +145,7 @@ def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) 
         for prefix in PREFIXES
         for rule in (*_NAMES, *around, *more)
     ]
-    return RuleBook([*heads, *rules])
+    return RuleBook([*heads, Rule("lm_head.bias", "head_bias"), *rules])
 
 
 LLAMA_RULES = hf_rules()

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
-from blazr.models.families.hf.dense import GRANITE_TRAITS, LLAMA_BIASES
+from blazr.models.families.base import value_or
+from blazr.models.families.hf.dense import ERNIE, GRANITE_TRAITS, LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     BEHIND,
+    SLIDING,
     Reading,
     Traits,
     every_slides,
     qwen_slides,
     slides_by_turns,
 )
-from blazr.models.families.hf.names import hf_rules, joined_experts
-from blazr.models.families.rules import RuleBook, Transpose
+from blazr.models.families.hf.names import LAYER, hf_rules, joined_experts
+from blazr.models.families.rules import FEED, Rule, RuleBook, Squeeze, Transpose
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups
 
@@ -117,6 +119,12 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     return None if is_dense else experts
 
 
+def _dots_slides(reading: Reading, index: int) -> bool:
+    """By ``layer_types``, or from ``max_window_layers`` on."""
+    kind = reading.layer_type(index)
+    return kind == SLIDING if kind else index >= reading.size("max_window_layers", minimum=0)
+
+
 def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
     """The experts lie on their sides in files as they are published, and not in newer ones."""
     shapes = [
@@ -187,6 +195,120 @@ GLM4_MOE = Traits(
     feed_forward=sigmoid_experts,
     mtp=BEHIND,
 ).family("glm4_moe")
+DOTS1 = Traits(
+    names=ROUTED_EXPERTS,
+    defaults={
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    feed_forward=sigmoid_experts,
+    slides=_dots_slides,
+    expects={
+        "scoring_func": ("sigmoid", "noaux_tc"),
+        "topk_method": ("noaux_tc",),
+        "moe_layer_freq": (1,),
+    },
+).family("dots1")
+
+
+def _minimax_experts(reading: Reading, index: int) -> MoeConfig:
+    del index
+    experts = read_experts(reading, "intermediate_size")
+    return replace(experts, scoring="sigmoid", correction_bias=True)
+
+
+def _rotary_share(own: Mapping[str, object]) -> Mapping[str, object]:
+    """MiniMax counts the rotated channels."""
+    rotated, dim = own.get("rotary_dim"), own.get("head_dim") or 128
+    if not isinstance(rotated, int) or not isinstance(dim, int):
+        return own
+    return {"partial_rotary_factor": rotated / dim, **own}
+
+
+MINIMAX_M2 = Traits(
+    names=LOCAL_EXPERTS,
+    prepare=_rotary_share,
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "rope_theta": 5_000_000.0,
+    },
+    attention={"qk_norm": True, "qk_norm_all_heads": True},
+    feed_forward=_minimax_experts,
+    expects={
+        "scoring_func": ("sigmoid",),
+        "use_routing_bias": (True,),
+        "use_qk_norm": (True,),
+        "qk_norm_type": ("per_layer",),
+        "shared_intermediate_size": (0,),
+    },
+    # of modules that predict further tokens, which no release has, and kinds that are all one
+    ignored_keys=(
+        "rotary_dim",
+        "attn_type_list",
+        "use_mtp",
+        "num_mtp_modules",
+        "mtp_transformer_layers",
+    ),
+).family("minimax_m2")
+
+
+def _ernie_experts(reading: Reading, index: int) -> MoeConfig | None:
+    """Experts of a softmax, chosen with a bias, in every n-th of some layers, or as listed."""
+    experts = read_experts(reading)
+    shared = reading.size("moe_num_shared_experts", minimum=0)
+    first = reading.size("moe_layer_start_index", minimum=0)
+    last = value_or(reading.reader.number("moe_layer_end_index"), -1)
+    step = reading.size("moe_layer_interval")
+    last = reading.num_layers - 1 if last == -1 else last
+    dense = reading.reader.integers("mlp_only_layers")  # of GGUF files
+    is_sparse = (index + 1) % step == 0 and first <= index <= last
+    if not (is_sparse if dense is None else index not in dense.value):
+        return None
+    return replace(
+        experts,
+        correction_bias=True,
+        dense_bias=reading.flag("use_bias"),
+        shared_expert=shared > 0,
+        shared_intermediate_size=shared * experts.intermediate_size or None,
+    )
+
+
+ERNIE4_5_MOE = replace(
+    ERNIE,
+    rules=hf_rules(
+        [
+            Rule(
+                LAYER + "mlp.moe_statics.e_score_correction_bias",
+                FEED + "correction_bias",
+                Squeeze(0),
+            )
+        ]
+    ),
+    names={
+        "num_experts": ("moe_num_experts", "num_experts"),
+        "experts_per_tok": ("moe_k", "num_experts_per_tok"),
+    },
+    unused=lambda _: ("model.mtp_",),
+    defaults={
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "moe_intermediate_size": 1536,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 1,
+    },
+    feed_forward=_ernie_experts,
+).family("ernie4_5_moe")
 
 
 def _stretch_gpt_oss(own: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,0 +1,109 @@
+"""Llama's relatives whose attention and MLP stand side by side, or may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blazr.models.families.base import value_or
+from blazr.models.families.hf.dense import LLAMA_BIASES
+from blazr.models.families.hf.derive import SLIDING, Reading, Traits, type_by_turns
+from blazr.models.families.hf.names import LAYER, hf_rules
+from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.rules import FEED, MIXER, PARTS, Rule, Stack
+from blazr.nn.layers.rope import RopeConfig
+
+_ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
+
+
+def _cohere_numbers(reading: Reading) -> dict[str, float | None]:
+    return {"logits_scaling": 1 / reading.number("logit_scale", 0.0625)}
+
+
+def _cohere_slides(reading: Reading, index: int) -> bool:
+    every = value_or(reading.reader.integer("sliding_window_pattern", minimum=1), 4)
+    return type_by_turns(reading, index, every) == SLIDING
+
+
+def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """Layers without a window do not rotate."""
+    has_window = reading.reader.integer("sliding_window", minimum=1) is not None
+    rope = read_rope(reading.reader, dim, interleaved=True)
+    return rope if has_window and _cohere_slides(reading, index) else None
+
+
+PHI = Traits(
+    rules=hf_rules(
+        [
+            Rule("model.final_layernorm.{p}", "norm.{p}", p=PARTS),
+            Rule(_ATTENTION + "dense.{p}", MIXER + "o_proj.{p}", p=PARTS),
+            Rule(_MLP + "fc1.{p}", FEED + "up_proj.{p}", p=PARTS),
+            Rule(_MLP + "fc2.{p}", FEED + "down_proj.{p}", p=PARTS),
+        ]
+    ),
+    defaults={
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+    attention={"qkv_bias": True, "o_bias": True},
+    mlp={"bias": True, "gated": False},
+    norm_kind="layer",
+    eps="layer_norm_eps",
+    parallel=True,
+    expects={"qk_layernorm": (False,)},  # no release has these norms
+).family("phi")
+_COHERE = Traits(
+    attention={**LLAMA_BIASES, "qk_norm": "use_qk_norm", "qk_layer_norm": "use_qk_norm"},
+    model_numbers=_cohere_numbers,
+    defaults={"layer_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+    norm_kind="layer",
+    norm_bias=False,
+    eps="layer_norm_eps",
+    parallel=True,
+    # what its own library was told of the same layers
+    ignored_keys=(
+        "use_embedding_sharing",
+        "use_gated_activation",
+        "use_parallel_block",
+        "use_parallel_embedding",
+        "rotary_pct",
+        "layer_switch",
+        "order_of_interleaved_layers",
+    ),
+)
+COHERE = _COHERE.family("cohere")
+COHERE2 = replace(
+    _COHERE,
+    attention=LLAMA_BIASES,
+    defaults={"layer_norm_eps": 1e-5, "sliding_window": 4096},
+    rope=_cohere_rope,
+    slides=_cohere_slides,
+    expects={"use_qk_norm": (False,), "position_embedding_type": ("rope_gptj", "rope")},
+    ignored_keys=(*_COHERE.ignored_keys, "sliding_window_pattern"),
+).family("cohere2")
+STABLELM = Traits(
+    rules=hf_rules(
+        [
+            Rule(
+                _ATTENTION + "{p}_layernorm.norms.{e}.weight",
+                MIXER + "{p}_norm.weight",
+                Stack("e"),
+                p=("q", "k"),
+            )
+        ]
+    ),
+    defaults={
+        "num_key_value_heads": 32,
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25,
+    },
+    attention={
+        "qkv_bias": "use_qkv_bias",
+        "qk_norm": "qk_layernorm",
+        "qk_layer_norm": "qk_layernorm",
+    },
+    norm_kind="layer",
+    eps="layer_norm_eps",
+    parallel="use_parallel_residual",
+).family("stablelm")
