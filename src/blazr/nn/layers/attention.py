@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from blazr.nn.layers.base import Mixer, MixerConfig, Norm, NormConfig
+from blazr.nn.layers.base import Mixer, MixerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache
 from blazr.nn.layers.cache_spec import CacheSpec, TensorSpec
 from blazr.nn.layers.derived import derived
@@ -213,7 +213,7 @@ class Attention(Mixer):
         weight = self.o_proj.weight
         return torch.ones(self.config.head_dim, dtype=weight.dtype, device=weight.device)
 
-    def _heads(self, x: Tensor, norm: Norm | None) -> Tensor:
+    def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """(T, H * D) to (T, H, D), normalised and clipped."""
         config = self.config
         if norm is not None and config.qk_norm_all_heads:
