@@ -6,7 +6,7 @@ Granite 4's kind (``GraniteMoeHybrid``): Mamba-2 layers, every sixth attention, 
 eight experts of which two are used and one that is shared, in bfloat16.
 """
 
-import sys
+import argparse
 
 import torch
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
@@ -16,6 +16,9 @@ LAYERS = 24
 
 def main() -> None:
     """Write config.json and the weights."""
+    parser = argparse.ArgumentParser(description="Write a hybrid of 0.4B with random weights.")
+    parser.add_argument("directory", help="where config.json and the weights go")
+    directory = parser.parse_args().directory
     config = GraniteMoeHybridConfig(
         vocab_size=49_160,
         hidden_size=1024,
@@ -37,7 +40,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = GraniteMoeHybridForCausalLM(config).bfloat16()
     print(f"{sum(p.numel() for p in model.parameters()):,} numbers")
-    model.save_pretrained(sys.argv[1])
+    model.save_pretrained(directory)
 
 
 if __name__ == "__main__":

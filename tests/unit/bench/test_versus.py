@@ -94,3 +94,17 @@ def test_transformers_runs_a_directory(tmp_path: Path) -> None:
         rival("transformers", MODEL, threads=1, context=8, streams=1),
     ):
         pass
+
+
+def test_the_random_hybrid_explains_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks import random_hybrid
+
+    monkeypatch.setattr(random_hybrid, "GraniteMoeHybridForCausalLM", None)
+    monkeypatch.setattr("sys.argv", ["random_hybrid", "--help"])
+    with pytest.raises(SystemExit) as caught:
+        random_hybrid.main()
+    assert caught.value.code == 0
+    assert "directory" in capsys.readouterr().out
