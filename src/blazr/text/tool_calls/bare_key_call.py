@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.grammars.tool_call import CallPart
 from blazr.text.splitter import (
     SPACE,
     Scan,
@@ -28,7 +29,8 @@ from blazr.text.tool_calls.format import (
     Tools,
     ToolSpec,
     as_json,
-    inside_string,
+    listed_arguments,
+    put_string,
     text_of,
     with_definitions,
 )
@@ -67,17 +69,15 @@ class BareKeyCalls(CallSyntax):
     @override
     def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """What is not simply a text is JSON, which is read too."""
-        found: list[CallPart] = [f"{self.before}{tool.name}{{"]
-        lead = ""
-        for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+
+        def parts_of(before: str, key: str) -> tuple[CallPart, ...]:
             schema = with_definitions(tool, key)
-            head = f"{lead}{_key(self.quote, key)}:"
-            argument: tuple[CallPart, ...] = (head, schema)
+            head = f"{before}{_key(self.quote, key)}:"
             if set(schema) <= {"type", "description", "title"} and schema.get("type") == "string":
-                argument = (head + self.quote, text_of(tool, self.quote))
-            found += argument if key in tool.required else [Maybe(argument)]
-            lead = ","
-        return (*found, "}")
+                return (head + self.quote, text_of(tool, self.quote))
+            return (head, schema)
+
+        return (f"{self.before}{tool.name}{{", *listed_arguments(tool, ",", parts_of), "}")
 
     @override
     def spell(self, name: str, arguments: Mapping[str, object]) -> str:
@@ -118,9 +118,7 @@ def _value(c: str, sink: Sink, quote: str) -> Scan:
 
 def _scalar(c: str, sink: Sink, quote: str, lead: str, *, is_key: bool) -> Scan:
     """A text between quotes of either kind, or what stands there bare."""
-
-    def put(text: str) -> None:
-        sink.arguments(inside_string(text))
+    put = partial(put_string, sink)
 
     def close() -> None:
         sink.arguments('"')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blazr.core.errors import RequestError
@@ -237,6 +237,30 @@ def argument_of(tool: ToolSpec, argument: str) -> CallPart:
     if tool.lark is not None:
         return InputText(lark=tool.lark, before='"', end='"', in_json=True)
     return with_definitions(tool, argument)
+
+
+def listed_arguments(
+    tool: ToolSpec, separator: str, parts_of: Callable[[str, str], tuple[CallPart, ...]]
+) -> Iterator[CallPart]:
+    """The parts of all arguments, with separators between them; those that are required come first.
+
+    Where the first is left out, the separator before the next stands all the same.
+
+    Args:
+        tool: Whose arguments.
+        separator: Text between two of them.
+        parts_of: The parts of one, from the text before it and its name.
+    """
+    before = ""
+    for key in sorted(tool.properties, key=lambda key: key not in tool.required):
+        argument = parts_of(before, key)
+        yield from argument if key in tool.required else [Maybe(argument)]
+        before = separator
+
+
+def put_string(sink: Sink, text: str) -> None:
+    """Put a text into the arguments of a call, as it stands between the quotes of a JSON string."""
+    sink.arguments(inside_string(text))
 
 
 def text_of(tool: ToolSpec, end: str) -> CallPart:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from typing_extensions import override
 
-from blazr.text.grammars.tool_call import CallPart, Maybe
+from blazr.text.grammars.tool_call import CallPart
 from blazr.text.splitter import (
     CutOffError,
     MalformedError,
@@ -28,7 +29,8 @@ from blazr.text.tool_calls.format import (
     ToolSpec,
     argument_of,
     as_json,
-    inside_string,
+    listed_arguments,
+    put_string,
 )
 from blazr.text.tool_calls.json_call import JsonCalls
 from blazr.text.tool_calls.json_scan import check_name, quoted, tool_name
@@ -71,13 +73,11 @@ class PythonicCalls(CallSyntax):
     @override
     def parts(self, tool: ToolSpec) -> Sequence[CallPart]:
         """Values are JSON, which is read like Python's."""
-        found: list[CallPart] = [tool.name + "("]
-        lead = ""
-        for key in sorted(tool.properties, key=lambda key: key not in tool.required):
-            argument = (f"{lead}{key}=", argument_of(tool, key))
-            found += argument if key in tool.required else [Maybe(argument)]
-            lead = ", "
-        return (*found, ")")
+
+        def parts_of(before: str, key: str) -> tuple[CallPart, ...]:
+            return (f"{before}{key}=", argument_of(tool, key))
+
+        return (tool.name + "(", *listed_arguments(tool, ", ", parts_of), ")")
 
     @override
     def spell(self, name: str, arguments: Mapping[str, object]) -> str:
@@ -144,11 +144,8 @@ def _argument(c: str, head: str, sink: Sink) -> Scan:
 
 
 def _text(quote: str, sink: Sink) -> Scan:
-    """A string between single quotes or three of them, as it comes; the first was looked at."""
-
-    def put(text: str) -> None:
-        sink.arguments(inside_string(text))
-
+    """A string between one quote or three on each side, as it comes; the first was looked at."""
+    put = partial(put_string, sink)
     c = yield
     if c != quote:
         return (yield from quoted(quote, sink, put, first=c))

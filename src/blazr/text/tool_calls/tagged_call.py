@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
@@ -27,7 +28,7 @@ from blazr.text.tool_calls.format import (
     Tools,
     ToolSpec,
     as_json,
-    inside_string,
+    put_string,
     text_of,
     with_definitions,
 )
@@ -170,7 +171,7 @@ def _argument(c: str, tool: ToolSpec | None, sink: Sink, *, tags: TaggedCalls, l
     sink.arguments(f"{lead}{as_json(key)}: ", ahead=True)
     if is_text:
         sink.arguments('"', ahead=True)
-        c = yield from _stream_value(c, tags, lambda text: sink.arguments(inside_string(text)))
+        c = yield from _stream_value(c, tags, partial(put_string, sink))
         sink.arguments('"', ahead=True)
         return c
     parts: list[str] = []
