@@ -9,7 +9,14 @@ from pathlib import Path
 from blazr.core.errors import CheckpointError
 from blazr.core.gguf_header import Value
 from blazr.text import sidecars
-from blazr.text.tokenizers.gguf_entries import CONTROL, KEY, UNKNOWN, UNUSED, USER_DEFINED
+from blazr.text.tokenizers.gguf_entries import (
+    CONTROL,
+    KEY,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    unused_name,
+)
 
 
 class UnknownKindError(CheckpointError):
@@ -41,7 +48,7 @@ def metadata_of(
     num_tokens = len(tokens)
     added = sidecars.added_tokens(directory, num_tokens=num_tokens)
     for token_id in range(num_tokens, max(added, default=0) + 1):
-        tokens.append(f"[PAD{token_id}]")
+        tokens.append(unused_name(token_id))
         types.append(UNUSED)
     roles = {**roles, **sidecars.token_names(directory)}
     special = {*roles.values(), *sidecars.more_special_names(directory)}

@@ -99,6 +99,11 @@ class Entries:
         return None
 
 
+def unused_name(token_id: int) -> str:
+    """The name of an id that no token has, as llama.cpp's converter writes it."""
+    return f"[PAD{token_id}]"
+
+
 def wrong(key: str, found: str) -> CheckpointError:
     """The error about a key."""
     return CheckpointError(

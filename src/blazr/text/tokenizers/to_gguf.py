@@ -32,6 +32,7 @@ from blazr.text.tokenizers.gguf_entries import (
     USER_DEFINED,
     WHOLE,
     Entries,
+    unused_name,
 )
 from blazr.text.tokenizers.gguf_patterns import PATTERNS
 from blazr.text.tokenizers.hf import BYTE_NAME, HuggingFaceTokenizer
@@ -118,7 +119,7 @@ def _padded(metadata: dict[str, Value], vocab_size: int) -> dict[str, Value]:
     types = [USER_DEFINED if each == WHOLE else each for each in entries.types]
     types += [UNUSED] * len(missing)
     found: dict[str, Value] = {
-        KEY + "tokens": [*entries.tokens, *(f"[PAD{each}]" for each in missing)],
+        KEY + "tokens": [*entries.tokens, *map(unused_name, missing)],
         KEY + "token_type": memoryview(array("i", types)),
     }
     if KEY + "scores" in metadata:
@@ -146,7 +147,7 @@ def _tokens(
     }
     for token_id in range(vocab_size):
         name = tokenizer.name_of(token_id)
-        tokens.append(f"[PAD{token_id}]" if name is None else name)
+        tokens.append(unused_name(token_id) if name is None else name)
         if name is None:
             types.append(UNUSED)
         elif name == "<unk>":

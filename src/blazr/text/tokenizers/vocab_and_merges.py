@@ -16,7 +16,7 @@ from blazr.text import sidecars
 from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 from blazr.text.tokenizers.beside import UnknownKindError, metadata_of
 from blazr.text.tokenizers.gguf import from_metadata
-from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, NORMAL, UNUSED
+from blazr.text.tokenizers.gguf_entries import COMPOSES, KEY, NORMAL, UNUSED, unused_name
 
 MERGES = "merges.txt"
 # Transformers' classes, and the pattern of each.
@@ -93,5 +93,5 @@ def _tokens(file: Path) -> tuple[list[str], array[int]]:
         raise CheckpointError(
             f"{file.name} names a token with half a surrogate pair.", found=str(error)[:100]
         ) from None
-    tokens = [names.get(i, f"[PAD{i}]") for i in range(behind)]
+    tokens = [names.get(i, unused_name(i)) for i in range(behind)]
     return tokens, array("i", (NORMAL if i in names else UNUSED for i in range(behind)))
