@@ -174,7 +174,8 @@ def _clear_full_logs(arguments: tuple[object, ...]) -> None:
     if isinstance(memory, Mamba2Memory) and isinstance(table, StepTable):
         full = [s.run_slot for s in table.spans if (s.log_length + s.length) % GRID == 0]
         for log in (memory.log_raw, memory.log_xb, memory.log_dt):
-            log[full] = 0
+            if log is not None:
+                log[full] = 0
 
 
 def _error(found: Tensor, truth: Tensor) -> float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
+from blazr.nn.layers.lightning import LightningConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
@@ -293,6 +294,23 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         norm_eps=NORM_EPS,
         beta_scale=2.0,
     ),
+    "lightning": LightningConfig(
+        hidden_size=HIDDEN,
+        head_dim=6,
+        rates=(0.9, 0.3, 0.02, 1e-5),
+        norm_eps=NORM_EPS,
+        activation="silu",
+    ),
+    "lightning_turned": LightningConfig(
+        hidden_size=HIDDEN,
+        head_dim=16,
+        rates=(0.4, 0.01),
+        norm_eps=NORM_EPS,
+        norm_groups=2,
+        qk_norm=True,
+        rope=RopeConfig(8),
+        scale=0.25,
+    ),
     "kimi_delta": KimiDeltaConfig(
         hidden_size=HIDDEN,
         num_key_heads=3,
@@ -429,6 +447,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "shared block": ("mamba2_groups", "shared_block", "mamba2_bare", "again"),
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
     "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
+    "lightning": ("lightning+mlp", "gqa+moe", "lightning_turned+mlp"),
 }
 # Of MIXES, and what keys, values and latents are stored in, and recurrent states.
 STORED_MIXES: dict[str, tuple[str, dict[str, str]]] = {

@@ -203,11 +203,17 @@ def _mamba1(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             yield u, rows, weights, sample_carried(inner, states, kept_as=kept_as), table
 
 
-# heads, head_dim, state_size, groups, taps, groups of the norm
-_MAMBA2_SIZES = ((4, 16, 32, 1, 4, 1), (6, 7, 5, 2, 3, 2), (1, 1, 1, 1, 2, 1))
-
-
-_MAMBA2_ORDERS: tuple[GateOrder, ...] = ("gate_first", "norm_first", "none")
+# heads, head_dim, state_size, groups, taps (0 for no convolution), groups of the norm
+_MAMBA2_SIZES = (
+    (4, 16, 32, 1, 4, 1),
+    (6, 7, 5, 2, 3, 2),
+    (1, 1, 1, 1, 2, 1),
+    (3, 16, 16, 3, 0, 3),
+)
+_MAMBA2_ORDERS: tuple[GateOrder, ...] = (
+    *("gate_first", "norm_first", "norm_sigmoid"),
+    *("none", "ungated"),
+)
 
 
 def _mamba2(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -219,24 +225,24 @@ def _mamba2(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             head_dim=dim,
             state_size=states,
             groups=groups,
-            conv=Filter(torch.randn(taps, conv), torch.randn(conv)),
+            conv=Filter(torch.randn(taps, conv), torch.randn(conv)) if taps else None,
             dt_bias=torch.randn(heads),
             a=-torch.rand(heads),
             d=torch.randn(heads),
             norm=GatedNorm(
                 order=order,
-                weight=None if order == "none" else torch.randn(inner),
+                weight=None if order in {"none", "ungated"} else torch.randn(inner),
                 eps=0.1,
                 groups=parts,
             ),
-            dt_limits=(0.001, 0.1),
+            dt_limits=(0.001, 0.1) if taps else (1.0, 1.0),
             multipliers=torch.rand(inner + conv + heads) if order == "none" else None,
         )
         for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
             memory = Mamba2Memory(
                 states=(0.3 * torch.randn(SLOTS, heads, dim, states)).to(kept_as),
-                conv_states=torch.randn(SLOTS, taps - 1, conv).to(dtype),
-                log_raw=torch.randn(SLOTS, GRID, conv).to(dtype),
+                conv_states=torch.randn(SLOTS, taps - 1, conv).to(dtype) if taps else None,
+                log_raw=torch.randn(SLOTS, GRID, conv).to(dtype) if taps else None,
                 log_xb=torch.randn(SLOTS, GRID, inner + groups * states).to(dtype),
                 log_dt=0.1 * torch.rand(SLOTS, GRID, heads),
             )

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from blazr.nn.operands.step import Carried
 
-# SiLU of the gate before the norm or behind it; a sigmoid behind it; no norm.
-GateOrder = Literal["gate_first", "norm_first", "norm_sigmoid", "none"]
+# SiLU of the gate before the norm or behind it; a sigmoid behind it; no norm; no gate and no norm.
+GateOrder = Literal["gate_first", "norm_first", "norm_sigmoid", "none", "ungated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Mamba2Weights:
         head_dim: P.
         state_size: N.
         groups: G.
-        conv: The convolution over x, B and C.
+        conv: The convolution over x, B and C, with SiLU behind it; None takes them as they are.
         dt_bias: (H,).
         a: (H,), negative.
         d: (H,).
@@ -67,7 +67,7 @@ class Mamba2Weights:
     head_dim: int
     state_size: int
     groups: int
-    conv: Filter
+    conv: Filter | None
     dt_bias: Tensor
     a: Tensor
     d: Tensor
@@ -80,12 +80,13 @@ class Mamba2Weights:
 class Mamba2Memory:
     """A Mamba-2 layer's memory: checkpoints (slots, ...) and logs (runs, GRID, ...).
 
-    States are float32 or bfloat16, to which they are rounded at every grid edge.
+    States are float32 or bfloat16, to which they are rounded at every grid edge. Without a
+    convolution nothing is remembered of its inputs.
     """
 
     states: Tensor
-    conv_states: Tensor
-    log_raw: Tensor
+    conv_states: Tensor | None
+    log_raw: Tensor | None
     log_xb: Tensor
     log_dt: Tensor
 

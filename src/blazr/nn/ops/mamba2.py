@@ -21,6 +21,9 @@ def mamba2(
 ) -> Tensor:
     """Convolution, recurrence, gate and norm of packed sequences.
 
+    Linear attention of one decay for each head is the same recurrence without a convolution: its
+    values, keys and queries are x, B and C, and all its steps are 1 [arXiv:2401.04658].
+
     The output of a token is computed from the checkpoint at the last grid edge and the rows since,
     in decode as in prefill: one formula, so cutting a prompt elsewhere cannot change it.
 
@@ -37,7 +40,8 @@ def mamba2(
     if weights.multipliers is not None:
         projected = projected * weights.multipliers.to(projected.dtype)
     inner = weights.heads * weights.head_dim
-    z, raw, dt = projected.split((inner, weights.conv.bias.shape[0], weights.heads), -1)
+    conv = inner + 2 * weights.groups * weights.state_size
+    z, raw, dt = projected.split((inner, conv, weights.heads), -1)
     dt = step_sizes(dt, weights.dt_bias, weights.dt_limits)
 
     def compute(group: SequenceGroup, raw: Tensor, dt: Tensor) -> Tensor:
@@ -55,13 +59,18 @@ def _decode(
     raw, dt = raw[:, 0], dt[:, 0]
     slots, runs, lengths = group.state_slots, group.run_slots, group.log_lengths
 
-    window = last_inputs(group, Window(memory.conv_states, memory.log_raw))
-    window = torch.cat((window, raw[:, None]), 1)
-    post = F.silu(causal_conv1d(window, weights.conv))[:, 0].to(raw.dtype)
+    post = raw
+    if weights.conv is not None:
+        assert memory.conv_states is not None
+        assert memory.log_raw is not None
+        window = last_inputs(group, Window(memory.conv_states, memory.log_raw))
+        window = torch.cat((window, raw[:, None]), 1)
+        post = F.silu(causal_conv1d(window, weights.conv))[:, 0].to(raw.dtype)
+        memory.log_raw[runs, lengths] = raw
+        group.keep(1, memory.conv_states, window[:, 1:])
     maps = weights.groups * weights.state_size
     xb, c = post[:, :-maps], post[:, None, -maps:]
 
-    memory.log_raw[runs, lengths] = raw
     memory.log_xb[runs, lengths] = xb
     memory.log_dt[runs, lengths] = dt
 
@@ -76,7 +85,6 @@ def _decode(
         state = memory.states[slots].float()
         y = ssd_output(x, step, log_decay, b, c, state_output(c, state))
         group.keep(1, memory.states, ssd_state(x, step, log_decay, b, state))
-        group.keep(1, memory.conv_states, window[:, 1:])
     else:
         y = ssd_output(x, step, log_decay, b, c, state_output(c, memory.states, slots))
 
@@ -84,7 +92,6 @@ def _decode(
         one = slice(number, number + 1)
         state = memory.states[slots[one]].float()
         memory.states[slot] = ssd_state(x[one], step[one], log_decay[one], b[one], state)[0]
-        memory.conv_states[slot] = window[number, 1:]
     current, _ = _split_inputs(xb[:, None], weights)
     return y + current * weights.d[:, None]
 
@@ -93,13 +100,22 @@ def _prefill(
     raw: Tensor, dt: Tensor, group: SequenceGroup, weights: Mamba2Weights, memory: Mamba2Memory
 ) -> Tensor:
     """Equally many tokens of B sequences: (B, T, conv), (B, T, H) to (B, T, H, P)."""
-    logged, before = group.spans[0].log_length, weights.conv.weight.shape[0] - 1
+    logged = group.spans[0].log_length
     runs = group.run_slots
     maps = weights.groups * weights.state_size
 
     # everything since the checkpoint, row 0 being its first token
-    raw = torch.cat((memory.conv_states[group.state_slots], memory.log_raw[runs, :logged], raw), 1)
-    post = F.silu(causal_conv1d(raw[:, logged:], weights.conv)).to(raw.dtype)
+    post = raw
+    if weights.conv is not None:
+        assert memory.conv_states is not None
+        assert memory.log_raw is not None
+        before = weights.conv.weight.shape[0] - 1
+        past = (memory.conv_states[group.state_slots], memory.log_raw[runs, :logged])
+        raw = torch.cat((*past, raw), 1)
+        post = F.silu(causal_conv1d(raw[:, logged:], weights.conv)).to(raw.dtype)
+        for low in range(GRID, raw.shape[1] - before + 1, GRID):
+            group.keep(low - logged, memory.conv_states, raw[:, low : low + before])
+        _log(group, memory.log_raw, raw[:, before:])
     xb = torch.cat((memory.log_xb[runs, :logged], post[..., :-maps]), 1)
     dt = torch.cat((memory.log_dt[runs, :logged], dt), 1)
     x, b = _split_inputs(xb, weights)
@@ -116,18 +132,19 @@ def _prefill(
         outputs.append(y + x[:, logged:][:, new] * weights.d[:, None])
         if rows.stop % GRID == 0:
             state = ssd_state(*chunk, state).to(memory.states.dtype).float()
-        for number, slot in group.edges(rows.stop - logged):
-            memory.states[slot] = state[number]
-            memory.conv_states[slot] = raw[number, rows.stop : rows.stop + before]
+        group.keep(rows.stop - logged, memory.states, state)
+    _log(group, memory.log_xb, xb)
+    _log(group, memory.log_dt, dt)
+    return torch.cat(outputs, 1)
 
-    # the new rows behind the last grid edge are logged
+
+def _log(group: SequenceGroup, log: Tensor, rows: Tensor) -> None:
+    """Of rows since the checkpoint, (B, T, n), those of the step behind the last grid edge."""
+    logged = group.spans[0].log_length
     total = logged + group.length
     edge = total // GRID * GRID
     first = max(edge, logged)
-    logs = ((memory.log_raw, raw[:, before:]), (memory.log_xb, xb), (memory.log_dt, dt))
-    for log, values in logs:
-        log[runs, first - edge : total - edge] = values[:, first:]
-    return torch.cat(outputs, 1)
+    log[group.run_slots, first - edge : total - edge] = rows[:, first:]
 
 
 def _split_inputs(rows: Tensor, weights: Mamba2Weights) -> tuple[Tensor, Tensor]:

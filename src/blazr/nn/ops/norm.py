@@ -92,13 +92,15 @@ def gated_rms_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     Args:
         x: (..., C).
         gate: (..., C).
-        norm: In which order, and its weight; without one there is the gate alone.
+        norm: In which order, and its weight; without one there is the gate alone, or not even that.
 
     Returns:
         (..., C), float32.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, section 7.1.
     """
+    if norm.order == "ungated":
+        return x.float()
     gate = gate.float()
     factor = gate.sigmoid() if norm.order == "norm_sigmoid" else F.silu(gate)
     if norm.weight is None:

@@ -15,6 +15,7 @@ from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import MixerConfig
 from blazr.nn.layers.batch import ForwardBatch
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
+from blazr.nn.layers.lightning import LightningConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
@@ -101,6 +102,22 @@ def _mamba2(sizes: Sizes) -> Mamba2Config:
     )
 
 
+def _lightning(sizes: Sizes) -> LightningConfig:
+    heads, dim = sizes.size(6), sizes.one_of(32, sizes.size(40, limit=128))
+    turned = RopeConfig(2 * sizes.size(max(1, dim // 2)))
+    return LightningConfig(
+        hidden_size=sizes.size(40),
+        head_dim=dim,
+        rates=tuple(0.9 / (i + 1) for i in range(heads)),
+        norm_eps=NORM_EPS,
+        norm_groups=sizes.one_of(1, heads),
+        activation=sizes.one_of("silu", None),
+        qk_norm=sizes.one_of(False, True),
+        rope=sizes.one_of(None, turned if dim > 1 else None),
+        scale=sizes.one_of(1.0, 0.2),
+    )
+
+
 def _mamba3(sizes: Sizes) -> Mamba3Config:
     groups, is_turned = sizes.size(2), sizes.one_of(False, True)
     states = sizes.size(40, limit=256)
@@ -172,6 +189,7 @@ KINDS: dict[str, tuple[Callable[[Sizes], MixerConfig], set[str]]] = {
     "mla": (_mla, {"rotate", "attention"}),
     "mamba1": (_mamba1, {"convolution", "mamba1"}),
     "mamba2": (_mamba2, {"mamba2"}),
+    "lightning": (_lightning, {"mamba2"}),
     "mamba3": (_mamba3, {"mamba3", "gated_rows"}),
     "gated_delta": (_gated_delta, {"convolution", "gated_delta"}),
     "olmo_delta": (_olmo_delta, {"convolution", "gated_delta"}),

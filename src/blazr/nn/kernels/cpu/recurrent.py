@@ -27,7 +27,7 @@ from blazr.nn.operands.recurrent import (
 from blazr.nn.operands.step import Carried, StepTable, Window
 
 # As kernels.hpp numbers them.
-ORDERS = ("gate_first", "norm_first", "norm_sigmoid", "none")
+ORDERS = ("gate_first", "norm_first", "norm_sigmoid", "none", "ungated")
 
 
 @structure
@@ -325,7 +325,9 @@ def mamba1(  # noqa: PLR0917  (what a step takes, and where its memory is)
 
 @limited_to(
     lambda _, weights, *__: (
-        weights.head_dim <= 128 and weights.state_size <= 256 and len(weights.conv.weight) <= 8
+        weights.head_dim <= 128
+        and weights.state_size <= 256
+        and (weights.conv is None or len(weights.conv.weight) <= 8)
     )
 )
 def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: StepTable) -> Tensor:
@@ -334,7 +336,8 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
     heads = weights.heads
     norm = weights.norm
     inner = heads * weights.head_dim
-    post = proj.new_empty(tokens, weights.conv.bias.shape[0])
+    conv, before, raw = weights.conv, memory.conv_states, memory.log_raw
+    post = proj.new_empty(tokens, proj.shape[1] - inner - heads)
     out = proj.new_empty(tokens, inner)
     y = torch.empty(tokens, inner + heads)  # the second part holds the step sizes
     _Mamba2(
@@ -343,16 +346,16 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         y.data_ptr(),
         y.data_ptr() + 4 * tokens * inner,
         out.data_ptr(),
-        weights.conv.weight.data_ptr(),
-        weights.conv.bias.data_ptr(),
+        None if conv is None else conv.weight.data_ptr(),
+        None if conv is None else conv.bias.data_ptr(),
         weights.dt_bias.data_ptr(),
         weights.a.data_ptr(),
         weights.d.data_ptr(),
         None if norm.weight is None else norm.weight.data_ptr(),
         None if weights.multipliers is None else weights.multipliers.data_ptr(),
         memory.states.data_ptr(),
-        memory.conv_states.data_ptr(),
-        memory.log_raw.data_ptr(),
+        None if before is None else before.data_ptr(),
+        None if raw is None else raw.data_ptr(),
         memory.log_xb.data_ptr(),
         memory.log_dt.data_ptr(),
         sequences(table, tokens),
@@ -360,9 +363,9 @@ def mamba2(proj: Tensor, weights: Mamba2Weights, memory: Mamba2Memory, table: St
         weights.head_dim,
         weights.state_size,
         weights.groups,
-        len(weights.conv.weight),
+        0 if conv is None else len(conv.weight),
         memory.states.stride(0),
-        memory.conv_states.stride(0),
+        0 if before is None else before.stride(0),
         DTYPES[proj.dtype],
         _number_of_kept(memory.states),
         ORDERS.index(norm.order),

@@ -132,12 +132,18 @@ def mamba2(
     if weights.multipliers is not None:
         projected = projected * weights.multipliers.to(projected.dtype)
     heads, width = weights.heads, weights.head_dim
-    inner, conv = heads * width, len(weights.conv.bias)
+    inner = heads * width
+    conv = projected.shape[1] - inner - heads
     z, raw, raw_dt = projected.split((inner, conv, heads), -1)
     if not len(projected):
         return torch.empty_like(z)
     numbers = table.numbers
-    post = convolve(raw, weights.conv, Window(memory.conv_states, memory.log_raw), table)
+    if weights.conv is None:
+        post = raw.contiguous()
+    else:
+        assert memory.conv_states is not None
+        assert memory.log_raw is not None
+        post = convolve(raw, weights.conv, Window(memory.conv_states, memory.log_raw), table)
     dt = projected.new_empty(len(projected), heads, dtype=torch.float32)
     y = projected.new_empty(len(projected), inner, dtype=torch.float32)
     _step_sizes[(len(projected),)](

@@ -346,6 +346,8 @@ def gated_norm(
 
     Groups may have weights of their own, or share those of one.
     """
+    if norm.order == "ungated":
+        return x.to(dtype or x.dtype)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     size = x.shape[1] // norm.groups
     if out.numel():

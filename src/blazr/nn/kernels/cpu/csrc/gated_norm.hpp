@@ -14,7 +14,7 @@ inline void gated_norm(int64_t kind, int64_t groups, int64_t n, float eps, const
                        const float* weight, float* y, T* out) {
   if (kind == kGateFirst || kind == kGateOnly)
     for (int64_t i = 0; i < n; i++) y[i] *= silu(to_float(gate[i]));
-  if (kind != kGateOnly)
+  if (kind != kGateOnly && kind != kUngated)
     for (int64_t low = 0, size = n / groups; low < n; low += size) {
       const float scale = 1.0f / sqrtf(mean_square(y + low, size) + eps);
       for (int64_t i = low; i < low + size; i++) y[i] = y[i] * scale * weight[i];

@@ -297,7 +297,8 @@ enum GatedNorm : int {
   kGateFirst,    // norm(y * silu(gate))
   kNormFirst,    // norm(y) * silu(gate)
   kNormSigmoid,  // norm(y) * sigmoid(gate)
-  kGateOnly      // y * silu(gate)
+  kGateOnly,     // y * silu(gate)
+  kUngated       // y
 };
 
 // The Mamba-2 mixer between its projections (see mamba2.hpp). Numbers without a type here are in
@@ -308,14 +309,14 @@ struct Mamba2 {
   float* y;                  // (T, inner), room
   float* dt;                 // (T, heads), room
   void* out;                 // (T, inner)
-  const float* conv_weight;  // (taps, conv)
-  const float* conv_bias;    // (conv)
+  const float* conv_weight;  // (taps, conv); null where there are none
+  const float* conv_bias;    // (conv), or null
   const float *dt_bias, *a, *d;  // (heads); a is negative
-  const float* norm_weight;  // (inner)
+  const float* norm_weight;  // (inner), or null where there is no norm
   const float* multipliers;  // (inner + conv + heads), of proj, or null
   void* states;              // (slots, heads, head_dim, state_size), in state_dtype; see Carried
-  void* conv_states;         // (slots, taps - 1, conv)
-  void* log_raw;             // (runs, 64, conv)
+  void* conv_states;         // (slots, taps - 1, conv), or null
+  void* log_raw;             // (runs, 64, conv), or null
   void* log_xb;              // (runs, 64, inner + maps)
   float* log_dt;             // (runs, 64, heads)
   Sequences sequences;

@@ -1,4 +1,5 @@
-// The Mamba-2 mixer between its two projections: convolution, recurrence, gate and norm.
+// The Mamba-2 mixer between its two projections: convolution, recurrence, gate and norm. Without taps there
+// is no convolution: linear attention of one decay for each head, whose values, keys and queries are x, B and C.
 //
 // A sequence is remembered as a state at the last grid edge and the rows since. An output is
 //
@@ -47,15 +48,18 @@ struct Mamba2Of {
       round_to(to_float(row[i]) * call.multipliers[i], row[i]);
   }
 
-  // Rows [t0, t1) of one sequence: convolution, SiLU, and step sizes.
+  // Rows [t0, t1) of one sequence: convolution and SiLU, if any, and step sizes.
   static void convolve(const Mamba2& call, const Span& span, int64_t t0, int64_t t1) {
     const int64_t conv = call.conv(), taps = call.taps;
     const Before before{call, span};
     for (int64_t t = t0; t < t1; t++) {
+      T* post = (T*)call.post + (span.first + t) * conv;
       const T *rows[kMaxTaps], *gates[kMaxTaps]{};
       for (int64_t j = 0; j < taps; j++) rows[j] = before(t + 1 - taps + j);
-      convolve_row(rows, gates, call.conv_weight, call.conv_bias, taps, conv, true,
-                   (T*)call.post + (span.first + t) * conv);
+      if (taps)
+        convolve_row(rows, gates, call.conv_weight, call.conv_bias, taps, conv, true, post);
+      else
+        memcpy(post, before(t), size_t(conv) * sizeof(T));
       const T* raw = (const T*)call.proj + (span.first + t + 1) * call.ld_proj() - call.heads;
       float* dt = call.dt + (span.first + t) * call.heads;
       for (int64_t h = 0; h < call.heads; h += 16) {
@@ -350,7 +354,7 @@ struct Mamba2Of {
     const int64_t conv = call.conv(), before_edge = call.taps - 1;
     const Before before{call, span};
     const Checkpoint* some = call.sequences.checkpoints + span.checkpoints;
-    for (int64_t i = 0; i < span.num_checkpoints; i++) {
+    for (int64_t i = 0; i < span.num_checkpoints && call.taps; i++) {
       T* to = (T*)call.conv_states + some[i].slot * call.conv_state_stride;
       for (int64_t j = 0; j < before_edge; j++)
         memcpy(to + j * conv, before(some[i].distance - before_edge + j), size_t(conv) * sizeof(T));
@@ -358,7 +362,7 @@ struct Mamba2Of {
     const int64_t xb = call.inner() + call.maps(), heads = call.heads;
     span.in_log([&](int64_t t, int64_t at) {
       const int64_t place = span.run_slot * kGrid + at, row = span.first + t;
-      memcpy((T*)call.log_raw + place * conv, before(t), size_t(conv) * sizeof(T));
+      if (call.taps) memcpy((T*)call.log_raw + place * conv, before(t), size_t(conv) * sizeof(T));
       memcpy((T*)call.log_xb + place * xb, (const T*)call.post + row * conv, size_t(xb) * sizeof(T));
       memcpy(call.log_dt + place * heads, call.dt + row * heads, size_t(heads) * sizeof(float));
     });
