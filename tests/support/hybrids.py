@@ -294,6 +294,29 @@ HYBRIDS: dict[str, Case] = {
     ),
     "qwen3_5_text": ("qwen3_5_text", _DELTA),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA, **_EXPERTS}),
+    "minimax": (
+        "minimax",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "num_local_experts": 5,
+            "full_attn_alpha_factor": 1.5,
+            "linear_attn_beta_factor": 0.7,
+            "mlp_alpha_factor": 1.3,
+            "mlp_beta_factor": 0.8,
+            "block_size": 16,
+        },
+    ),
+    "minimax odd": (
+        "minimax",
+        {
+            "num_local_experts": 4,
+            "head_dim": 10,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 9,
+        },
+    ),
     "kimi_linear": (
         "kimi_linear",
         {**_KIMI, "layer_types": ["linear_attention", "full_attention"], "q_lora_rank": 14},

@@ -33,7 +33,8 @@ _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.1
 # Those whose norms store their weights less one.
 _OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
 # Whatever a library remembers outside the file must not tell the classes apart.
-_KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer")
+_KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer", "slope_rate", "query_decay")
+_KEPT += ("key_decay", "diagonal_decay")
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LATENT = {

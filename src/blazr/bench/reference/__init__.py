@@ -21,6 +21,7 @@ REFERENCES: dict[str, str] = {
     **dict.fromkeys(_DECODERS.split(), _AT + "decoders:decoder"),
     **dict.fromkeys(_HYBRIDS.split(), _AT + "hybrids:hybrid"),
     **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "nemotron_h"], _AT + "backbones:backbone"),
+    **dict.fromkeys(["minimax", "minimax_text_01", "minimax_m1"], _AT + "minimax:minimax"),
     "recurrent_gemma": _AT + "griffin:recurrent_gemma",
     "zamba2": _AT + "zamba:zamba2",
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),

@@ -6,6 +6,7 @@ Written from the modeling files of transformers: what each type of model does ot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -184,6 +185,7 @@ _CENTRED = ("cohere", "cohere2")
 _INTERLEAVED = ("glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
 _CAPPED = ("gemma2", "gemma3_text")
 _LATENT = ("deepseek_v2", "deepseek_v3")
+MINIMAX = ("minimax", "minimax_text_01", "minimax_m1")
 
 
 def _root_of(w: Weights) -> str:
@@ -242,10 +244,15 @@ def stack(
             return parallel_layer(
                 Half(inner=mixer, before=norms[0]), Half(inner=feed, before=norms[0])
             )
-        return layer_of(
+        halves: list[Half] = [
             Half(inner=mixer, before=norms[0], after=norms[1], scale=residual_scale),
             Half(inner=feed, before=norms[2], after=norms[3], scale=residual_scale),
-        )
+        ]
+        if kind in MINIMAX:
+            is_linear = "self_attn.output_gate.weight" in at
+            words = ("linear_attn" if is_linear else "full_attn", "mlp")
+            halves = [_weighted(*each, config) for each in zip(halves, words, strict=True)]
+        return layer_of(*halves)
 
     scale = config.size("hidden_size") ** 0.5 if kind in _GEMMAS else 1.0
     return model_of(
@@ -274,6 +281,15 @@ def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
     names = _LLAMA_NORMS if is_delta else _NORMS["olmo2"]
     released = _OLMO_HYBRID_NAMES
     return tuple(n if f"{n}.weight" in at else released.get(n, n) for n in names)
+
+
+def _weighted(half: Half, word: str, config: Config) -> Half:
+    """Of MiniMax: in the library's words, or those that its own code had before."""
+    old = "layernorm_" + word.replace("attn", "attention")
+    kept, scale = (
+        config.get(f"{word}_{end}_factor", f"{old}_{end}", default=1.0) for end in ("alpha", "beta")
+    )
+    return replace(half, kept=kept, scale=scale)
 
 
 def _mixer(layer: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
@@ -357,6 +373,9 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
     if kind == "minimax_m2" and config.says("rotary_dim"):
         share = config.size("rotary_dim") / dim
         config = Config({"partial_rotary_factor": share, **config.own}, config.defaults)
+    if kind in MINIMAX:
+        turned = config.get("rotary_dim", default=dim)
+        return rotation_of(config, turned)
     return rotation_of(config, dim, interleaved=kind in _INTERLEAVED)
 
 
@@ -365,6 +384,8 @@ def _window(kind: str, config: Config, index: int) -> int | None:
     listed = config.layer_type(index)
     match kind:
         case "mistral" | "ministral3" | "mixtral" | "phi3" | "starcoder2":
+            return window
+        case kind if kind in MINIMAX:
             return window
         case "qwen2" | "qwen3" | "qwen2_moe":
             late = index >= config.get("max_window_layers", default=0)
@@ -419,7 +440,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         activation = config.word("hidden_activation")
     if "block_sparse_moe.router.layer.weight" in layer:  # Granite
         return granite_experts(layer, config)
-    if "block_sparse_moe.gate.weight" in layer and kind == "mixtral":
+    if "block_sparse_moe.gate.weight" in layer and kind in ("mixtral", *MINIMAX):
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
     if kind == "minimax_m2":
@@ -448,6 +469,8 @@ def router_of(kind: str, config: Config) -> Router:
             return Router(chosen=chosen)
         case "minimax_m2":
             return Router(chosen=chosen, scoring="sigmoid")
+        case kind if kind in MINIMAX:
+            return Router(chosen=chosen)
         case "jamba":
             return Router(chosen=chosen, normalise=False)
         case "deepseek_v2":

@@ -62,12 +62,13 @@ def norm_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Half:
-    """``x + scale * after(inner(before(x)))``."""
+    """``x + scale * after(inner(before(x)))``, or ``kept * before(x) + ...`` (MiniMax)."""
 
     inner: Function
     before: Function | None = None
     after: Function | None = None
     scale: float = 1.0
+    kept: float | None = None
 
     def change(self, x: Tensor) -> Tensor:
         """What is added, (T, C)."""
@@ -76,7 +77,10 @@ class Half:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(T, C) to (T, C)."""
-        return x + self.change(x)
+        change = self.change(x)
+        if self.kept is None:
+            return x + change
+        return self.kept * (x if self.before is None else self.before(x)) + change
 
 
 def layer_of(*halves: Half) -> Layer:

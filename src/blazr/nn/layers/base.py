@@ -205,6 +205,19 @@ class FeedForward(nn.Module, ABC):
         """(T, C) to (T, C)."""
 
 
+@dataclass(frozen=True, slots=True)
+class NormedResidual:
+    """The sum behind a half of a layer whose residual stream leaves behind the norm (MiniMax).
+
+    Args:
+        kept: What the half's input is multiplied with.
+        added: What its output is multiplied with.
+    """
+
+    kept: float
+    added: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputConfig:
     """A part that lets a vector of each token, made for this layer, into the residual stream.
@@ -260,6 +273,8 @@ class LayerConfig:
         shares_layer: Index of an earlier layer whose mixer owns what this one's uses, too.
         token_input: Behind the feed-forward, or None.
         output_scale: Whether a stored factor scales the residual stream behind the layer (Gemma 4).
+        normed_residuals: How input and output of the mixer and of the feed-forward are added up,
+            where residuals leave behind the norm; None where they leave before it.
     """
 
     mixer: MixerConfig
@@ -274,6 +289,7 @@ class LayerConfig:
     shares_layer: int | None = None
     token_input: TokenInputConfig | None = None
     output_scale: bool = False
+    normed_residuals: tuple[NormedResidual, NormedResidual] | None = None
 
     def part(self, rank: Rank) -> tuple[LayerConfig, Parts]:
         """The layer of a rank; see `MixerConfig.part`."""
@@ -289,7 +305,8 @@ class LayerConfig:
 class DecoderLayer(Joined, DerivedModule):
     """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too.
 
-    Where both are parallel, ``x + mixer(norm(x)) + feed_forward(norm(x))``.
+    Where both are parallel, ``x + mixer(norm(x)) + feed_forward(norm(x))``. Where residuals leave
+    behind the norm, x is ``norm(x)``, and both summands are weighted.
     """
 
     def __init__(self, config: LayerConfig) -> None:
@@ -297,6 +314,7 @@ class DecoderLayer(Joined, DerivedModule):
         self.residual_multiplier = config.residual_multiplier
         self.is_parallel = config.is_parallel
         self.shares_norm = config.is_parallel and config.feed_forward_norm is None
+        self.normed_residuals = config.normed_residuals
         self.joins_embedding = config.joins_embedding
         self.mixer_norm = _build(config.mixer_norm)
         self.mixer = config.mixer.build()
@@ -328,8 +346,9 @@ class DecoderLayer(Joined, DerivedModule):
             embedded: What the first layer saw, (T, C).
             vectors: What `token_input` takes, (T, P).
         """
-        mixed = recordable(self.mixer, self._pre_norm(x, embedded), batch, cache, like=x)
-        return self.after_mixer(x, mixed, vectors)
+        normed = self._pre_norm(x, embedded)
+        mixed = recordable(self.mixer, normed, batch, cache, like=x)
+        return self.after_mixer(normed if self.normed_residuals else x, mixed, vectors)
 
     def remember(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """The mixer alone, (T, C) to (T, C): it writes what later tokens need of these."""
@@ -344,8 +363,9 @@ class DecoderLayer(Joined, DerivedModule):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Whole sequences from nothing, (B, T, C) to (B, T, C); see `Mixer.forward_sequences`."""
-        mixed = self.mixer.forward_sequences(self._pre_norm(x, embedded), cache)
-        return self.after_mixer(x, mixed, vectors)
+        normed = self._pre_norm(x, embedded)
+        mixed = self.mixer.forward_sequences(normed, cache)
+        return self.after_mixer(normed if self.normed_residuals else x, mixed, vectors)
 
     def _pre_norm(self, x: Tensor, embedded: Tensor | None) -> Tensor:
         if self.joins_embedding:
@@ -357,6 +377,12 @@ class DecoderLayer(Joined, DerivedModule):
     def after_mixer(self, x: Tensor, mixed: Tensor, vectors: Tensor | None = None) -> Tensor:
         """Add what the mixer put out to the residual stream, and all that follows: (T, C)."""
         mixed = self.ranks.sum(mixed)
+        if self.normed_residuals is not None:
+            around_mixer, around_feed = self.normed_residuals
+            x = add(scaled(x, around_mixer.kept), mixed, around_mixer.added)
+            x = recordable(self.feed_forward_norm, x, like=x)
+            fed = self.ranks.sum(recordable(self.feed_forward, x, like=x))
+            return add(scaled(x, around_feed.kept), fed, around_feed.added)
         mixed = recordable(self.mixer_post_norm, mixed, like=x)
         x = self._feed(x, mixed) if self.has_feed_forward else self._add(x, mixed)
         if self.token_input is not None:
