@@ -320,6 +320,10 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         norm_eps=NORM_EPS,
     ),
 }
+MIXER_EXAMPLES["kimi_delta_limited"] = replace(
+    MIXER_EXAMPLES["kimi_delta"], has_low_rank=False, least=-5.0
+)
+MIXER_EXAMPLES["mla_gated"] = replace(MIXER_EXAMPLES["mla_nope"], output_gate=True)
 MIXER_EXAMPLES["mla_window"] = replace(MIXER_EXAMPLES["mla"], sliding_window=70)
 MIXER_EXAMPLES["parallel"] = ParallelMixerConfig(
     (
@@ -443,11 +447,12 @@ MIXES: dict[str, tuple[str, ...]] = {
     "olmo": ("olmo_delta+mlp", "gqa_nope+mlp"),
     "kimi": ("kimi_delta+mlp", "mla_nope+halves"),
     "griffin": ("rg_lru+gelu", "rg_lru+mlp", "gqa_window+gelu"),
+    "ling": ("kimi_delta_limited+mlp", "mla_gated+grouped"),
+    "lightning": ("lightning+mlp", "gqa+moe", "lightning_turned+mlp"),
     "side by side": ("parallel+mlp", "none+mlp", "parallel+moe"),
     "shared block": ("mamba2_groups", "shared_block", "mamba2_bare", "again"),
     "hybrid": ("mamba2", "mla+moe", "mamba2", "gqa+mlp"),
     "hybrid of all": ("mamba1", "gqa+moe", "mamba3_mimo", "mla+mlp", "mamba2", "mamba3"),
-    "lightning": ("lightning+mlp", "gqa+moe", "lightning_turned+mlp"),
 }
 # Of MIXES, and what keys, values and latents are stored in, and recurrent states.
 STORED_MIXES: dict[str, tuple[str, dict[str, str]]] = {

@@ -41,6 +41,7 @@ EVEN: dict[str, dict[str, int]] = {
     "mamba2_odd": {"num_heads": 6},
     "mamba2_bare": {"num_heads": 4},
     "kimi_delta": {"num_heads": 4, "num_key_heads": 4},
+    "kimi_delta_limited": {"num_heads": 4, "num_key_heads": 4},
 }
 
 

@@ -284,8 +284,8 @@ def _mamba3(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
 
 def _gated_delta(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     sizes = ((2, 4, 16, 80, False), (1, 3, 7, 5, False), (2, 6, 5, 6, False), (3, 3, 9, 9, True))
-    for key_heads, heads, keys, values, is_kimi in sizes:  # Kimi: a decay for each key channel
-        decays = heads * keys if is_kimi else heads
+    for (key_heads, heads, keys, values, is_kimi), least in product(sizes, (0.0, -5.0)):
+        decays = heads * keys if is_kimi else heads  # Kimi: one for each key channel
         weights = DeltaWeights(
             heads=heads,
             key_heads=key_heads,
@@ -293,6 +293,7 @@ def _gated_delta(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             a=-torch.rand(heads),
             norm=GatedNorm("norm_sigmoid" if is_kimi else "norm_first", torch.randn(values), 0.1),
             beta_scale=2.0 if key_heads == heads else 1.0,
+            least=least,
         )
         key_size, value_size = key_heads * keys, heads * values
         for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):

@@ -133,7 +133,16 @@ class OlmoDeltaConfig(GatedDeltaConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDeltaConfig(GatedDeltaConfig):
-    """Sizes of Kimi's delta attention; keys and values have the same heads."""
+    """Sizes of Kimi's delta attention; keys and values have the same heads.
+
+    Args:
+        has_low_rank: Whether decays and gates are projected by way of ``key_head_dim`` channels
+            (Kimi), or by a matrix each (Ling 3).
+        least: Logarithms of decays lie between it and 0; 0 for no limit.
+    """
+
+    has_low_rank: bool = True
+    least: float = 0.0
 
     @property
     def num_decays(self) -> int:
@@ -142,8 +151,8 @@ class KimiDeltaConfig(GatedDeltaConfig):
 
     def _held(self, own: range, keys: range) -> Parts:
         key, value = channels_of(keys, self.key_head_dim), channels_of(own, self.value_head_dim)
-        of_keys = ("q_proj", "k_proj", "q_conv1d", "k_conv1d", "f_b_proj", "dt_bias")
-        of_values = ("v_proj", "v_conv1d", "g_b_proj")
+        of_keys = ("q_proj", "k_proj", "q_conv1d", "k_conv1d", "f_b_proj", "f_proj", "dt_bias")
+        of_values = ("v_proj", "v_conv1d", "g_b_proj", "g_proj")
         return (
             dict.fromkeys(of_keys, Rows((key,)))
             | dict.fromkeys(of_values, Rows((value,)))
@@ -178,10 +187,12 @@ class Projections(NamedTuple):
 class DeltaMixer(Mixer):
     """The gated delta rule between convolution and gated norm [arXiv:2412.06464].
 
-    Decays are ``exp(-exp(a_log) softplus(decay + dt_bias))``.
+    Decays are ``exp(-exp(a_log) softplus(decay + dt_bias))``, or
+    ``exp(least sigmoid(exp(a_log) (decay + dt_bias)))`` where they have a limit.
     """
 
     config: GatedDeltaConfig
+    least = 0.0
     a_log: nn.Parameter
     dt_bias: nn.Parameter
     order: GateOrder
@@ -239,6 +250,7 @@ class DeltaMixer(Mixer):
             a=-self.a_log.float().exp().flatten(),
             norm=GatedNorm(self.order, norm.weight.float(), norm.eps),
             beta_scale=cfg.beta_scale,
+            least=self.least,
         )
 
 
@@ -304,18 +316,27 @@ class OlmoDelta(_Apart):
 
 
 class KimiDelta(_Apart):
-    """Kimi's: the decay has low rank and differs by key channel [arXiv:2510.26692]."""
+    """Kimi's: the decay differs by key channel [arXiv:2510.26692]."""
 
     order = "norm_sigmoid"
 
     def __init__(self, config: KimiDeltaConfig) -> None:
         super().__init__(config)
+        self.least = config.least
         hidden, heads, dim = config.hidden_size, config.num_heads, config.key_head_dim
-        self.f_a_proj, self.f_b_proj = Linear(hidden, dim), Linear(dim, config.key_size)
-        self.g_a_proj, self.g_b_proj = Linear(hidden, dim), Linear(dim, config.value_size)
+        self.has_low_rank = config.has_low_rank
+        if config.has_low_rank:
+            self.f_a_proj, self.f_b_proj = Linear(hidden, dim), Linear(dim, config.key_size)
+            self.g_a_proj, self.g_b_proj = Linear(hidden, dim), Linear(dim, config.value_size)
+        else:
+            self.f_proj = Linear(hidden, config.key_size)
+            self.g_proj = Linear(hidden, config.value_size)
         self.dt_bias = nn.Parameter(torch.empty(config.key_size))
         self.a_log = nn.Parameter(torch.empty(1, 1, heads, 1))
 
     def _project(self, x: Tensor) -> Projections:
-        decay, gate = self.f_b_proj(self.f_a_proj(x)), self.g_b_proj(self.g_a_proj(x))
+        if self.has_low_rank:
+            decay, gate = self.f_b_proj(self.f_a_proj(x)), self.g_b_proj(self.g_a_proj(x))
+        else:
+            decay, gate = self.f_proj(x), self.g_proj(x)
         return Projections(self._qkv(x), gate, decay, self.b_proj(x))

@@ -19,6 +19,7 @@ from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import LatentRows, Latents
 from blazr.nn.ops.latent_attention import latent_attention
+from blazr.nn.ops.pointwise import sigmoid_gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +95,14 @@ class DeepseekMlaConfig(MlaConfig):
         norm_eps: Of the norms of both latents.
         bias: Whether the projections from and to the hidden size have biases.
         attention_multiplier: Applied to the scores.
+        output_gate: Whether a sigmoid weighs the output of each head (Ling 3).
     """
 
     v_head_dim: int
     norm_eps: float = 1e-6
     bias: bool = False
     attention_multiplier: float
+    output_gate: bool = False
 
     @property
     def scale(self) -> float:
@@ -112,6 +115,7 @@ class DeepseekMlaConfig(MlaConfig):
         return heads | {
             "q_proj": query,
             "q_up_proj": query,
+            "gate_proj": Rows((own,)),
             "o_proj": Columns((channels_of(own, self.v_head_dim),)),
         }
 
@@ -134,6 +138,7 @@ class Mla(Mixer):
         super().__init__(config)
         self.num_heads = config.num_heads
         self.loras: dict[str, dict[int, Lora]] = {"k_up": {}, "v_up": {}}
+        self.gate_proj: Linear | None = None
 
     @abstractmethod
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,6 +172,8 @@ class Mla(Mixer):
         )
         rows = LatentRows(q_rope=q_rope, k_rope=k_rope, latent=latent)
         heads = latent_attention(q, rows, memory, batch.rotation(rope), batch.table)
+        if self.gate_proj is not None:
+            heads = sigmoid_gate(heads, self.gate_proj(x).unsqueeze(-1))
         return self.o_proj(heads.flatten(-2))
 
 
@@ -224,6 +231,8 @@ class DeepseekMla(Mla):
         self.kv_norm = NormConfig(config.kv_latent, config.norm_eps).build()
         self.k_up = nn.Parameter(torch.empty(heads, config.kv_latent, config.head_dim))
         self.v_up = nn.Parameter(torch.empty(heads, config.v_head_dim, config.kv_latent))
+        if config.output_gate:
+            self.gate_proj = Linear(hidden, heads)
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
 
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -246,6 +246,7 @@ class DeltaWeights:
         a: (H,), negative.
         norm: Of each head's output.
         beta_scale: What the sigmoid of beta is multiplied with.
+        least: Logarithms of decays lie between it and 0; 0 for no limit.
     """
 
     heads: int
@@ -254,3 +255,4 @@ class DeltaWeights:
     a: Tensor
     norm: GatedNorm
     beta_scale: float = 1.0
+    least: float = 0.0

@@ -85,7 +85,7 @@ def gated_delta(
     """The gated delta rule over packed sequences, its norm and its gate.
 
     Queries and keys get length one first, queries then ``N ** -0.5``; decays are
-    ``exp(a softplus(decay + dt_bias))``.
+    ``exp(a softplus(decay + dt_bias))``, or ``exp(least sigmoid(-a (decay + dt_bias)))``.
 
     Args:
         v: Values, (T, H * P).
@@ -102,12 +102,13 @@ def gated_delta(
     def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
         q, k, v, decay, beta, gate = (each.float() for each in rows)
         q, k = _key_heads(q, weights), _key_heads(k, weights)
-        step = F.softplus(decay + weights.dt_bias).unflatten(-1, (heads, -1))
+        step = (decay + weights.dt_bias).unflatten(-1, (heads, -1))
+        a, least = weights.a[:, None], weights.least
         y, after = gated_delta_chunk(
             q * q.shape[-1] ** -0.5,
             k,
             v.unflatten(-1, (heads, -1)),
-            weights.a[:, None] * step,
+            least * (-a * step).sigmoid() if least else a * F.softplus(step),
             weights.beta_scale * beta.sigmoid(),
             states[0],
         )

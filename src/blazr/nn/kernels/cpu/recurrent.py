@@ -221,6 +221,7 @@ class _GatedDelta(Call, entry="gated_delta"):
     gate_stride: Int64
     eps: Float32
     beta_scale: Float32
+    least: Float32
 
 
 @structure
@@ -460,6 +461,7 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         rows.gate.stride(0),
         norm.eps,
         weights.beta_scale,
+        weights.least,
     ).run()
     return out
 

@@ -63,7 +63,7 @@ def _maps(
 
     Of what is no row all are zero.
     """
-    q_rows, k_rows, decay_rows, beta_rows, dt_bias_ptr, a_ptr, beta_scale = inputs
+    q_rows, k_rows, decay_rows, beta_rows, dt_bias_ptr, a_ptr, beta_scale, least = inputs
     numbers = tl.arange(0, KEY_BLOCK)
     is_number = is_row[:, None] & (numbers < KEY)[None, :]
     columns = (head // SHARE * KEY + numbers)[None, :]
@@ -75,8 +75,10 @@ def _maps(
         one = tl.arange(0, 1)
         places, is_decay, is_bias = (head + one)[None, :], is_row[:, None], one == 0
     raw = load_row(decay_rows, tokens[:, None], places, is_decay)
-    step = softplus(raw + tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0))
-    log_decay = tl.where(is_decay, step * tl.load(a_ptr + head), 0)
+    step = raw + tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0)
+    a = tl.load(a_ptr + head)
+    log_decay = tl.where(least < 0, least * tl.sigmoid(-a * step), a * softplus(step))
+    log_decay = tl.where(is_decay, log_decay, 0)
     beta = beta_scale * tl.sigmoid(load_row(beta_rows, tokens, head, is_row))
     return _unit(q) * KEY**-0.5, _unit(k), log_decay, tl.where(is_row, beta, 0)
 
@@ -392,7 +394,7 @@ def gated_delta(
         return torch.empty_like(v)
     heads, (keys, values) = weights.heads, state.kept.shape[2:]
     made = (rows.q, rows.k, rows.decay, rows.beta)
-    of_weights = (weights.dt_bias, weights.a, weights.beta_scale)
+    of_weights = (weights.dt_bias, weights.a, weights.beta_scale, weights.least)
     inputs = (*(rows_of(dense(each)) for each in made), *of_weights)
     v_rows = rows_of(dense(v))
     numbers, decodes = table.numbers, table.num_decodes

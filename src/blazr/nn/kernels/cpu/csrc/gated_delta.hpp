@@ -2,9 +2,9 @@
 //
 //   h = e h;    r = beta (v - h^T k);    h = h + k (outer) r;    y = h^T q
 //
-// with e = exp(a softplus(decay + dt_bias)), one for a head or for each key channel, and queries and
-// keys of length one. Source: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464, equation 10; with a decay
-// for each key channel: arXiv:2510.26692.
+// with e = exp(a softplus(decay + dt_bias)), or exp(least sigmoid(-a (decay + dt_bias))), one for a head or
+// for each key channel, and queries and keys of length one. Source: Yang, Kautz and Hatamizadeh 2024,
+// arXiv:2412.06464, equation 10; with a decay for each key channel: arXiv:2510.26692.
 //
 // Columns of a state do not depend on each other; they are computed a few vectors at a time:
 //
@@ -53,8 +53,11 @@ struct GatedDeltaOf {
       const int64_t own = call.decays;
       const T* raw = (const T*)call.decay + token * call.decay_stride + head * own;
       const float* bias = call.dt_bias + head * own;
-      for (int64_t i = 0; i < own; i++)
-        decay[t][i] = exp_approx(call.a[head] * softplus(to_float(raw[i]) + bias[i]));
+      for (int64_t i = 0; i < own; i++) {
+        const float step = to_float(raw[i]) + bias[i];
+        decay[t][i] = exp_approx(call.least < 0 ? call.least * sigmoid(-call.a[head] * step)
+                                                : call.a[head] * softplus(step));
+      }
       for (int64_t i = own; i < keys; i++) decay[t][i] = decay[t][0];
     }
     // Rows [first, first + count) of the packed batch, at most kTokens.

@@ -401,6 +401,7 @@ struct GatedDelta {
   int64_t heads, key_heads, key_dim, value_dim, decays, norm, dtype;
   int64_t qkv_stride, decay_stride, beta_stride, gate_stride;  // numbers from row to row
   float eps, beta_scale;     // beta is the scaled sigmoid
+  float least;  // logarithms of decays lie between it and 0; 0 for no limit
 };
 
 // A gated norm by itself.
