@@ -70,6 +70,20 @@ _KIMI = {
     "moe_intermediate_size": 20,
 }
 
+_LING = {
+    "head_dim": 5,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 HYBRIDS: dict[str, Case] = {
     "mamba": ("mamba", {"state_size": 5, "conv_kernel": 3}),
     "mamba biases": ("mamba", {"state_size": 5, "use_bias": True, "use_conv_bias": False}),
@@ -294,6 +308,30 @@ HYBRIDS: dict[str, Case] = {
     ),
     "qwen3_5_text": ("qwen3_5_text", _DELTA),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA, **_EXPERTS}),
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        {
+            **_LING,
+            "num_hidden_layers": 3,
+            "layer_group_size": 2,
+            "q_lora_rank": 14,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "bailing_hybrid unsafe": (
+        "bailing_hybrid",
+        {
+            **_LING,
+            "layer_types": ["full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "kda_safe_gate": False,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+            "short_conv_kernel_size": 2,
+        },
+    ),
     "minimax": (
         "minimax",
         {

@@ -28,7 +28,7 @@ SIZES: dict[str, object] = {
     "eos_token_id": 2,
 }
 # Norms of what attention has averaged away would blow up every rounding.
-_SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "jamba": 0.15}
+_SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "bailing_hybrid": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
 # Those whose norms store their weights less one.
 _OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
@@ -404,6 +404,29 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "qk_layernorm": True,
             "use_parallel_residual": True,
             "partial_rotary_factor": 0.5,
+        },
+    ),
+    "sarvam_moe": (
+        "sarvam_moe",
+        {
+            **_EXPERTS,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "head_dim": 10,
+            "n_shared_experts": 2,
+        },
+    ),
+    "sarvam_moe bare": (
+        "sarvam_moe",
+        {
+            **_EXPERTS,
+            "n_routed_experts": 6,
+            "head_dim": 6,
+            "first_k_dense_replace": 0,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "norm_topk_prob": False,
         },
     ),
     **HYBRIDS,

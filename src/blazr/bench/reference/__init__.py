@@ -17,11 +17,13 @@ _HYBRIDS = (
     "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text "
     "qwen3_5_moe_text kimi_linear olmo_hybrid"
 )
+_LINGS = "bailing_moe bailing_moe_v2 bailing_moe_linear bailing_hybrid sarvam_moe"
 REFERENCES: dict[str, str] = {
     **dict.fromkeys(_DECODERS.split(), _AT + "decoders:decoder"),
     **dict.fromkeys(_HYBRIDS.split(), _AT + "hybrids:hybrid"),
     **dict.fromkeys(["mamba", "mamba2", "falcon_mamba", "nemotron_h"], _AT + "backbones:backbone"),
     **dict.fromkeys(["minimax", "minimax_text_01", "minimax_m1"], _AT + "minimax:minimax"),
+    **dict.fromkeys(_LINGS.split(), _AT + "ling:ling"),
     "recurrent_gemma": _AT + "griffin:recurrent_gemma",
     "zamba2": _AT + "zamba:zamba2",
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),

@@ -255,11 +255,12 @@ def stack(
         return layer_of(*halves)
 
     scale = config.size("hidden_size") ** 0.5 if kind in _GEMMAS else 1.0
+    usual = f"{root}embed_tokens.weight"
     return model_of(
         f"transformers' {kind}",
         [layer(index) for index in range(count)],
         w,
-        embedding=f"{root}embed_tokens.weight",
+        embedding=usual if usual in w else f"{root}word_embeddings.weight",
         norm=norm_of(
             w.under(root), _LAST_NORM.get(kind, "norm"), eps, offset=offset, centred=centred
         ),
@@ -481,7 +482,7 @@ def router_of(kind: str, config: Config) -> Router:
                 scale=scale,
                 groups=(groups, kept, 1) if limited else None,
             )
-        case "deepseek_v3" | "glm4_moe" | "dots1" | "kimi_linear" | "nemotron_h":
+        case "deepseek_v3" | "glm4_moe" | "dots1" | "kimi_linear" | "nemotron_h" | "bailing_hybrid":
             return Router(
                 chosen=chosen,
                 scoring="sigmoid",

@@ -27,6 +27,7 @@ class DeltaSizes:
         eps: Of the norm at the end.
         tiled: Whether values that share a key lie ``key_heads`` heads apart (Qwen3.5 in GGUF).
         beta: What the sigmoid of beta is multiplied with.
+        least: Logarithms of decays lie between it and 0; None for no limit (Ling 3).
     """
 
     key_heads: int
@@ -35,6 +36,7 @@ class DeltaSizes:
     eps: float
     tiled: bool = False
     beta: float = 1.0
+    least: float | None = None
 
 
 def gated_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
@@ -89,17 +91,27 @@ def olmo_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
 
 
 def kimi_delta(x: Tensor, w: Weights, s: DeltaSizes) -> Tensor:
-    """Kimi Linear's [arXiv:2510.26692]: (T, C) to (T, C)."""
+    """Kimi Linear's [arXiv:2510.26692], and Ling 3's with full matrices: (T, C) to (T, C)."""
     shape = (s.heads, -1)
     q, k, v = (
         silu(causal_convolution(linear(x, w, f"{n}_proj"), w, f"{n}_conv1d")).unflatten(-1, shape)
         for n in "qkv"
     )
-    steps = linear(linear(x, w, "f_a_proj"), w, "f_b_proj") + w["dt_bias"]
-    steps = softplus(steps, threshold=1e9).unflatten(-1, shape)
+
+    def projected(name: str) -> Tensor:
+        if f"{name}_proj.weight" in w:
+            return linear(x, w, f"{name}_proj")
+        return linear(linear(x, w, f"{name}_a_proj"), w, f"{name}_b_proj")
+
+    steps = (projected("f") + w["dt_bias"]).unflatten(-1, shape)
+    rates = decay(w).flatten()[:, None]
+    if s.least is None:
+        logs = rates * softplus(steps, threshold=1e9)
+    else:
+        logs = s.least * (-rates * steps).sigmoid()
     beta = linear(x, w, "b_proj").sigmoid()
-    y = _recurrence(_unit(q), _unit(k), v, decay(w).flatten()[:, None] * steps, beta)
-    gate = linear(linear(x, w, "g_a_proj"), w, "g_b_proj").unflatten(-1, shape)
+    y = _recurrence(_unit(q), _unit(k), v, logs, beta)
+    gate = projected("g").unflatten(-1, shape)
     y = rms_norm(y, w["o_norm.weight"].flatten(), s.eps) * gate.sigmoid()
     return linear(y.flatten(1), w, "o_proj")
 

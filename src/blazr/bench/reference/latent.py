@@ -57,7 +57,10 @@ def deepseek_attention(x: Tensor, w: Weights, s: LatentSizes) -> Tensor:
     k_moved = rotate(k_moved[:, None], s.rotation).expand(-1, s.heads, -1)
     q = torch.cat((q_plain, rotate(q_moved, s.rotation)), -1)
     k = torch.cat((k_plain, k_moved), -1)
-    return linear(attend(temper(q, s.rotation), k, values, s.scale).flatten(1), w, "o_proj")
+    mixed = attend(temper(q, s.rotation), k, values, s.scale)
+    if "g_proj.weight" in w:  # Ling 3
+        mixed = mixed * linear(x, w, "g_proj").sigmoid()[..., None]
+    return linear(mixed.flatten(1), w, "o_proj")
 
 
 def oxidizr_attention(

@@ -154,7 +154,7 @@ QWEN3_5_TEXT = _DENSE.family("qwen3_5_text")
 QWEN3_5_MOE_TEXT = _NEXT.family("qwen3_5_moe_text")
 
 
-_KIMI_NAMES = {
+_DEEPSEEK_NAMES = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "num_expert_group": "n_group",
@@ -176,9 +176,14 @@ _KIMI_LATENT = {
 }
 
 
+def deepseek_words(own: Mapping[str, object]) -> dict[str, object]:
+    """A config in the words that DeepSeek's have, where it has others for them."""
+    return {_DEEPSEEK_NAMES.get(key, key): value for key, value in own.items()}
+
+
 def _kimi_config(own: Mapping[str, object]) -> dict[str, object]:
-    """Its own words for what DeepSeek has, and a part about the delta networks."""
-    changed = {_KIMI_NAMES.get(key, key): value for key, value in own.items()}
+    """The part about the delta networks is one of its own."""
+    changed = deepseek_words(own)
     inner = changed.pop("linear_attn_config", None)
     if isinstance(inner, Mapping):
         changed |= {_KIMI_INNER.get(str(key), str(key)): inner[key] for key in inner}
@@ -204,7 +209,8 @@ def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     )
 
 
-def _kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
+def kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
+    """Experts where a list of the layers' types has them, or behind the first layers."""
     kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
     experts = sigmoid_experts(reading, index if kind is None else reading.num_layers)
     return None if kind == "dense" else experts
@@ -254,7 +260,7 @@ KIMI_LINEAR = Traits(
         "moe_intermediate_size": 1024,
     },
     mixer=_kimi_mixer,
-    feed_forward=_kimi_feed,
+    feed_forward=kimi_feed,
     prepare=_kimi_config,
     expects={
         "hidden_act": SILU,

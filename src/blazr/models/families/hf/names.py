@@ -118,6 +118,19 @@ _NAMES = [
 ]
 
 
+def attention_names(at: str) -> list[Rule]:
+    """Names of attention, where they begin with something else.
+
+    Args:
+        at: What they begin with.
+    """
+    return [
+        replace(rule, source=at + rule.source.removeprefix(_ATTENTION))
+        for rule in _NAMES
+        if rule.source.startswith(_ATTENTION)
+    ]
+
+
 def joined_experts(transform: Transform = AS_STORED, *, dim: int = 1) -> list[Rule]:
     """Names of experts in one tensor, rows of gate before those of up.
 
