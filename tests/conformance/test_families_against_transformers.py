@@ -489,3 +489,41 @@ def test_nemotron_cuts_steps_off_where_the_library_wrote_it(tmp_path: Path) -> N
     mixer = plan_model(str(tmp_path)).derivation.config.layers[0].mixer
     assert isinstance(mixer, Mamba2Config)
     assert mixer.dt_limits == (0.0, math.inf)
+
+
+def test_keys_of_layers_that_share_others_may_be_in_the_file(tmp_path: Path) -> None:
+    """As in Gemma 4's as it is published; transformers does not look at them either."""
+    theirs = save_reference("gemma4_text", tmp_path, changes=CASES["gemma4_text"][1])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    at = "model.layers.{}.self_attn."
+    unused = {
+        at.format(4) + name: torch.ones(tensors[at.format(1) + name].shape)
+        for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    }
+    save_file(tensors | unused, path)
+    ids = tokens_of(30, seed=1)
+    ours = load(str(tmp_path), device=CPU, dtype="float32").module
+    with torch.inference_mode():
+        found = ours.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
+    save_file(tensors | {at.format(2) + "k_norm.bias": torch.ones(8)}, path)
+    with pytest.raises(CheckpointError, match="left over"):
+        load(str(tmp_path), device=CPU, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_shared_layers": 5}, "no keys to share"),
+        ({"per_layer_config": {"1": {"head_dim": 16, "sliding_window": 3}}}, "'sliding_window'"),
+        ({"use_bidirectional_attention": "all"}, "only causal decoders"),
+    ],
+)
+def test_what_gemma_4_might_say_and_is_not_implemented(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_reference("gemma4_text", tmp_path, changes=CASES["gemma4_text"][1])
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        plan_model(str(tmp_path))

@@ -24,7 +24,7 @@ from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.packed import PackedWeight
 from blazr.nn.quant.weight import FloatWeight, GgufWeight, PlainWeight, stored_weights
-from tests.support import tiny
+from tests.support import references, tiny
 from tests.support.examples import FEED_FORWARD_EXAMPLES, MIXER_EXAMPLES
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, quantize_directory
@@ -360,3 +360,11 @@ def test_the_parts_are_the_whole(mixer, count):
     inner = [parts["layers.0.feed_forward.down_proj"].runs[0] for _, parts in found]
     assert [column for run in inner for column in run] == list(range(36))
     assert all(replace(config, layers=part.layers, rank=part.rank) == part for part, _ in found)
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text experts"])
+def test_keys_of_other_layers_and_vectors_of_tokens_over_two_ranks(ranks, name, tmp_path):
+    pytest.importorskip("transformers", reason="it makes the model")
+    kind, changes = references.CASES[name]
+    references.save_reference(kind, tmp_path, changes=changes)
+    compare_loaded(ranks, tmp_path)

@@ -48,12 +48,27 @@ _HALF_M_ROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1}
 _LATENT = {"kv_lora_rank": 12, "q_lora_rank": 14, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6}
 _LATENT |= {"v_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 8}
+_GEMMA4 = {"head_dim": 6, "global_head_dim": 8, "sliding_window": 8, "num_hidden_layers": 3}
+_GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 
 # By type: what text_config and vision_config say beside SIZES.
 CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "audioflamingo3": ({"model_type": "qwen2"}, _EAR),
     "qwen2_audio": ({"model_type": "qwen2"}, _EAR),
     "gemma3": ({"head_dim": 6, "query_pre_attn_scalar": 6, "sliding_window": 8}, _SIGLIP),
+    "gemma4": (
+        {
+            **_GEMMA4,
+            "num_kv_shared_layers": 1,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        {**_TOWER, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 8},
+    ),
+    "gemma4_unified": (
+        {**_GEMMA4, "attention_k_eq_v": True},
+        {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16},
+    ),
     "glm4v": ({"hidden_size": 48, **_HALF_M_ROPE}, _GLM),
     "glm4v_moe": (
         {"head_dim": 12, **_EXPERTS, "n_routed_experts": 4, **_HALF_M_ROPE},

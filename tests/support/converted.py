@@ -30,6 +30,8 @@ MODELS: dict[str, tuple[str, Changes]] = {
         "gemma3_text",
         {"query_pre_attn_scalar": 10, "num_hidden_layers": 6, "layer_types": None},
     ),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4-experts": ("gemma4_text experts", {}),
     "olmo2": ("olmo2", {}),
     "olmo2-windows": ("olmo3", {}),
     "olmoe": ("olmoe", {"num_experts": 4}),

@@ -6,7 +6,7 @@ model keeps both from its embedding to its last layer, so its layers run in thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,9 +18,38 @@ from blazr.bench.reference.mlp import activate, mlp
 from blazr.bench.reference.model import Function, Layer, ReferenceModel, norm_of
 from blazr.bench.reference.norms import rms_norm
 from blazr.bench.reference.rotation import Rotation, fixed, plain, rotate
-from blazr.bench.reference.settings import Settings
-from blazr.bench.reference.weights import Weights, linear
+from blazr.bench.reference.settings import Setting, Settings
+from blazr.bench.reference.weights import Rows, Source, Weights, linear
 
+# GGUF's names.
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+_INNER = {
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    **{f"post_ffw_norm_{n}": f"post_feedforward_layernorm_{n}" for n in (1, 2)},
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    **{f"ffn_{n}_exps.weight": f"experts.{n}_proj" for n in ("gate", "up", "down", "gate_up")},
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar",
+}
 _ROOTS = ("model.", "language_model.model.", "model.language_model.")
 _GEMMA4: Settings = {
     "num_attention_heads": 8,
@@ -48,16 +77,53 @@ DEFAULTS: Mapping[str, Settings] = {
 }
 
 
+class _Renamed:
+    """The tensors of a GGUF file under transformers' names.
+
+    Args:
+        source: Where they are read.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._own = {_theirs(name): name for name in source.names}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._own.keys()
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows."""
+        return self._source.read(self._own[name], rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self._source.shape(self._own[name])
+
+
+def _theirs(name: str) -> str:
+    """Transformers' name of a tensor of a GGUF file."""
+    if not name.startswith("blk."):
+        return _OUTER.get(name, name)
+    _, index, own = name.split(".", 2)
+    stem, _, ending = own.rpartition(".")
+    found = _INNER.get(own) or f"{_INNER.get(stem, stem)}.{ending}"
+    return f"model.layers.{index}.{found}"
+
+
 class _Gemma4:
     """A model, and what it keeps of the tokens that it reads.
 
     Args:
         w: Its tensors.
         config: Its config.
+        factors: What frequencies are divided by where there is no window, or None.
     """
 
-    def __init__(self, w: Weights, config: Config) -> None:
+    def __init__(self, w: Weights, config: Config, factors: Tensor | None = None) -> None:
         self.w = w
+        self.factors = factors
         self.config = config
         self.eps = config.get("rms_norm_eps", default=1e-6)
         self.activation = config.word("hidden_activation")
@@ -104,7 +170,8 @@ class _Gemma4:
                 inner = activate(linear(x, w, "per_layer_input_gate"), self.activation)
                 added = linear(inner * self.vectors[:, index], w, "per_layer_projection")
                 x = x + self.norm(w, "post_per_layer_input_norm")(added)
-            return x * w["layer_scalar"]
+            scalar = w.get("layer_scalar")
+            return x if scalar is None else x * scalar
 
         return apply
 
@@ -116,6 +183,9 @@ class _Gemma4:
         if not config.says("per_layer_config") and kind == FULL:
             dim = config.get("global_head_dim", default=512)
         rotation = _rotation(config, kind, dim)
+        if self.factors is not None and kind == FULL:
+            theta = config.rope(FULL).get("rope_theta", default=10_000.0)
+            rotation = Rotation(fixed(plain(dim, theta, self.factors)))
         window = config.window() if kind == SLIDING else None
 
         def heads(x: Tensor, name: str) -> Tensor:
@@ -142,8 +212,12 @@ class _Gemma4:
         router = Router(chosen=self.config.size("top_k_experts"))
 
         def expert(e: int, rows: Tensor) -> Tensor:
-            gate, up = w.rows("experts.gate_up_proj", slice(e, e + 1))[0].chunk(2)
-            down = w.rows("experts.down_proj", slice(e, e + 1))[0]
+            only = slice(e, e + 1)
+            if "experts.gate_up_proj" in w:
+                gate, up = w.rows("experts.gate_up_proj", only)[0].chunk(2)
+            else:
+                gate, up = (w.rows(f"experts.{name}_proj", only)[0] for name in ("gate", "up"))
+            down = w.rows("experts.down_proj", only)[0]
             return expert_mlp(rows, gate, up, down, self.activation)
 
         def apply(x: Tensor) -> Tensor:
@@ -160,8 +234,40 @@ class _Gemma4:
 def gemma4(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
     root = next((r for r in _ROOTS if f"{r}embed_tokens.weight" in w), _ROOTS[0])
-    model = _Gemma4(w.under(root), config)
-    cap = config.number("final_logit_softcapping")
+    return _model(f"transformers' {kind}", w, root, _Gemma4(w.under(root), config))
+
+
+def gguf_gemma4(w: Weights, metadata: Settings) -> ReferenceModel:
+    """The model of a GGUF file, from llama.cpp's src/models/gemma4.cpp."""
+    own = Weights(_Renamed(w.source), w.dtype)
+    said = {key.partition(".")[2]: value for key, value in metadata.items()}
+    gguf = Config(said, {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4})
+    slides: Sequence[Setting] = gguf.get("attention.sliding_window_pattern", default=())
+    dims = {True: gguf.size("attention.key_length_swa"), False: gguf.size("attention.key_length")}
+    config: Settings = {
+        "hidden_size": gguf.size("embedding_length"),
+        "num_hidden_layers": gguf.size("block_count"),
+        "num_kv_shared_layers": gguf.get("attention.shared_kv_layers", default=0),
+        "hidden_size_per_layer_input": gguf.get("embedding_length_per_layer_input", default=0),
+        "layer_types": [SLIDING if each else FULL for each in slides],
+        "per_layer_config": {str(i): {"head_dim": dims[bool(e)]} for i, e in enumerate(slides)},
+        "head_dim": dims[True],
+        "sliding_window": gguf.size("attention.sliding_window"),
+        "rms_norm_eps": gguf.get("attention.layer_norm_rms_epsilon", default=1e-6),
+        "top_k_experts": gguf.get("expert_used_count", default=0),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": gguf.number("final_logit_softcapping") or None,
+        "rope_parameters": {
+            FULL: {"rope_theta": gguf.get("rope.freq_base", default=1e6)},
+            SLIDING: {"rope_theta": gguf.get("rope.freq_base_swa", default=1e4)},
+        },
+    }
+    model = _Gemma4(own.under("model."), Config(config, {}), own.get("rope_freqs.weight"))
+    return _model("GGUF's gemma4", own, "model.", model)
+
+
+def _model(kind: str, w: Weights, root: str, model: _Gemma4) -> ReferenceModel:
+    cap = model.config.number("final_logit_softcapping")
     heads = ("lm_head.weight", "language_model.lm_head.weight", f"{root}embed_tokens.weight")
     head = next(name for name in heads if name in w)
 
@@ -170,7 +276,7 @@ def gemma4(w: Weights, kind: str, config: Config) -> ReferenceModel:
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     return ReferenceModel(
-        kind=f"transformers' {kind}",
+        kind=kind,
         embed=model.embed,
         layers=[model.layer(index) for index in range(len(model.kinds))],
         logits=logits,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -384,7 +385,7 @@ def write_gguf(
         writer.write(name, tensor)
         done += tensor.nbytes
     for job in plan.jobs:
-        tiles = (tile for part in job.parts for tile in _tiles(job, part, checkpoint))
+        tiles = _tiles(job, checkpoint)
         for tile in tiles if job.order is None else (torch.cat(list(tiles))[job.order],):
             writer.write(job.name, tile)
             done += tile.nbytes
@@ -420,9 +421,14 @@ def _matrices(job: GgufJob, step: LoadStep, checkpoint: Checkpoint) -> Iterator[
                 yield tensor
 
 
-def _tiles(job: GgufJob, part: GgufPart, checkpoint: Checkpoint) -> Iterator[Tensor]:
-    """One parameter's rows as they are written, some at a time."""
-    for matrix in _matrices(job, part.step, checkpoint):
+def _tiles(job: GgufJob, checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """All parameters' rows as they are written, some at a time; of each expert those of all."""
+    each = [
+        zip(repeat(part), _matrices(job, part.step, checkpoint), strict=False) for part in job.parts
+    ]
+    is_stack = len(job.entry.shape) > 2
+    pairs = chain.from_iterable(zip(*each, strict=True) if is_stack else each)
+    for part, matrix in pairs:
         for tile in _plain_tiles(job, part.recipe, matrix, checkpoint):
             if job.quantizer is not None:
                 yield job.quantizer(tile)

@@ -36,7 +36,7 @@ from blazr.nn.layers.base import LayerConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig
+from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 _LAYER = "blk.{i}."
@@ -74,6 +74,10 @@ class Architecture:
         long_factor: What positions are divided by in models of 131,072 tokens whose file names
             neither that nor the base, as Ollama's of Gemma 3.
         norm_topk_prob: Whether the weights of a token's experts are normalised to sum to 1.
+        attention_scale: What scores of attention are multiplied with, if the file does not say; 0
+            for what the size of a head tells.
+        takes_tokens: Whether layers may take a vector of each token and keys of other layers. Files
+            then say how large the vectors are, and how many layers share keys, be it 0.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
         multiplies_logits: Whether scores are multiplied with ``logit_scale``, not divided by it.
         wide_scale_layers: A model of so many layers scales attention's scores by the root of hidden
@@ -109,6 +113,8 @@ class Architecture:
     eps: float = 1e-5
     long_factor: float = 1.0
     norm_topk_prob: bool = True
+    attention_scale: float = 0.0
+    takes_tokens: bool = False
     scales_embedding: bool = False
     multiplies_logits: bool = False
     wide_scale_layers: int = 0
@@ -129,6 +135,15 @@ _ALL_BIASES = ("qkv", "o", "mlp", "ssm")
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
+# Of the vectors that each layer takes of a token.
+_TOKEN_INPUTS = (
+    Rule("per_layer_token_embd.weight", "per_layer.embed_tokens.weight"),
+    Rule("per_layer_model_proj.weight", "per_layer.projection.weight"),
+    Rule("per_layer_proj_norm.weight", "per_layer.norm.weight"),
+    Rule(_LAYER + "inp_gate.weight", OURS + "token_input.gate.weight"),
+    Rule(_LAYER + "proj.weight", OURS + "token_input.projection.weight"),
+    Rule(_LAYER + "post_norm.weight", OURS + "token_input.norm.weight"),
+)
 
 # What files of models without experts do not say, though their family may have some.
 _NO_EXPERTS = {
@@ -244,6 +259,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         long_factor=8.0,
         scales_embedding=True,
         wide_scale_layers=62,
+    ),
+    "gemma4": Architecture(
+        families=("gemma4_text", "gemma4_unified_text", "gemma4", "gemma4_unified"),
+        own_names=(
+            *_TOKEN_INPUTS,
+            Rule(_LAYER + "layer_output_scale.weight", OURS + "output_scale"),
+        ),
+        full_every=6,
+        has_unscaled_window=True,
+        window_theta=10_000.0,
+        theta=1_000_000.0,
+        eps=1e-6,
+        attention_scale=1.0,
+        takes_tokens=True,
+        scales_embedding=True,
     ),
     "mamba": Architecture(
         read_by={"": "falcon_mamba"},
@@ -433,6 +463,12 @@ def gguf_names(
                 for index, layer in enumerate(layers)
                 for rule in _in_layer(index, layer, is_tiled=is_tiled, joins_gates=joins_gates)
             ),
+            *(
+                rule
+                for index, layer in enumerate(layers)
+                if isinstance(layer.feed_forward, ParallelFeedForwardConfig)
+                for rule in _mlp_and_experts(f"blk.{index}.", f"layers.{index}.feed_forward.")
+            ),
         ]
     )
 
@@ -503,6 +539,21 @@ def _in_layer(
                 yield from _decay(at, mixer)
             case GatedDeltaConfig():
                 yield from _delta(at, mixer, each, is_tiled=is_tiled, joins_gates=joins_gates)
+
+
+def _mlp_and_experts(at: str, ours: str) -> Iterable[Rule]:
+    """Of Gemma 4, whose router and experts have factors."""
+    moe = ours + "parts.moe."
+    yield from renamed(at, ours + "parts.mlp.", {f"ffn_{n}": f"{n}_proj" for n in GATE_UP_DOWN})
+    names = {"ffn_norm": "norms.mlp", "post_ffw_norm_1": "post_norms.mlp"}
+    names |= {"post_ffw_norm_2": "post_norms.moe", "pre_ffw_norm_2": "parts.moe.expert_norm"}
+    yield from renamed(at, ours, names)
+    yield Rule(at + "ffn_gate_inp.weight", moe + "router.weight")
+    yield Rule(at + "ffn_gate_inp.scale", moe + "router_norm.weight")
+    yield Rule(at + "ffn_down_exps.scale", moe + "expert_scale")
+    both = (moe + "experts.gate_proj", moe + "experts.up_proj")
+    yield Rule(at + "ffn_gate_up_exps.weight", both, cut=Cut(1))
+    yield Rule(at + "ffn_{p}_exps.weight", moe + "experts.{p}_proj", p=GATE_UP_DOWN)
 
 
 def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:

@@ -22,6 +22,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
+TOKEN_VECTORS = "per_layer_token_embd.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 """What identifies the mixers of a layer: each a tensor that no other mixer has."""
 _ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
@@ -50,6 +51,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_seq_len",),
     "embedding_length": ("hidden_size",),
     "vocab_size": ("vocab_size",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "feed_forward_length": ("intermediate_size",),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
     "embedding_scale": ("embedding_multiplier",),
@@ -63,6 +65,9 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "attention.head_count_kv": ("num_kv_heads",),
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("value_head_dim",),
+    "attention.key_length_swa": ("window_head_dim",),
+    "attention.value_length_swa": ("window_value_head_dim",),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "attention.key_length_mla": ("qk_head_dim",),
     "attention.value_length_mla": ("v_head_dim",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
@@ -73,6 +78,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "attention.recurrent_layers": ("is_recurrent",),
     "attention.temperature_scale": ("llama_4_scaling_beta",),
     "rope.dimension_count": ("rotary_dim",),
+    "rope.dimension_count_swa": ("window_rotary_dim",),
     "rope.dimension_sections": ("mrope_section",),
     "rope.freq_base": ("rope_theta",),
     "rope.freq_base_swa": ("rope_local_base_freq",),
@@ -271,6 +277,24 @@ class GgufFile:
         heads = self.integer("attention.head_count")
         return self.integer("attention.key_length", self.hidden_size // max(1, heads))
 
+    def head_dim_of(self, layer: int) -> int:
+        """The same in one layer, as those with a window may have another size."""
+        whole = self.head_dim
+        return self.integer("attention.key_length_swa", whole) if self.window(layer) else whole
+
+    def integer_of(self, name: str, layer: int) -> int:
+        """A whole number that may be one for each layer.
+
+        Raises:
+            ConfigError: It is missing or something else.
+        """
+        values = self.metadata.get(name)
+        if isinstance(values, memoryview) and layer < len(values):
+            last = name.rpartition(".")[2]
+            reader = ConfigReader({last: values[layer]}, f"the metadata, {self.key(name)}")
+            return value_or(reader.integer(last), 0)
+        return self.integer(name)
+
     def window(self, layer: int) -> int:
         """How many tokens a layer sees; 0 for all."""
         listed = self.metadata.get("attention.sliding_window_pattern")
@@ -312,6 +336,7 @@ def config_values(file: GgufFile) -> ConfigValues:
         **_layers(file),
         **_attention(file),
         **_state_space(file),
+        **_token_inputs(file),
     }
     return {word: value for key, value in values.items() for word in CONFIG_KEYS.get(key, (key,))}
 
@@ -452,6 +477,22 @@ def _attention(file: GgufFile) -> ConfigValues:
     # half a channel more, as the product is cut off to a whole number
     share: ConfigValues = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
     return values | _rotation(file, rotated, share)
+
+
+def _token_inputs(file: GgufFile) -> ConfigValues:
+    """Of models whose layers take a vector of each token, and where heads differ by layer."""
+    values: ConfigValues = {"enable_moe_block": bool(file.layers_with(_ROUTER))}
+    if file.has(TOKEN_VECTORS):
+        values["vocab_size_per_layer_input"] = file.size(TOKEN_VECTORS, 0)
+    if "attention.key_length_swa" in file.metadata:
+        values["per_layer_config"] = {
+            str(index): {
+                "head_dim": file.head_dim_of(index),
+                "num_key_value_heads": file.integer_of("attention.head_count_kv", index),
+            }
+            for index in range(file.num_layers)
+        }
+    return values
 
 
 def _latent(file: GgufFile, at: str) -> ConfigValues:

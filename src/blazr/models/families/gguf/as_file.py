@@ -20,14 +20,14 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.rules import split_layer
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig
+from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
@@ -81,6 +81,9 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         "final_logit_softcapping": (config.logit_softcap or 0.0, 0.0),
     }
     found |= {key: value for key, (value, usual) in numbers.items() if value != usual}
+    if row.takes_tokens:
+        size = 0 if config.per_layer is None else config.per_layer.norm.size
+        found["hidden_size_per_layer_input"] = size
     found |= _feed_forwards(config) | _attention(config, row)
     for mixer in all_mixers(config):
         keys = _FIELDS.get(type(mixer), {})
@@ -91,16 +94,24 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
 
 
 def _feed_forwards(config: ModelConfig) -> ConfigValues:
-    feeds = [layer.feed_forward for layer in config.layers]
-    sizes = [getattr(feed, "intermediate_size", 0) for feed in feeds]
-    dense = [feed.intermediate_size for feed in feeds if isinstance(feed, MlpConfig)]
+    feeds = [_parts(layer.feed_forward) for layer in config.layers]
+    sizes = [getattr(each[0], "intermediate_size", 0) for each in feeds]
+    dense = [
+        feed.intermediate_size for each in feeds for feed in each if isinstance(feed, MlpConfig)
+    ]
     is_even = all(sizes) or not any(sizes)
     size = next(iter(dense), max(sizes, default=0))
-    found: ConfigValues = {"intermediate_size": size if is_even else sizes}
-    experts = next((feed for feed in feeds if isinstance(feed, MoeConfig)), None)
-    if experts is None:
+    is_uniform = is_even and not len({*dense}) > 1
+    found: ConfigValues = {"intermediate_size": size if is_uniform else sizes}
+    mixtures = [
+        (index, feed)
+        for index, each in enumerate(feeds)
+        for feed in each
+        if isinstance(feed, MoeConfig)
+    ]
+    if not mixtures:
         return found
-    first = next(i for i, feed in enumerate(feeds) if isinstance(feed, MoeConfig))
+    first, experts = mixtures[0]
     found |= {
         "num_experts": experts.num_experts,
         "experts_per_tok": experts.experts_per_token,
@@ -118,6 +129,13 @@ def _feed_forwards(config: ModelConfig) -> ConfigValues:
         found["shared_expert_intermediate_size"] = shared
         found["n_shared_experts"] = max(1, shared // experts.intermediate_size)
     return {**found, "moe_latent_size": experts.latent_size}
+
+
+def _parts(feed: FeedForwardConfig | None) -> list[FeedForwardConfig | None]:
+    """A feed-forward, or those that it has side by side."""
+    if isinstance(feed, ParallelFeedForwardConfig):
+        return [part.feed_forward for part in feed.parts]
+    return [feed]
 
 
 def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
@@ -138,12 +156,22 @@ def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
     if isinstance(first, DeepseekMlaConfig):
         return found | _latent(first)
     plain = [each for each in known if isinstance(each, AttentionConfig)]
+    whole = next((each for each in plain if each.sliding_window is None), plain[0])
     found |= {
-        "head_dim": plain[0].head_dim,
-        "value_head_dim": plain[0].head_dim,
+        "head_dim": whole.head_dim,
+        "value_head_dim": whole.head_dim,
         "attention_multiplier": plain[0].attention_multiplier,
         "attn_logit_softcapping": plain[0].attn_logit_softcap,
     }
+    small = next((each for each in plain if each.head_dim != whole.head_dim), None)
+    if small is not None:
+        found |= {
+            "window_head_dim": small.head_dim,
+            "window_value_head_dim": small.head_dim,
+            "window_rotary_dim": small.rope.dim if small.rope else None,
+        }
+    if row.takes_tokens:
+        found["num_kv_shared_layers"] = sum(each.kv_layer is not None for each in plain)
     windows = [getattr(each, "sliding_window", None) for each in attends]
     is_sliding = [window is not None for window in windows]
     window = next((window for window in windows if window is not None), None)
@@ -273,6 +301,8 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         layer = model.layers[index]
         if part == "mixer":
             made = _mixer_recipe(name, layer.mixer, target.layers[index].mixer)
+        elif part in {"token_input", "output_scale"}:
+            return Recipe(source=parameter)
         elif part != "feed_forward":
             made = _norm_recipe(name, getattr(layer, part))
         elif isinstance(feed := layer.feed_forward, MlpConfig):
@@ -281,6 +311,8 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         else:
             made = Recipe(source=name)
         return replace(made, source=f"layers.{index}.{part}.{made.source}")
+    if part == "per_layer":
+        return Recipe(source=parameter)
     if part == "norm":
         return _norm_recipe(parameter, model.final_norm)
     if part == "embed_tokens":

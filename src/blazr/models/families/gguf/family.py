@@ -38,7 +38,11 @@ from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelMixerConfig, ParallelPart
+from blazr.nn.layers.parallel import (
+    ParallelFeedForwardConfig,
+    ParallelMixerConfig,
+    ParallelPart,
+)
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
 _NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
@@ -47,6 +51,8 @@ _SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
     SIGMOID: "sigmoid",
     CHOSEN_SOFTMAX: "softmax",
 }
+# What llama.cpp's converter divides the frequencies of channels by that stand still.
+_STILL = 1e30
 # Parts that see, hear, or predict further tokens, in files that Ollama has converted.
 _OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
 
@@ -73,6 +79,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
             layer,
             mixer=_mixer(file, layer.mixer, index),
             feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
+            output_scale=layer.output_scale and file.has(f"blk.{index}.layer_output_scale.weight"),
             residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
         )
         for index, layer in enumerate(config.every_layer)
@@ -167,6 +174,8 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     is_fused = file.has(at + "attn_qkv.weight")
     norm = at + "attn_q_norm.weight"
     has_own = file.has(norm) and len(file.tensors[norm].shape) == 2  # each head has weights
+    has_keys = mixer.kv_layer is None
+    has_values = is_fused or file.has(at + "attn_v.weight")
     rows = file.size(at + ("attn_qkv.weight" if is_fused else "attn_q.weight"), 0)
     wanted = (heads + 2 * mixer.num_kv_heads if is_fused else heads) * dim
     # a gate of the output may lie behind each head's queries
@@ -177,7 +186,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
             found=f"{rows} rows; {heads} and {mixer.num_kv_heads} heads of {dim}"[:100],
             expected="heads of one even size, key/value heads that divide the query heads",
         )
-    scale = file.number("attention.scale", 0.0)
+    scale = file.number("attention.scale", file.row.attention_scale)
     if file.row.wide_scale_layers == file.num_layers:
         scale = (file.hidden_size / heads) ** -0.5
     return replace(
@@ -191,6 +200,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
         attention_multiplier=scale or None,
         attn_logit_softcap=file.number("attn_logit_softcapping", 0.0) or None,
         output_gate=is_gated,
+        values_are_keys=mixer.values_are_keys or (mixer.v_norm and has_keys and not has_values),
         sinks=file.has(at + "attn_sinks.weight"),
     )
 
@@ -208,6 +218,12 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
                 gated=is_fused or file.has(at + "ffn_gate.weight"),
                 bias=file.has(at + "ffn_down.bias"),
             )
+        case ParallelFeedForwardConfig():
+            parts = (
+                replace(part, feed_forward=_feed_forward(file, part.feed_forward, index))
+                for part in feed.parts
+            )
+            return ParallelFeedForwardConfig(tuple(parts))
         case MoeConfig():
             latent = at + "ffn_latent_down.weight"
             shared = at + "ffn_down_shexp.weight"
@@ -305,6 +321,9 @@ def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
         plain = replace(rope, scaling=None).frequencies()
         factors: list[float] = (plain / rope.frequencies()).tolist()
         return replace(rope, scaling=RopeScaling(kind="factors", factors=tuple(factors)))
+    if scaling is not None and scaling.kind == "factors":
+        factors = [min(each, _STILL) for each in scaling.factors]
+        return replace(rope, scaling=replace(scaling, factors=tuple(factors)))
     if scaling is not None and scaling.kind == "longrope":
         return replace(rope, scaling=replace(scaling, factor=1.0))
     return rope
@@ -333,7 +352,13 @@ def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
     """
     more = min(file.integer("nextn_predict_layers", 0), 100)
     behind = (f"blk.{file.num_layers + index}." for index in range(more))
-    return (*behind, *_OTHER_PARTS)
+    first = max(file.num_layers - file.integer("attention.shared_kv_layers", 0), 0)
+    shared = (
+        f"blk.{index}.attn_{name}."
+        for index in range(first, file.num_layers)
+        for name in ("k", "v", "k_norm")
+    )
+    return (*behind, *shared, *_OTHER_PARTS)
 
 
 GGUF = Family(

@@ -132,8 +132,7 @@ def _heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
     count, dim = reading.size("num_kv_heads"), reading.size("head_dim")
     reader = reading.reader
     by_layer = reader.section("per_layer_config")
-    whole_dim = reading.size("global_head_dim", 512)
-    whole_count = reader.integer("num_global_key_value_heads", minimum=1)
+    reader.mark("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")
     if by_layer is not None:  # as transformers writes it
         own = by_layer.section(str(index)) or ConfigReader({})
         for key in own.raw.keys() - {"head_dim", "num_key_value_heads"}:
@@ -142,8 +141,9 @@ def _heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
         return count, value_or(own.integer("head_dim", minimum=1), dim)
     if kind != FULL:
         return count, dim
-    is_one = reading.flag("attention_k_eq_v")
-    return value_or(whole_count, count) if is_one else count, whole_dim
+    if reading.flag("attention_k_eq_v"):
+        count = value_or(reader.integer("num_global_key_value_heads", minimum=1), count)
+    return count, reading.size("global_head_dim", 512)
 
 
 def _attention(reading: Reading, norm: NormConfig, kinds: list[str], index: int) -> AttentionConfig:
