@@ -18,6 +18,7 @@ from blazr.models.loading.load import load
 from blazr.models.loading.parts import part_of_config, part_of_weight
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
+from blazr.nn.layers.base import NormConfig
 from blazr.nn.layers.ranks import Columns, Rank, Rows
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant import QUANTIZERS
@@ -173,6 +174,23 @@ def test_experts_on_latent_channels(ranks):
     """What leads back from them is whole on every rank, and its bias on one."""
     feed = replace(FEED_FORWARD_EXAMPLES["moe"], latent_size=10, dense_bias=True)
     compare_random(ranks, config_of([even_mixer("gqa")], feed))
+
+
+@pytest.mark.parametrize("shares_norm", [True, False])
+def test_both_halves_of_a_layer_side_by_side(ranks, shares_norm):
+    """As in Phi and Command R, through LayerNorms, and with a bias of the scores."""
+    config = config_of([even_mixer("gqa")] * 2, FEED_FORWARD_EXAMPLES["mlp"], head_bias=True)
+    norm = NormConfig(config.hidden_size, 1e-5, "layer", has_bias=False)
+    layers = tuple(
+        replace(
+            layer,
+            is_parallel=True,
+            mixer_norm=norm,
+            feed_forward_norm=None if shares_norm else norm,
+        )
+        for layer in config.layers
+    )
+    compare_random(ranks, replace(config, layers=layers))
 
 
 def test_every_feed_forward_is_tried():

@@ -37,6 +37,7 @@ class AttentionConfig(MixerConfig):
         qk_norm_all_heads: ... all heads at once (OLMo 2).
         qk_layer_norm: Whether these are LayerNorms without a bias, with a weight for each head
             (Command R+, StableLM 2 12B).
+        qk_norm_last: Whether they are normalised behind the rotation (Hunyuan).
         norm_eps: For ``qk_norm``.
         norm_unit_offset: For ``qk_norm``.
         sliding_window: Tokens a query sees, or None for all.
@@ -47,6 +48,7 @@ class AttentionConfig(MixerConfig):
             head behind the queries (Qwen3-Next).
         head_gate: Whether a sigmoid of one number a head, from a matrix of its own, weighs what the
             head puts out (LFM3).
+        gate_proj: Whether a sigmoid of a projection of its own, of all channels, does (Trinity).
         clip_qkv: Queries, keys and values are cut off at this magnitude before the rotation (OLMo,
             DBRX); None leaves them.
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
@@ -67,6 +69,7 @@ class AttentionConfig(MixerConfig):
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     qk_layer_norm: bool = False
+    qk_norm_last: bool = False
     norm_eps: float = 1e-6
     norm_unit_offset: bool = False
     sliding_window: int | None = None
@@ -75,6 +78,7 @@ class AttentionConfig(MixerConfig):
     output_size: int | None = None
     output_gate: bool = False
     head_gate: bool = False
+    gate_proj: bool = False
     clip_qkv: float | None = None
     sinks: bool = False
     v_norm: bool = False
@@ -108,9 +112,9 @@ class AttentionConfig(MixerConfig):
             "q_proj": Rows((channels_of(own, gated * self.head_dim),)),
             "k_proj": Rows((key,)),
             "v_proj": Rows((key,)),
+            "gate_proj": Rows((own if self.head_gate else query,)),
             "o_proj": Columns((query,)),
             "sinks": Rows((own,)),
-            "gate_proj": Rows((own,)),
         }
         if self.qk_norm_all_heads:
             parts |= {"q_norm": Rows((query,)), "k_norm": Rows((key,))}
@@ -154,7 +158,8 @@ class Attention(Mixer):
         if has_keys and not config.values_are_keys:
             self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
         self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
-        self.gate_proj = Linear(hidden, config.num_heads) if config.head_gate else None
+        gates = config.num_heads if config.head_gate else query if config.gate_proj else 0
+        self.gate_proj = Linear(hidden, gates) if gates else None
         if config.qk_layer_norm:
             self.q_norm: nn.Module = HeadNorm(config.num_heads, dim, config.norm_eps)
             self.k_norm: nn.Module = HeadNorm(config.num_kv_heads, dim, config.norm_eps)
@@ -166,6 +171,18 @@ class Attention(Mixer):
             if has_keys:
                 self.k_norm = NormConfig(sizes[1], eps, unit_offset=offset, is_cut=is_cut).build()
         self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
+
+    @derived
+    def last_weights(self) -> tuple[Tensor, Tensor]:
+        """For norms behind the rotation: ones, and what queries are multiplied with.
+
+        A rotation does not change how long a vector is, so it may as well be normalised before. The
+        weights of both norms are left to the queries, as only their product tells in the scores.
+        """
+        query, key = self.q_norm.weight, self.k_norm.weight
+        assert isinstance(query, Tensor)
+        assert isinstance(key, Tensor)
+        return torch.ones_like(query), query * key
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
@@ -185,11 +202,15 @@ class Attention(Mixer):
             temperature=None if rope is None else rope.temperature,
         )
         q = self._rotate(q, x, batch.rotation(rope), pages)
+        if config.qk_norm_last:
+            q = q * self.last_weights[1]
         heads = paged_attention(q, pages, batch.table)
         if batch.table.bidirectional_spans:
             attend_bidirectionally(heads, q, pages, batch.table)
         if self.gate_proj is not None:
-            heads = sigmoid_gate(heads, self.gate_proj(x).unsqueeze(-1))
+            gate = self.gate_proj(x)
+        if gate is not None and config.head_gate:
+            heads, gate = sigmoid_gate(heads, gate.unsqueeze(-1)), None
         heads = heads.flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
 
@@ -219,7 +240,9 @@ class Attention(Mixer):
         if norm is not None and config.qk_norm_all_heads:
             x = norm(x)
         x = x.unflatten(-1, (-1, config.head_dim))
-        if norm is not None and not config.qk_norm_all_heads:
+        if norm is not None and config.qk_norm_last:
+            x = rms_norm(x, self.last_weights[0], config.norm_eps)
+        elif norm is not None and not config.qk_norm_all_heads:
             x = norm(x)
         limit = config.clip_qkv
         return x if limit is None else x.clamp(-limit, limit)
