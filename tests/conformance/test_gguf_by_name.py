@@ -35,6 +35,12 @@ _EXPERTS = {
     "routed_scaling_factor": 1.7,
     "norm_topk_prob": True,
 }
+_SPARSE = {
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
 _WIDE = {"hidden_size": 32, "num_attention_heads": 4}
 _ROUTED = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7}
 # By the architecture, and what is odd about it: whose model it is, its settings, and the metadata
@@ -100,6 +106,38 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
         {},
     ),
+    "exaone-moe": (
+        "exaone_moe",
+        {
+            **_SPARSE,
+            "num_experts": 6,
+            "num_shared_experts": 2,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        {
+            **_ROUTED,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [True, False],
+        },
+    ),
+    "olmo": ("olmo", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5}),
+    "hunyuan-dense": ("hunyuan_v1_dense", {"head_dim": 12}, {}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {"head_dim": 6, "num_experts": 5, "moe_topk": 2}, {}),
+    "afmoe": (
+        "afmoe",
+        {
+            **_SPARSE,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_shared_experts": 1,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+            "sliding_window": 6,
+            "num_hidden_layers": 4,
+        },
+        {**_ROUTED, "attention.sliding_window": 6},
+    ),
     "phi2": ("phi", _WIDE, {}),
     "command-r": ("cohere", {"logit_scale": 0.25}, {"logit_scale": 0.25}),
     "command-r norms": (
@@ -152,7 +190,9 @@ def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -
     heads = int(str(config["num_attention_heads"]))
     dim = int(str(config.get("head_dim") or int(str(config["hidden_size"])) // heads))
     rope = dict(config["rope_parameters"])
-    eps = next(v for k, v in config.items() if k in {"rms_norm_eps", "norm_eps", "layer_norm_eps"})
+    eps = next(
+        (v for k, v in config.items() if k in {"rms_norm_eps", "norm_eps", "layer_norm_eps"}), 1e-5
+    )
     share = rope.get("partial_rotary_factor") or 1.0
     keys = gguf.Keys
     known = {
@@ -165,7 +205,10 @@ def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -
         keys.Attention.LAYERNORM_RMS_EPS: eps,
         keys.Rope.FREQ_BASE: rope["rope_theta"],
         keys.Rope.DIMENSION_COUNT: config.get("rotary_dim") or int(dim * share),
-        keys.LLM.EXPERT_USED_COUNT: config.get("num_experts_per_tok") or config.get("moe_k", 0),
+        keys.LLM.EXPERT_USED_COUNT: next(
+            (config[key] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in config),
+            0,
+        ),
     }
     said = {key.format(arch=arch): value for key, value in known.items()}
     own = {f"{arch}.{key}": value for key, value in more.items()}

@@ -63,6 +63,7 @@ KINDS = {
     "qwen3_5_moe_text": _qwen("qwen3_5_moe_text"),
     "deepseek_v3": _behind("deepseek_v3"),
     "glm4_moe": _behind("glm4_moe"),
+    "glm4_moe_lite": _behind("glm4_moe_lite"),
     "mimo": Stored(
         "qwen2",
         {_MIMO: "model.layers.1."},

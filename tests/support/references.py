@@ -429,6 +429,76 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "olmo": ("olmo", {"clip_qkv": 0.5}),
+    "helium": ("helium", {"head_dim": 6, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {"head_dim": 12, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan_v1_dense yarn": (
+        "hunyuan_v1_dense",
+        {"head_dim": 12, "attention_bias": True, "rms_norm_eps": 1e-2, "rope_scaling": _YARN},
+    ),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        {"head_dim": 12, "num_experts": 5, "moe_topk": [2, 2]},
+    ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {
+            **_GRANITE,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 28,
+        },
+    ),
+    "flex_olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "solar_open": (
+        "solar_open",
+        {**_EXPERTS, "head_dim": 12, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    ),
+    "exaone_moe": (
+        "exaone_moe",
+        {
+            **_EXPERTS,
+            "num_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_shared_experts": 2,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "afmoe": (
+        "afmoe",
+        {
+            **_EXPERTS,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_shared_experts": 1,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {**_LATENT, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    "minicpm3": (
+        "minicpm3",
+        {
+            "kv_lora_rank": 12,
+            "q_lora_rank": 14,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "scale_emb": 3,
+            "dim_model_base": 12,
+        },
+    ),
     **HYBRIDS,
 }
 

@@ -11,7 +11,8 @@ _DECODERS = (
     "llama mistral ministral3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2 olmo3 smollm3 "
     "starcoder2 glm glm4 granite mixtral qwen2_moe qwen3_moe olmoe granitemoe glm4_moe gpt_oss "
     "deepseek_v2 deepseek_v3 arcee seed_oss ernie4_5 ernie4_5_moe exaone4 nemotron phi cohere "
-    "cohere2 stablelm dots1 minimax_m2"
+    "cohere2 stablelm dots1 minimax_m2 olmo helium hunyuan_v1_dense hunyuan_v1_moe "
+    "granitemoeshared flex_olmo solar_open exaone_moe afmoe glm4_moe_lite minicpm3"
 )
 _HYBRIDS = (
     "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text "

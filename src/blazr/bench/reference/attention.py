@@ -28,6 +28,7 @@ class AttentionSizes:
         eps: Of the norms of queries and keys.
         offset: What is added to the weights of these norms.
         gated: Whether gates lie behind the queries of each head (Qwen3-Next).
+        norm_last: Whether norms stand behind the rotation (Hunyuan).
         clip: What queries, keys and values are clamped to, or None (OLMoE).
     """
 
@@ -41,6 +42,7 @@ class AttentionSizes:
     eps: float = 1e-6
     offset: float = 0.0
     gated: bool = False
+    norm_last: bool = False
     clip: float | None = None
 
 
@@ -54,11 +56,20 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     gate = None
     if s.gated:
         q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
-    q, k = _normed(q, _norm_weight(w, "q"), s), _normed(k, _norm_weight(w, "k"), s)
+    if "gate_proj.weight" in w:  # Trinity
+        gate = linear(x, w, "gate_proj")
+    norms = _norm_weight(w, "q"), _norm_weight(w, "k")
+    if not s.norm_last:
+        q, k = _normed(q, norms[0], s), _normed(k, norms[1], s)
     if s.clip is not None:
         q, k, v = (part.clamp(-s.clip, s.clip) for part in (q, k, v))
     q, k, v = (part.unflatten(-1, (-1, s.dim)) for part in (q, k, v))  # (T, H, D)
     q, k = temper(rotate(q, s.rotation), s.rotation), rotate(k, s.rotation)
+    if s.norm_last:
+        q, k = (
+            _normed(part.flatten(1), norm, s).view_as(part)
+            for part, norm in zip((q, k), norms, strict=True)
+        )
     k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
     scale = s.dim**-0.5 if s.scale is None else s.scale
     mixed = attend(q, k, v, scale, window=s.window, softcap=s.softcap, sinks=w.get("sinks"))

@@ -33,9 +33,10 @@ from blazr.bench.reference.model import (
     parallel_layer,
 )
 from blazr.bench.reference.rotation import Rotation, mscale
-from blazr.bench.reference.settings import Setting, Settings
+from blazr.bench.reference.settings import Setting, Settings, as_like
 from blazr.bench.reference.weights import Weights, linear
 
+_HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 _GEMMA: Settings = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -88,6 +89,54 @@ DEFAULTS: Mapping[str, Settings] = {
         "partial_rotary_factor": 0.25,
     },
     "dots1": {"num_key_value_heads": 32, "n_group": 1},
+    "olmo": {"layer_norm_eps": 1e-5},
+    "helium": {
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 100_000.0,
+    },
+    **{kind: {"rms_norm_eps": 1e-5} for kind in _HUNYUAN},
+    "granitemoeshared": {"num_experts_per_tok": 2},
+    "flex_olmo": {"num_experts_per_tok": 5, "rope_theta": 500_000.0},
+    "solar_open": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+    },
+    "exaone_moe": {
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 32,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "afmoe": {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "num_experts_per_tok": 6,
+        "sliding_window": 1024,
+        "norm_topk_prob": True,
+    },
+    "glm4_moe_lite": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "num_experts_per_tok": 4,
+    },
+    "minicpm3": {
+        "rms_norm_eps": 1e-5,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "rope_interleave": False,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    },
     "minimax_m2": {
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -153,7 +202,7 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
         "post_mlp_layernorm",
     ),
     **dict.fromkeys(
-        ("olmo2", "olmo3", "exaone4"),
+        ("olmo2", "olmo3", "exaone4", "flex_olmo"),
         ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
     ),
     **dict.fromkeys(
@@ -162,10 +211,20 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("operator_norm", "", "ffn_norm", "")),
     "lfm3": ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
 }
+_ATTENTION: Mapping[str, Mapping[str, str]] = {
+    "phi": {"o_proj": "dense"},
+    **{kind: {"q_norm": "query_layernorm", "k_norm": "key_layernorm"} for kind in _HUNYUAN},
+}
 _MLP: Mapping[str, Mapping[str, str]] = {
     "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
     "phi": {"up_proj": "fc1", "down_proj": "fc2"},
 }
+_AFMOE_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_mlp_layernorm",
+    "post_mlp_layernorm",
+)
 _LLAMA_NORMS = ("input_layernorm", "", "post_attention_layernorm", "")
 _OLMO_HYBRID_NAMES = {
     "input_layernorm": "attention_layer_norm",
@@ -181,10 +240,10 @@ _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Those whose norms store their weights less one.
 _OFFSET = (*_GEMMAS, *_GATED, "nemotron")
 # LayerNorms without biases.
-_CENTRED = ("cohere", "cohere2")
-_INTERLEAVED = ("glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
+_CENTRED = ("cohere", "cohere2", "olmo")
+_INTERLEAVED = ("helium", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
 _CAPPED = ("gemma2", "gemma3_text")
-_LATENT = ("deepseek_v2", "deepseek_v3")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 MINIMAX = ("minimax", "minimax_text_01", "minimax_m1")
 
 
@@ -228,6 +287,8 @@ def stack(
     centred = kind in _CENTRED
     count = config.size("num_hidden_layers")
     residual_scale = config.get("residual_multiplier", default=1.0)
+    if kind == "minicpm3":
+        residual_scale = config.get("scale_depth", default=1.0) / count**0.5
     is_parallel = kind in ("phi", "cohere", "cohere2") or (
         kind == "stablelm" and config.get("use_parallel_residual", default=False)
     )
@@ -254,7 +315,9 @@ def stack(
             halves = [_weighted(*each, config) for each in zip(halves, words, strict=True)]
         return layer_of(*halves)
 
-    scale = config.size("hidden_size") ** 0.5 if kind in _GEMMAS else 1.0
+    hidden = config.size("hidden_size")
+    is_wide = kind in _GEMMAS or (kind == "afmoe" and config.get("mup_enabled", default=False))
+    scale = hidden**0.5 if is_wide else config.get("scale_emb", default=1.0)
     usual = f"{root}embed_tokens.weight"
     return model_of(
         f"transformers' {kind}",
@@ -267,7 +330,8 @@ def stack(
         head=_head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
         logits_scale=config.get("lm_head_multiplier", "logit_scale", default=1.0)
-        / config.get("logits_scaling", default=1.0),
+        / config.get("logits_scaling", default=1.0)
+        * (config.get("dim_model_base", default=hidden) / hidden),
         softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
 
@@ -276,6 +340,8 @@ def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
     """What a layer calls its norms."""
     if kind == "lfm3":  # those behind may be left out
         return tuple(name if f"{name}.weight" in at else "" for name in _NORMS[kind])
+    if kind == "afmoe":
+        return _AFMOE_NORMS
     if kind != "olmo_hybrid":
         return _NORMS.get(kind, _LLAMA_NORMS)
     is_delta = "linear_attn.A_log" in at
@@ -294,7 +360,7 @@ def _weighted(half: Half, word: str, config: Config) -> Half:
 
 
 def _mixer(layer: Weights, kind: str, config: Config, index: int, eps: float) -> Function:
-    w = layer.under("self_attn.", {"o_proj": "dense"} if kind == "phi" else {})
+    w = layer.under("self_attn.", _ATTENTION.get(kind, {}))
     if kind in _LATENT:
         latent = latent_sizes(config)
         return lambda x: deepseek_attention(x, w, latent)
@@ -320,7 +386,8 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
         eps=eps,
         offset=float(kind in _OFFSET),
         gated=kind in _GATED,
-        clip=config.number("clip_qkv") if kind == "olmoe" else None,
+        clip=config.number("clip_qkv") if kind in ("olmo", "olmoe") else None,
+        norm_last=kind in _HUNYUAN,
     )
 
 
@@ -334,8 +401,11 @@ def _rotates(config: Config, index: int) -> bool:
 def _type_by_pattern(kind: str, config: Config, index: int) -> str:
     """The type of a layer of Gemma 3 or OLMo 3: listed, or every n-th sees everything."""
     listed = config.layer_type(index)
+    if kind == "afmoe":
+        every = config.get("global_attn_every_n_layers", default=4)
+        return listed or (SLIDING if (index + 1) % every else FULL)
     if (
-        kind == "exaone4"
+        kind in ("exaone4", "exaone_moe")
         and not listed
         and isinstance(config.own.get("sliding_window_pattern"), str)
     ):
@@ -367,10 +437,17 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
             theta = base if kind == "gemma3_text" else config.get("rope_theta", default=base)
             parameters = Config({"rope_theta": theta}, {})
         return rotation_of(config, dim, parameters)
-    if kind == "exaone4" and config.window() and _window(kind, config, index) is None:
-        return None
-    if kind == "cohere2" and _window(kind, config, index) is None:
-        return None
+    rope = config.rope()
+    alpha = rope.number("alpha")
+    if kind in _HUNYUAN and alpha and rope.get("rope_type", "type", default="") == "dynamic":
+        theta = rope.number("rope_theta") or config.get("rope_theta", default=10_000.0)
+        raised = Config({"rope_theta": theta * alpha ** (dim / (dim - 2))}, {})
+        return rotation_of(config, dim, raised)
+    if kind in ("exaone4", "exaone_moe", "cohere2", "afmoe"):
+        slides = _type_by_pattern(kind, config, index) == SLIDING
+        rotates_all = kind.startswith("exaone") and not config.window()
+        if not rotates_all and not (slides and (kind != "cohere2" or config.window())):
+            return None
     if kind == "minimax_m2" and config.says("rotary_dim"):
         share = config.size("rotary_dim") / dim
         config = Config({"partial_rotary_factor": share, **config.own}, config.defaults)
@@ -402,7 +479,7 @@ def _window(kind: str, config: Config, index: int) -> int | None:
         case "dots1":
             late = index >= config.get("max_window_layers", default=62)
             return window if (listed == SLIDING if listed else late) else None
-        case "gemma3_text" | "olmo3" | "exaone4" | "cohere2":
+        case "gemma3_text" | "olmo3" | "exaone4" | "exaone_moe" | "cohere2" | "afmoe":
             return window if _type_by_pattern(kind, config, index) == SLIDING else None
         case _:
             return None
@@ -424,7 +501,10 @@ def latent_sizes(config: Config, *, rotates: bool = True) -> LatentSizes:
         plain=plain,
         rotated=rotated,
         latent=config.size("kv_lora_rank"),
-        values=config.size("v_head_dim"),
+        values=config.get(
+            "v_head_dim",
+            default=config.size("hidden_size") // config.size("num_attention_heads"),
+        ),
         rotation=rotation_of(
             config, rotated, interleaved=config.get("rope_interleave", default=True)
         )
@@ -440,7 +520,12 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     if kind in _CAPPED:
         activation = config.word("hidden_activation")
     if "block_sparse_moe.router.layer.weight" in layer:  # Granite
-        return granite_experts(layer, config)
+        routed = granite_experts(layer, config)
+        if kind != "granitemoeshared" or "shared_mlp.input_linear.weight" not in layer:
+            return routed
+        names = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
+        shared = layer.under("shared_mlp.", names)
+        return lambda x: routed(x) + mlp(x, shared, activation)
     if "block_sparse_moe.gate.weight" in layer and kind in ("mixtral", *MINIMAX):
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
@@ -452,21 +537,35 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     if kind == "gpt_oss":
         return _gpt_oss_experts(w, config)
     if "gate.weight" in w:
-        bias = "moe_statics" if kind == "ernie4_5_moe" else "gate"
         router = router_of(kind, config)
-        return experts(w, "gate", router, activation, bias=f"{bias}.e_score_correction_bias")
+        at = {"ernie4_5_moe": "moe_statics.", "exaone_moe": ""}.get(kind, "gate.")
+        return experts(w, "gate", router, activation, bias=at + "e_score_correction_bias")
+    if "gate.wg.weight" in w:  # Hunyuan
+        return experts(w, "gate.wg", router_of(kind, config), activation)
+    if kind == "afmoe" and "router.gate.weight" in w:
+        return experts(w, "router.gate", router_of(kind, config), activation, bias="expert_bias")
     return lambda x: mlp(x, w, activation)
 
 
 def router_of(kind: str, config: Config) -> Router:
     """How a type of model chooses."""
     chosen = config.get("num_experts_per_tok", "num_experts_per_token", "moe_k", default=0)
+    if kind == "hunyuan_v1_moe":
+        each = config.own.get("moe_topk", 1)  # a number, or one for each layer
+        chosen = int(as_like(each[0] if isinstance(each, list) else each, 0, "moe_topk"))
     normalise = bool(config.get("norm_topk_prob", "moe_renormalize", default=False))
-    scale = config.get("routed_scaling_factor", default=1.0)
+    scale = config.get("routed_scaling_factor", "route_scale", default=1.0)
     groups = config.get("n_group", "num_expert_group", default=1)
     kept = config.get("topk_group", default=groups)
     match kind:
-        case "mixtral" | "granitemoe" | "granitemoehybrid" | "gpt_oss" | "ernie4_5_moe":
+        case (
+            "mixtral"
+            | "granitemoe"
+            | "granitemoehybrid"
+            | "gpt_oss"
+            | "ernie4_5_moe"
+            | "hunyuan_v1_moe"
+        ):
             return Router(chosen=chosen)
         case "minimax_m2":
             return Router(chosen=chosen, scoring="sigmoid")
@@ -482,7 +581,18 @@ def router_of(kind: str, config: Config) -> Router:
                 scale=scale,
                 groups=(groups, kept, 1) if limited else None,
             )
-        case "deepseek_v3" | "glm4_moe" | "dots1" | "kimi_linear" | "nemotron_h" | "bailing_hybrid":
+        case (
+            "deepseek_v3"
+            | "glm4_moe"
+            | "glm4_moe_lite"
+            | "dots1"
+            | "solar_open"
+            | "exaone_moe"
+            | "afmoe"
+            | "kimi_linear"
+            | "nemotron_h"
+            | "bailing_hybrid"
+        ):
             return Router(
                 chosen=chosen,
                 scoring="sigmoid",

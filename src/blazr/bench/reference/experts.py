@@ -120,7 +120,7 @@ def experts(
         seen = linear(x, w, "fc1_latent_proj") if "fc1_latent_proj.weight" in w else x
         y = mixture(seen, route(linear(x, w, gate), router, w.get(bias)), expert)
         y = linear(y, w, "fc2_latent_proj") if seen is not x else y
-        for name in ("shared_expert.", "shared_experts."):
+        for name in ("shared_expert.", "shared_experts.", "shared_mlp."):
             if f"{name}down_proj.weight" in w:
                 shared = mlp(x, w.under(name), activation)
                 own_gate = "shared_expert_gate"

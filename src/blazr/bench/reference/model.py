@@ -49,7 +49,8 @@ def norm_of(
     """
 
     def apply(x: Tensor) -> Tensor:
-        weight = w[name + ".weight"] + offset
+        own = w.get(name + ".weight")
+        weight = x.new_ones(x.shape[-1]) if own is None else own + offset
         bias = w.get(name + ".bias")
         if bias is None and centred:
             bias = torch.zeros_like(weight)

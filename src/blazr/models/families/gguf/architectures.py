@@ -172,7 +172,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "granitemoe": Architecture(
         biases=_ALL_BIASES,
-        families=("granitemoe", "granitemoehybrid attention experts"),
+        families=("granitemoe", "granitemoeshared", "granitemoehybrid attention experts"),
         pairs_rows=True,
     ),
     "smollm3": Architecture(
@@ -228,7 +228,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         read_by={"sigmoid": "deepseek_v3"},
         implied=_NO_EXPERTS,
         reads_weights_norm=True,
-        families=("deepseek_v2", "deepseek_v3"),
+        families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
         norm_topk_prob=False,
     ),
     "starcoder2": Architecture(
@@ -363,6 +363,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(read_by={"": "ernie4_5"}),
     "ernie4_5-moe": Architecture(read_by={"": "ernie4_5_moe"}),
     "exaone4": Architecture(read_by={"": "exaone4"}, full_every=4),
+    "exaone-moe": Architecture(read_by={"": "exaone_moe"}, full_every=4, norm_topk_prob=False),
+    "olmo": Architecture(read_by={"": "olmo"}, pairs_rows=True),
+    "hunyuan-dense": Architecture(read_by={"": "hunyuan_v1_dense"}),
+    "hunyuan-moe": Architecture(read_by={"": "hunyuan_v1_moe"}),
+    "afmoe": Architecture(
+        read_by={"": "afmoe"},
+        implied={"mup_enabled": True},
+        own_names=(Rule("blk.{i}.attn_gate.weight", "layers.{i}.mixer.gate_proj.weight"),),
+        full_every=4,
+        norm_topk_prob=False,
+    ),
     "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
     "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
     "nemotron": Architecture(read_by={"": "nemotron"}),

@@ -73,6 +73,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.q_lora_rank": ("q_lora_rank",),
     "attention.scale": ("attention_multiplier",),
+    "attention.clamp_kqv": ("clip_qkv",),
     "attention.sliding_window": ("sliding_window",),
     "attention.sliding_window_pattern": ("is_sliding",),
     "attention.recurrent_layers": ("is_recurrent",),

@@ -19,7 +19,11 @@ from blazr.nn.layers.mla import DeepseekMlaConfig
 
 
 def read_latent_attention(
-    reading: Reading, sizes: Mapping[str, int] | None = None, *, is_rotated: bool = True
+    reading: Reading,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    is_rotated: bool = True,
+    interleaved: bool = True,
 ) -> DeepseekMlaConfig:
     """Latent attention [arXiv:2405.04434].
 
@@ -27,6 +31,7 @@ def read_latent_attention(
         reading: The config.
         sizes: Sizes by key, where the config is silent.
         is_rotated: Whether positions are told by rotation.
+        interleaved: Whether channels rotated together lie side by side, where the config is silent.
 
     Raises:
         ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
@@ -46,7 +51,7 @@ def read_latent_attention(
             reader,
             rotated,
             parameters=parameters,
-            interleaved=value_or(reader.boolean("rope_interleave"), default=True),
+            interleaved=value_or(reader.boolean("rope_interleave"), default=interleaved),
         )
         weight = parameters.number("mscale_all_dim")
         if rope.scaling is not None and weight is not None and weight.value:
@@ -93,6 +98,25 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     return None if is_dense else experts
 
 
+def _minicpm_attention(reading: Reading) -> DeepseekMlaConfig:
+    wide = reading.hidden_size // reading.size("num_attention_heads")
+    return read_latent_attention(reading, {"v_head_dim": wide}, interleaved=False)
+
+
+def _minicpm_residual(reading: Reading) -> float:
+    """A layer's share, the smaller the more layers there are; all of it where nothing is said."""
+    root: float = reading.num_layers**0.5
+    return (reading.optional_number("scale_depth") or root) / root
+
+
+def _minicpm_numbers(reading: Reading) -> dict[str, float | None]:
+    base = reading.optional_number("dim_model_base") or reading.hidden_size
+    return {
+        "embedding_multiplier": reading.number("scale_emb", 12.0),
+        "logits_scaling": reading.hidden_size / base,
+    }
+
+
 DEEPSEEK_V2 = Traits(
     names=ROUTED_EXPERTS,
     mixer=lambda reading, *_: read_latent_attention(reading),
@@ -118,3 +142,34 @@ DEEPSEEK_V3 = Traits(
     },
     mtp=BEHIND,
 ).family("deepseek_v3")
+GLM4_MOE_LITE = Traits(
+    names=ROUTED_EXPERTS,
+    defaults={
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+    },
+    mixer=lambda reading, *_: read_latent_attention(reading),
+    feed_forward=sigmoid_experts,
+    expects={"topk_method": ("noaux_tc",)},
+    mtp=BEHIND,
+).family("glm4_moe_lite")
+MINICPM3 = Traits(
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    },
+    mixer=lambda reading, *_: _minicpm_attention(reading),
+    mlp={"bias": "mlp_bias"},
+    model_numbers=_minicpm_numbers,
+    residual_multiplier=_minicpm_residual,
+).family("minicpm3")

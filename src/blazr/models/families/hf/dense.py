@@ -121,6 +121,17 @@ ERNIE = Traits(
     rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
 )
 ERNIE4_5 = ERNIE.family("ernie4_5")
+HELIUM = Traits(
+    defaults={
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 100_000.0,
+    },
+    attention={"qkv_bias": "attention_bias"},
+    mlp={"bias": "mlp_bias"},
+    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+).family("helium")
 _MISTRAL = Traits(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     slides=every_slides,
@@ -202,19 +213,27 @@ GEMMA2 = replace(
     slides=slides_by_turns,
     ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
 ).family("gemma2")
-_OLMO2 = Traits(
+OLMO2_TRAITS = Traits(
     rules=hf_rules(norms=OLMO_NORMS),
     defaults={"rms_norm_eps": 1e-5},
     attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
     norms="behind",
 )
-OLMO2 = _OLMO2.family("olmo2")
+OLMO2 = OLMO2_TRAITS.family("olmo2")
 OLMO3 = replace(
-    _OLMO2,
+    OLMO2_TRAITS,
     defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
     rope=_olmo3_rope,
     slides=lambda reading, index: type_by_turns(reading, index, 4) == SLIDING,
 ).family("olmo3")
+OLMO = Traits(
+    defaults={"layer_norm_eps": 1e-5},  # which no config says
+    attention=LLAMA_BIASES,
+    attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
+    norm_kind="layer",
+    norm_weight=False,
+    eps="layer_norm_eps",
+).family("olmo")
 EXAONE4_TRAITS = Traits(
     rules=hf_rules(norms=OLMO_NORMS),
     defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096},

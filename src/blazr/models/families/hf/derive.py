@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from blazr.core.errors import CheckpointError, ConfigError
@@ -244,7 +245,7 @@ class Traits:
         attention_numbers: Numbers of AttentionConfig, by field.
         mlp: Flags of MlpConfig, by field.
         model_numbers: Numbers and parts of ModelConfig, by field.
-        residual_multiplier: Key of what both halves of a layer are multiplied with.
+        residual_multiplier: What both halves of a layer are multiplied with, or its key.
         layer: A whole layer, where its halves do not look like Llama's.
         mixer: A layer's mixer, or None where it is attention.
         feed_forward: A layer's feed-forward, where it is not an MLP.
@@ -277,7 +278,7 @@ class Traits:
     attention_numbers: Numbers | None = None
     mlp: Flags = field(default_factory=dict)
     model_numbers: Settings | None = None
-    residual_multiplier: str | None = None
+    residual_multiplier: str | Callable[[Reading], float] | None = None
     layer: Callable[[Reading, NormConfig, int], LayerConfig] | None = None
     mixer: Callable[[Reading, NormConfig, int], MixerConfig | None] | None = None
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
@@ -472,7 +473,9 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
     mixer = traits.mixer(reading, norm, index) if traits.mixer else None
     before = norm if traits.norms != "behind" else None
     behind = norm if traits.norms != "before" else None
-    key = traits.residual_multiplier
+    factor = traits.residual_multiplier
+    if isinstance(factor, str):
+        factor = partial(Reading.number, name=factor, default=1.0)
     is_parallel = reading.flag(traits.parallel)
     shares_norm = is_parallel and traits.parallel_norms == 1
     return LayerConfig(
@@ -482,7 +485,7 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
         feed_forward=feed_forward or read_mlp(reading, traits.mlp, traits.activation),
         feed_forward_norm=None if shares_norm else before,
         feed_forward_post_norm=behind,
-        residual_multiplier=reading.number(key, 1.0) if key else 1.0,
+        residual_multiplier=factor(reading) if factor else 1.0,
         is_parallel=is_parallel,
     )
 

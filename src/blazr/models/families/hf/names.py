@@ -47,6 +47,12 @@ GLM_NORMS = {
     "post_attention": "feed_forward_norm",
     "post_mlp": "feed_forward_post_norm",
 }
+AFMOE_NORMS = {
+    "input": "mixer_norm",
+    "post_attention": "mixer_post_norm",
+    "pre_mlp": "feed_forward_norm",
+    "post_mlp": "feed_forward_post_norm",
+}
 OLMO_NORMS = {"post_attention": "mixer_post_norm", "post_feedforward": "feed_forward_post_norm"}
 
 
@@ -85,6 +91,7 @@ _NAMES = [
     # experts
     Rule(_MLP + "gate.weight", FEED + "router.weight"),
     Rule(_MLP + "gate.e_score_correction_bias", FEED + "correction_bias"),
+    Rule(_MLP + "e_score_correction_bias", FEED + "correction_bias"),  # K-EXAONE's
     Rule(_MLP + "experts.{e}.{p}_proj.weight", _EXPERTS + "{p}_proj", Stack("e"), p=GATE_UP_DOWN),
     Rule(_MLP + "shared_expert.{p}", FEED + "shared_expert.{p}", p=MLP_NAMES),
     Rule(_MLP + "shared_experts.{p}", FEED + "shared_expert.{p}", p=MLP_NAMES),

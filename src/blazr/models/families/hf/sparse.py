@@ -8,7 +8,13 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
-from blazr.models.families.hf.dense import ERNIE, GRANITE_TRAITS, LLAMA_BIASES
+from blazr.models.families.hf.dense import (
+    ERNIE,
+    EXAONE4_TRAITS,
+    GRANITE_TRAITS,
+    LLAMA_BIASES,
+    OLMO2_TRAITS,
+)
 from blazr.models.families.hf.derive import (
     BEHIND,
     SLIDING,
@@ -17,10 +23,20 @@ from blazr.models.families.hf.derive import (
     every_slides,
     qwen_slides,
     slides_by_turns,
+    type_by_turns,
 )
-from blazr.models.families.hf.names import LAYER, hf_rules, joined_experts
-from blazr.models.families.rules import FEED, Rule, RuleBook, Squeeze, Transpose
+from blazr.models.families.hf.names import (
+    AFMOE_NORMS,
+    LAYER,
+    LLAMA_RULES,
+    gate_and_up,
+    hf_rules,
+    joined_experts,
+)
+from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.rules import FEED, MIXER, Rule, RuleBook, Squeeze, Transpose
 from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.experts import ExpertGroups
 
 LOCAL_EXPERTS = {"num_experts": ("num_local_experts", "num_experts", "n_routed_experts")}
@@ -100,11 +116,14 @@ def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> 
 
 
 def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
-    """Experts behind the first dense layers, as DeepSeek-V3 has them [arXiv:2412.19437]."""
+    """Experts as DeepSeek-V3 has them [arXiv:2412.19437], behind dense layers or as listed."""
     experts = read_experts(reading)
     first = reading.size("first_k_dense_replace", 0, minimum=0)
     shared = reading.size("n_shared_experts", 1, minimum=0)
-    is_dense = index < first
+    listed = None
+    if index < reading.num_layers:  # a module for multi-token prediction stands behind
+        listed = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    is_dense = listed == "dense" if listed else index < first
     reading.reader.mark("n_group", "topk_group")  # where all layers are dense nobody looks at them
     experts = replace(
         experts,
@@ -123,6 +142,34 @@ def _dots_slides(reading: Reading, index: int) -> bool:
     """By ``layer_types``, or from ``max_window_layers`` on."""
     kind = reading.layer_type(index)
     return kind == SLIDING if kind else index >= reading.size("max_window_layers", minimum=0)
+
+
+def _granite_shared(reading: Reading, index: int) -> MoeConfig:
+    """Experts beside an MLP, if that has a size."""
+    del index
+    shared = reading.size("shared_intermediate_size", 0, minimum=0)
+    return replace(
+        read_experts(reading, "intermediate_size"),
+        shared_expert=shared > 0,
+        shared_intermediate_size=shared or None,
+    )
+
+
+def _afmoe_experts(reading: Reading, index: int) -> MoeConfig | None:
+    """Trinity's: always normalised, of one group."""
+    experts = sigmoid_experts(reading, index)
+    return experts and replace(experts, norm_topk_prob=True, groups=None)
+
+
+def _afmoe_slides(reading: Reading, index: int) -> bool:
+    every = reading.size("global_attn_every_n_layers", 4)
+    return type_by_turns(reading, index, every) == SLIDING
+
+
+def _afmoe_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """Layers without a window do not rotate."""
+    rope = read_rope(reading.reader, dim)
+    return rope if _afmoe_slides(reading, index) else None
 
 
 def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
@@ -182,6 +229,116 @@ GRANITE_MOE = replace(
     names=LOCAL_EXPERTS,
     feed_forward=lambda reading, _: read_experts(reading, "intermediate_size"),
 ).family("granitemoe")
+GRANITE_MOE_SHARED = replace(
+    GRANITE_TRAITS,
+    rules=hf_rules(
+        [
+            Rule(
+                LAYER + "shared_mlp.input_linear.weight",
+                gate_and_up(FEED + "shared_expert.", "_proj.weight"),
+            ),
+            Rule(
+                LAYER + "shared_mlp.output_linear.weight", FEED + "shared_expert.down_proj.weight"
+            ),
+        ]
+    ),
+    names=LOCAL_EXPERTS,
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    feed_forward=_granite_shared,
+).family("granitemoeshared")
+FLEX_OLMO = replace(
+    OLMO2_TRAITS,
+    defaults={"num_experts": 7, "num_experts_per_tok": 5, "rope_theta": 500_000.0},
+    feed_forward=lambda reading, _: replace(
+        read_experts(reading, "intermediate_size"),
+        norm_topk_prob=reading.flag("norm_topk_prob"),
+    ),
+).family("flex_olmo")
+SOLAR_OPEN = Traits(
+    names=ROUTED_EXPERTS,
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    attention={"qkv_bias": "attention_bias"},
+    feed_forward=sigmoid_experts,
+    expects={"use_qk_norm": (False,), "first_k_dense_replace": (0,)},
+).family("solar_open")
+EXAONE_MOE = replace(
+    EXAONE4_TRAITS,
+    rules=LLAMA_RULES,
+    names={"n_shared_experts": ("num_shared_experts", "n_shared_experts")},
+    defaults={
+        **EXAONE4_TRAITS.defaults,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    feed_forward=sigmoid_experts,
+    norms="before",
+    expects={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    ignored_keys=(
+        *EXAONE4_TRAITS.ignored_keys,
+        "is_moe_layer",
+        "first_last_k_dense_replace",
+    ),
+    unused=lambda _: ("mtp.",),
+).family("exaone_moe")
+AFMOE = Traits(
+    rules=hf_rules(
+        [
+            Rule(LAYER + "self_attn.gate_proj.weight", MIXER + "gate_proj.weight"),
+            Rule(LAYER + "mlp.router.gate.weight", FEED + "router.weight"),
+            Rule(LAYER + "mlp.expert_bias", FEED + "correction_bias"),
+        ],
+        norms=AFMOE_NORMS,
+    ),
+    names={
+        "n_shared_experts": ("num_shared_experts", "n_shared_experts"),
+        "first_k_dense_replace": ("num_dense_layers", "first_k_dense_replace"),
+        "routed_scaling_factor": ("route_scale", "routed_scaling_factor"),
+    },
+    defaults={
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "num_dense_layers": 1,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 1408,
+        "sliding_window": 1024,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True, "gate_proj": True},
+    feed_forward=_afmoe_experts,
+    rope=_afmoe_rope,
+    slides=_afmoe_slides,
+    norms="both",
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.hidden_size**0.5 if reading.flag("mup_enabled") else 1.0
+    },
+    expects={
+        "score_func": ("sigmoid",),
+        "route_norm": (True,),
+        "num_expert_groups": (1,),
+        "num_limited_groups": (1,),
+        "n_group": (1,),
+        "topk_group": (1,),
+    },
+    ignored_keys=("global_attn_every_n_layers", "use_grouped_mm"),
+).family("afmoe")
 GLM4_MOE = Traits(
     names=ROUTED_EXPERTS,
     defaults={
@@ -246,11 +403,11 @@ MINIMAX_M2 = Traits(
         "use_routing_bias": (True,),
         "use_qk_norm": (True,),
         "qk_norm_type": ("per_layer",),
-        "shared_intermediate_size": (0,),
     },
     # of modules that predict further tokens, which no release has, and kinds that are all one
     ignored_keys=(
         "rotary_dim",
+        "shared_intermediate_size",  # such an expert would have tensors
         "attn_type_list",
         "use_mtp",
         "num_mtp_modules",
