@@ -420,13 +420,29 @@ def _lfm3_type(config: Config, index: int) -> str:
     return config.layer_type(index) or (turns[index % 4] if index else "conv")
 
 
+def _is_still(kind: str, config: Config, index: int) -> bool:
+    """Whether a layer has no rotation."""
+    match kind:
+        case "jamba":
+            return True
+        case "granitemoehybrid":
+            return config.text("position_embedding_type") != "rope"
+        case "smollm3":
+            return not _rotates(config, index)
+        case "olmo_hybrid":  # a theta of null says so
+            own = {**config.own, **config.section("rope_parameters").own}
+            return own.get("rope_theta", 0) is None
+        case "exaone4" | "exaone_moe" | "cohere2" | "afmoe":
+            is_full = _type_by_pattern(kind, config, index) != SLIDING
+            if kind.startswith("exaone"):
+                return is_full and bool(config.window())
+            return is_full or (kind == "cohere2" and not config.window())
+    return False
+
+
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
-    is_still = kind == "granitemoehybrid" and config.text("position_embedding_type") != "rope"
-    if is_still or kind == "jamba" or (kind == "smollm3" and not _rotates(config, index)):
+    if _is_still(kind, config, index):
         return None
-    if kind == "olmo_hybrid":  # a theta of null says that there is no rotation
-        theta = {**config.own, **config.section("rope_parameters").own}.get("rope_theta", 0)
-        return None if theta is None else rotation_of(config, dim)
     if kind == "lfm3":
         return rotation_of(config, dim, config.rope(_lfm3_type(config, index)))
     if kind in ("gemma3_text", "olmo3"):
@@ -443,11 +459,6 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
         theta = rope.number("rope_theta") or config.get("rope_theta", default=10_000.0)
         raised = Config({"rope_theta": theta * alpha ** (dim / (dim - 2))}, {})
         return rotation_of(config, dim, raised)
-    if kind in ("exaone4", "exaone_moe", "cohere2", "afmoe"):
-        slides = _type_by_pattern(kind, config, index) == SLIDING
-        rotates_all = kind.startswith("exaone") and not config.window()
-        if not rotates_all and not (slides and (kind != "cohere2" or config.window())):
-            return None
     if kind == "minimax_m2" and config.says("rotary_dim"):
         share = config.size("rotary_dim") / dim
         config = Config({"partial_rotary_factor": share, **config.own}, config.defaults)
