@@ -29,6 +29,7 @@ class AttentionSizes:
         offset: What is added to the weights of these norms.
         gated: Whether gates lie behind the queries of each head (Qwen3-Next).
         norm_last: Whether norms stand behind the rotation (Hunyuan).
+        head_gated: Whether each head has one gate, from a matrix of its own (LFM3).
         clip: What queries, keys and values are clamped to, or None (OLMoE).
     """
 
@@ -43,6 +44,7 @@ class AttentionSizes:
     offset: float = 0.0
     gated: bool = False
     norm_last: bool = False
+    head_gated: bool = False
     clip: float | None = None
 
 
@@ -73,7 +75,7 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
     scale = s.dim**-0.5 if s.scale is None else s.scale
     mixed = attend(q, k, v, scale, window=s.window, softcap=s.softcap, sinks=w.get("sinks"))
-    if "gate_proj.weight" in w:  # LFM3's, one for each head
+    if s.head_gated:
         mixed = mixed * linear(x, w, "gate_proj").sigmoid()[..., None]
     out = mixed.flatten(1)
     return linear(out if gate is None else out * gate.sigmoid(), w, "o_proj")
