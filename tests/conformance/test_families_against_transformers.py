@@ -363,15 +363,24 @@ def test_olmo_hybrid_under_the_names_of_its_releases(tmp_path: Path) -> None:
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
-def test_shared_blocks_repeated_in_the_file(tmp_path: Path) -> None:
-    theirs = save_reference("zamba2", tmp_path, changes=CASES["zamba2"][1])
+@pytest.mark.parametrize(
+    ("kind", "block", "users"),
+    [
+        ("zamba", "shared_transf", ((1, 3), (1, 4))),
+        ("zamba2", "shared_transformer", ((1, 4), (3, 5))),
+    ],
+)
+def test_shared_blocks_repeated_in_the_file(
+    kind: str, block: str, users: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    theirs = save_reference(kind, tmp_path, changes=CASES[kind][1])
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     copies = {
         name.replace(f"layers.{owner}.", f"layers.{user}."): tensor.clone()
         for name, tensor in tensors.items()
-        for owner, user in ((1, 4), (3, 5))
-        if f"layers.{owner}.shared_transformer." in name
+        for owner, user in users
+        if f"layers.{owner}.{block}." in name
     }
     save_file(tensors | copies, path)
     ids = tokens_of(30, seed=1)

@@ -39,7 +39,7 @@ REFUSED = {
     "zamba2": "family zamba2",
     "zamba2 adapters": "family zamba2",
     "lfm2 biases": "shortconv.in_proj.bias",
-    **{name: f"family {name}" for name in ("lfm3", "olmo_hybrid", "recurrent_gemma")},
+    **{name: f"family {name}" for name in ("lfm3", "olmo_hybrid", "recurrent_gemma", "zamba")},
     **dict.fromkeys(
         ("qwen3_next", "qwen3_next dense layer", "qwen3_5_text", "qwen3_5_moe_text"),
         "dimension_count",

@@ -298,6 +298,11 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "pairs that stand still": config_fault(RopeConfig, scaling=lambda was: None),
         "gates of heads": weight_fault(".gate_proj.weight", torch.zeros_like),
     },
+    "hf zamba": {
+        "attention scale": SCALE,
+        "block's activation": config_fault(MlpConfig, activation=lambda was: "silu"),
+        "step sizes": weight_fault(".dt_bias", lambda x: x + 0.1),
+    },
     "hf zamba2": {
         "mamba2 decay": DECAY,
         "attention scale": SCALE,

@@ -9,7 +9,7 @@ from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
 from blazr.nn.layers.lightning import LightningConfig
-from blazr.nn.layers.mamba1 import Mamba1Config
+from blazr.nn.layers.mamba1 import HeadedMamba1Config, Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
@@ -230,6 +230,9 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         conv_kernel=3,
     ),
     "mamba1": Mamba1Config(hidden_size=HIDDEN, inner_size=32, state_size=4, dt_rank=3),
+    "mamba1_heads": HeadedMamba1Config(
+        hidden_size=HIDDEN, inner_size=48, state_size=5, dt_rank=3, num_heads=2
+    ),
     "mamba1_oxidizr": Mamba1Config(
         hidden_size=HIDDEN, inner_size=48, state_size=16, dt_rank=48, variant="oxidizr"
     ),
@@ -453,6 +456,7 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
 
 MIXES: dict[str, tuple[str, ...]] = {
     "pure mamba1": ("mamba1", "mamba1"),
+    "mamba1 with heads": ("mamba1_heads", "gqa_nope+mlp", "mamba1_heads"),
     "pure mamba2": ("mamba2", "mamba2"),
     "pure mamba3": ("mamba3", "mamba3_mimo"),
     "mla and experts": ("mla+moe", "mla+moe"),

@@ -203,6 +203,30 @@ HYBRIDS: dict[str, Case] = {
             "mamba_conv_bias": False,
         },
     ),
+    "zamba": (
+        "zamba",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+            "num_key_value_heads": 2,
+            "mamba_d_state": 5,
+            "mamba_dt_rank": 3,
+            "rms_norm_eps": 0.01,
+        },
+    ),
+    "zamba untied": (
+        "zamba",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "mamba", "hybrid", "mamba"],
+            "num_key_value_heads": 4,
+            "n_mamba_heads": 3,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "zamba silent": ("zamba", {"num_hidden_layers": 8, "num_key_value_heads": 4}),
     "zamba2": (
         "zamba2",
         {
@@ -428,7 +452,7 @@ def classic_layers(written: dict[str, object]) -> dict[str, object]:
             letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
             pattern = "".join(letters[kind] for kind in types)
             return {key: None, "hybrid_override_pattern": pattern, "num_hidden_layers": 1}
-        case "granitemoehybrid" | "zamba2":
+        case "granitemoehybrid" | "zamba" | "zamba2":
             return {key: [old.get(kind, kind) for kind in types]}
         case "lfm2":
             size = written["intermediate_size"]

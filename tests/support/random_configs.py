@@ -68,7 +68,7 @@ def random_changes(
         known: The config that they make.
     """
     made = dict(changes)
-    if kind != "zamba2":  # whose layers and heads decide about each other
+    if kind not in {"zamba", "zamba2"}:  # whose layers and heads decide about each other
         if "num_attention_heads" in known and rng.random() < 0.7:
             _change_heads(rng, made, known)
         if rng.random() < 0.6:

@@ -28,7 +28,7 @@ SIZES: dict[str, object] = {
     "eos_token_id": 2,
 }
 # Norms of what attention has averaged away would blow up every rounding.
-_SPREAD = {"zamba2": 0.1, "kimi_linear": 0.2, "bailing_hybrid": 0.2, "jamba": 0.15}
+_SPREAD = {"zamba": 0.1, "zamba2": 0.1, "kimi_linear": 0.2, "bailing_hybrid": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
 # Those whose norms store their weights less one.
 _OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")

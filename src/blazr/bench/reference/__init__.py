@@ -26,7 +26,8 @@ REFERENCES: dict[str, str] = {
     **dict.fromkeys(["minimax", "minimax_text_01", "minimax_m1"], _AT + "minimax:minimax"),
     **dict.fromkeys(_LINGS.split(), _AT + "ling:ling"),
     "recurrent_gemma": _AT + "griffin:recurrent_gemma",
-    "zamba2": _AT + "zamba:zamba2",
+    "zamba": _AT + "zamba:zamba",
+    "zamba2": _AT + "zamba:zamba",
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),
 }
 # Types of models that see images, by the type of what they speak with, where it does not say it.

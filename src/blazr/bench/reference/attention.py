@@ -58,7 +58,7 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     gate = None
     if s.gated:
         q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
-    if "gate_proj.weight" in w:  # Trinity
+    if "gate_proj.weight" in w and not s.head_gated:  # Trinity
         gate = linear(x, w, "gate_proj")
     norms = _norm_weight(w, "q"), _norm_weight(w, "k")
     if not s.norm_last:

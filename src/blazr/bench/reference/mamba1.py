@@ -56,10 +56,27 @@ def _scan(
             for part, name in zip((steps, b, c), names, strict=True)
         )
     steps = softplus(linear(steps, w, "dt_proj"), threshold=1e9)
+    y = selective_scan(u, steps, b, c, rates, limit=limit) + skip * u
+    return linear(y * silu(gate), w, "out_proj")
+
+
+def selective_scan(
+    u: Tensor, steps: Tensor, b: Tensor, c: Tensor, rates: Tensor, *, limit: float = math.inf
+) -> Tensor:
+    """``h <- e^(step rates) h + step u b^T``, ``y = h c``: (T, C) to (T, C).
+
+    Args:
+        u: (T, C).
+        steps: (T, C).
+        b: (T, N).
+        c: (T, N).
+        rates: (C, N).
+        limit: Of the state's numbers, up and down.
+    """
     state = torch.zeros_like(rates)
     outputs = []
-    for t in range(len(x)):
+    for t in range(len(u)):
         grown = (steps[t, :, None] * rates).exp() * state
         state = (grown + (steps[t] * u[t])[:, None] * b[t]).clamp(-limit, limit)
-        outputs.append(state @ c[t] + skip * u[t])
-    return linear(torch.stack(outputs) * silu(gate), w, "out_proj")
+        outputs.append(state @ c[t])
+    return torch.stack(outputs)

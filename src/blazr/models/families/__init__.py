@@ -79,6 +79,7 @@ FAMILIES: Table[Family] = Table(
         "falcon_h1": "blazr.models.families.hf.hybrid:FALCON_H1",
         "jamba": "blazr.models.families.hf.hybrid:JAMBA",
         "recurrent_gemma": "blazr.models.families.hf.griffin:RECURRENT_GEMMA",
+        "zamba": "blazr.models.families.hf.zamba:ZAMBA",
         "zamba2": "blazr.models.families.hf.zamba:ZAMBA2",
         "lfm2": "blazr.models.families.hf.lfm:LFM2",
         "lfm2_moe": "blazr.models.families.hf.lfm:LFM2_MOE",

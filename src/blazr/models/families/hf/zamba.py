@@ -1,35 +1,48 @@
-"""Zamba2: Mamba-2 layers, some of them behind one of a few shared transformer blocks."""
+"""Zamba and Zamba2: Mamba layers, some of them behind a transformer block that they share."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
-from blazr.models.families.hf.derive import LINEAR, Reading, Traits, read_mlp
-from blazr.models.families.hf.names import LAYER, gate_and_up, hf_rules
+from blazr.models.families.hf.derive import LINEAR, SILU, Reading, Traits, read_mlp
+from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
     LEAST_STEP,
     TRAINING,
     Mamba2Keys,
     mixer_rules,
+    read_mamba1,
     read_mamba2,
     with_types,
 )
-from blazr.models.families.rules import MIXER, PARTS, Cut, Rule, RuleBook
+from blazr.models.families.rules import (
+    MIXER,
+    PARTS,
+    Cut,
+    Pairs,
+    Reshape,
+    Rule,
+    RuleBook,
+    Selection,
+    Squeeze,
+)
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import LayerConfig, NormConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.mamba1 import HeadedMamba1Config
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 
 HYBRID = "hybrid"
 LONG_CONTEXT = 16_384
 GATED_NORM_EPS = 1e-5  # whatever the config says about other norms
 _NORMS = {"input": "mixer_norm"}
-_SHARED = ".shared_transformer."
+_SHARED, _FIRST_SHARED = ".shared_transformer.", ".shared_transf."
 _BLOCK = MIXER + "block."
 _ADAPTED = {
     "linear_q": ("attention.q_proj",),
@@ -51,30 +64,40 @@ _KEYS = Mamba2Keys(
 )
 
 
-_TRANSFORMER, _DECODER = LAYER + "shared_transformer.", LAYER + "mamba_decoder."
+_DECODER = LAYER + "mamba_decoder."
+
+
+def _common_rules(shared: str) -> list[Rule]:
+    """What both generations have.
+
+    Args:
+        shared: What a layer calls its block.
+    """
+    block = LAYER.removesuffix(".") + shared
+    return [
+        Rule("model.final_layernorm.weight", "norm.weight"),
+        Rule(_DECODER + "input_layernorm.weight", MIXER + "mixer_norm.weight"),
+        Rule(LAYER + "linear.weight", MIXER + "linear.weight"),
+        Rule(block + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
+        Rule(block + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
+        Rule(
+            block + "self_attn.{p}",
+            _BLOCK + "attention.{p}",
+            p=tuple(f"{name}_proj.weight" for name in "qkvo"),
+        ),
+        Rule(
+            block + "feed_forward.gate_up_proj.{p}",
+            gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
+            p=PARTS,
+        ),
+        Rule(block + "feed_forward.{p}", _BLOCK + "feed_forward.{p}", p=MLP_NAMES),
+    ]
+
+
 _RULES = [
-    Rule("model.final_layernorm.weight", "norm.weight"),
+    *_common_rules(_SHARED),
     *mixer_rules(LAYER + "mamba."),
     *mixer_rules(_DECODER + "mamba.", MIXER + "mixer."),
-    Rule(_DECODER + "input_layernorm.weight", MIXER + "mixer_norm.weight"),
-    Rule(LAYER + "linear.weight", MIXER + "linear.weight"),
-    Rule(_TRANSFORMER + "input_layernorm.weight", _BLOCK + "attention_norm.weight"),
-    Rule(_TRANSFORMER + "pre_ff_layernorm.weight", _BLOCK + "feed_forward_norm.weight"),
-    Rule(
-        _TRANSFORMER + "self_attn.{p}",
-        _BLOCK + "attention.{p}",
-        p=tuple(f"{name}_proj.weight" for name in "qkvo"),
-    ),
-    Rule(
-        _TRANSFORMER + "feed_forward.gate_up_proj.{p}",
-        gate_and_up(_BLOCK + "feed_forward.", "_proj.{p}"),
-        p=PARTS,
-    ),
-    Rule(
-        _TRANSFORMER + "feed_forward.{p}",
-        _BLOCK + "feed_forward.{p}",
-        p=tuple(f"down_proj.{part}" for part in PARTS),
-    ),
 ]
 
 
@@ -110,9 +133,9 @@ def _unread(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (*(f"{user}{_SHARED}" for user in users[blocks:]), *others)
 
 
-def _users(names: Iterable[str]) -> list[str]:
+def _users(names: Iterable[str], shared: str = _SHARED) -> list[str]:
     """The layers that have a shared block in the file."""
-    return sorted({name.partition(_SHARED)[0] for name in names if _SHARED in name}, key=_number)
+    return sorted({name.partition(shared)[0] for name in names if shared in name}, key=_number)
 
 
 def _num_blocks(reader: ConfigReader, users: Sequence[str]) -> int:
@@ -179,16 +202,40 @@ def _layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
         norm_eps=GATED_NORM_EPS,
         dt_limits=(least, math.inf),
     )
+    users = _users(reading.tensors)
+    return _any_layer(reading, norm, index, kinds, mixer, users, _block)
+
+
+def _any_layer(  # noqa: PLR0917  (a layer among others, and what it is made of)
+    reading: Reading,
+    norm: NormConfig,
+    index: int,
+    kinds: Sequence[str | None],
+    mixer: MixerConfig,
+    found: Sequence[str],
+    block_of: Callable[[Reading, NormConfig, tuple[int, ...]], BlockConfig],
+) -> LayerConfig:
+    """A layer of either generation.
+
+    Args:
+        reading: The config.
+        norm: Before each mixer.
+        index: The layer.
+        kinds: The types of all.
+        mixer: The layer's own.
+        found: The layers that have a shared block in the file.
+        block_of: Makes the block from the numbers of its users.
+    """
     if kinds[index] != HYBRID:
         return LayerConfig(mixer=mixer, mixer_norm=norm)
     hybrids = [number for number, kind in enumerate(kinds) if kind == HYBRID]
     user = hybrids.index(index)
-    blocks = _num_blocks(reading.reader, _users(reading.tensors))
+    blocks = _num_blocks(reading.reader, found)
     users = tuple(range(user % blocks, len(hybrids), blocks))
     owns = user == users[0]
     return LayerConfig(
         mixer=SharedBlockConfig(
-            block=_block(reading, norm, users),
+            block=block_of(reading, norm, users),
             user=user,
             owns=owns,
             mixer=mixer,
@@ -218,3 +265,123 @@ ZAMBA2 = Traits(
         "use_long_context",
     ),
 ).family("zamba2")
+
+
+def _first_mixer_rules(at: str, ours: str, in_proj: Selection | None) -> list[Rule]:
+    """Names of Zamba's mixer.
+
+    Args:
+        at: What they begin with.
+        ours: What the parameters begin with.
+        in_proj: Which rows of the input's projection are channels, and which are gates.
+    """
+    plain = ("out_proj.weight", "out_proj.bias", "conv1d.bias")
+    return [
+        Rule(at + "in_proj.{p}", ours + "in_proj.{p}", p=PARTS, cut=in_proj),
+        Rule(at + "{p}", ours + "{p}", p=plain),
+        Rule(at + "conv1d.weight", ours + "conv1d.weight", Squeeze(1)),
+        Rule(at + "{p}_proj_weight", ours + "{p}_proj", p=("x", "dt")),
+        Rule(at + "dt_proj_bias", ours + "dt_bias", Reshape()),
+        Rule(at + "A_log", ours + "a_log", Reshape()),
+        Rule(at + "D", ours + "d", Reshape()),
+    ]
+
+
+def _first_rules(in_proj: Selection | None = None) -> RuleBook:
+    return hf_rules(
+        [
+            *_common_rules(_FIRST_SHARED),
+            *_first_mixer_rules(LAYER + "mamba.", MIXER, in_proj),
+            *_first_mixer_rules(_DECODER + "mamba.", MIXER + "mixer.", in_proj),
+        ],
+        _NORMS,
+    )
+
+
+def _first_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    """Each channel's gate lies beside it."""
+    found = (i for name, i in checkpoint.tensors.items() if name.endswith(".mamba.in_proj.weight"))
+    rows = next((info.shape[0] for info in found), 0)
+    return _first_rules(Pairs(rows, rows) if rows else None)
+
+
+def _first_unread(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Blocks repeated in each layer that uses them."""
+    users = _users(checkpoint.tensors, _FIRST_SHARED)
+    blocks = _num_blocks(ConfigReader(checkpoint.config), users)
+    return tuple(f"{user}{_FIRST_SHARED}" for user in users[blocks:])
+
+
+def _first_kinds(reading: Reading) -> list[str | None]:
+    period = reading.size("attn_layer_period", 6)
+    offset = reading.size("attn_layer_offset", 4, minimum=0)
+    usual = [LINEAR, LINEAR, HYBRID]
+    usual += [HYBRID if i % period == offset else LINEAR for i in range(reading.num_layers)]
+    return [
+        reading.layer_type(number, (LINEAR, HYBRID), "layers_block_type") or usual[number]
+        for number in range(reading.num_layers)
+    ]
+
+
+def _first_block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockConfig:
+    hidden = reading.hidden_size
+    heads = reading.size("num_attention_heads")
+    dim = reading.size("attention_head_dim", 2 * hidden // heads or 1)
+    return BlockConfig(
+        hidden_size=hidden,
+        attention=AttentionConfig(
+            hidden_size=2 * hidden,
+            num_heads=heads,
+            num_kv_heads=reading.size("num_kv_heads"),
+            head_dim=dim,
+            rope=None,
+            attention_multiplier=(dim / 2) ** -0.5,
+            output_size=hidden,
+        ),
+        feed_forward=read_mlp(reading, {}),
+        eps=norm.eps,
+        users=users,
+    )
+
+
+def _first_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    sizes = read_mamba1(reading, "mamba_")
+    heads = reading.size("n_mamba_heads", 2)
+    if sizes.inner_size % heads:
+        raise ConfigError(
+            f"{reading.reader.source}: {sizes.inner_size} channels are not {heads} equal heads.",
+            expected='an "n_mamba_heads" that divides "mamba_expand" times "hidden_size"',
+        )
+    mixer = HeadedMamba1Config(
+        hidden_size=sizes.hidden_size,
+        inner_size=sizes.inner_size,
+        state_size=sizes.state_size,
+        dt_rank=sizes.dt_rank,
+        conv_kernel=sizes.conv_kernel,
+        bias=sizes.bias,
+        conv_bias=sizes.conv_bias,
+        num_heads=heads,
+    )
+    users = _users(reading.tensors, _FIRST_SHARED)
+    return _any_layer(reading, norm, index, _first_kinds(reading), mixer, users, _first_block)
+
+
+ZAMBA = Traits(
+    rules=_first_rules(),
+    rules_of=_first_rules_of,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+        "num_key_value_heads": 16,
+        "mamba_conv_bias": True,
+    },
+    layer=_first_layer,
+    prepare=lambda own: with_types(own, "layers_block_type", "layer_types"),
+    unused=_first_unread,
+    expects={"hidden_mamba_act": SILU},
+    ignored_keys=(
+        *TRAINING,
+        *("attention_head_dim", "attention_hidden_size"),
+        *("attn_layer_period", "attn_layer_offset"),
+    ),
+).family("zamba")
