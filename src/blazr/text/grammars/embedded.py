@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from blazr.core.errors import GrammarError
-from blazr.text.grammars.plain import UNFORCED
+from blazr.text.grammars.plain import UNFORCED, inside_string
 
 MAX_CHARACTERS = 1 << 16
 # What a JSON string cannot hold as it is.
@@ -248,7 +248,7 @@ class _Writer:
             is_insensitive = text.endswith("i")
             unescaped = _unescaped(text.removesuffix("i")[1:-1])
             if self.is_flat and not is_insensitive:
-                return self._text(json.dumps(_in_json(unescaped), ensure_ascii=False))
+                return self._text(json.dumps(inside_string(unescaped), ensure_ascii=False))
             parts = [_literal(c, insensitive=is_insensitive) for c in unescaped]
             return self._text(self._pattern(parts))
         if kind == "regex":
@@ -432,7 +432,7 @@ def _character(text: str) -> tuple[str | None, str]:
 def _literal(c: str, *, insensitive: bool = False) -> str:
     """One character."""
     if c in _ESCAPED:
-        return f"(?-i:{_spelled(_in_json(c))})"
+        return f"(?-i:{_spelled(inside_string(c))})"
     return f"(?i:{_spelled(c)})" if insensitive else _spelled(c)
 
 
@@ -447,15 +447,11 @@ def _hex(c: str) -> str:
 
 def _atom(pattern: str, has: Callable[[str], bool]) -> str:
     """One character of a class: as it is, or as JSON escapes it."""
-    escapes = [_spelled(_in_json(c)) for c in _ESCAPED if has(c)]
+    escapes = [_spelled(inside_string(c)) for c in _ESCAPED if has(c)]
     if not escapes:
         return pattern
     plain = f"[{pattern}&&{_PLAIN}]" if pattern.startswith("[") else _PLAIN
     return f"(?:{plain}|(?-i:{'|'.join(escapes)}))"
-
-
-def _in_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _unescaped(text: str) -> str:

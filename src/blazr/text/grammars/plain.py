@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from blazr.core.errors import GrammarError
 
 MAX_CHOICES = 4096
-# The last line of a grammar whose rules somebody else wrote. Where these force text without end, as
-# by "a"+ before an "a" that it leaves none to, llguidance would look for that end for ever.
+# The last line of a grammar whose rules somebody else wrote. They may allow only a text that never
+# ends, as "a"+ "a" does where the repetition takes every "a"; llguidance, which looks for text that
+# must follow, would never come to its end.
 UNFORCED = '\n%llguidance {"no_forcing": true}'
 
 
@@ -68,6 +69,11 @@ def lark_rules(value: object, special_ids: Mapping[str, int]) -> str:  # noqa: A
 def literal(text: str) -> str:
     """A text as Lark spells it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def inside_string(text: str) -> str:
+    """A text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def checked_text(value: object, name: str) -> str:

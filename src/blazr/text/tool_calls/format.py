@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blazr.core.errors import RequestError
+from blazr.text.grammars.plain import inside_string
 from blazr.text.grammars.tool_call import (
     CallPart,
     InputText,
@@ -217,11 +218,6 @@ def _parameters_of(function: Mapping[str, object]) -> Mapping[str, object]:
 def as_json(value: object) -> str:
     """JSON as models write it."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def inside_string(text: str) -> str:
-    """A text as it stands between the quotes of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def arguments_of(tool: ToolSpec) -> CallPart:

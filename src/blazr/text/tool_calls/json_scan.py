@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Generator
 from string import hexdigits
 
+from blazr.text.grammars.plain import inside_string
 from blazr.text.splitter import (
     MAX_HEADER,
     SPACE,
@@ -21,7 +22,7 @@ from blazr.text.splitter import (
     Sink,
     literal,
 )
-from blazr.text.tool_calls.format import Tools, inside_string
+from blazr.text.tool_calls.format import Tools
 from blazr.text.tool_calls.values import PYTHON_WORDS, unescape
 
 NAME = re.compile(r"[\w.:/-]{1,128}")
