@@ -75,7 +75,7 @@ class _LlamaCpp:
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
 
     def run(self, job: Job) -> float:
-        """Tokens per second, as `blazr.bench.rival.Side` has them."""
+        """Tokens per second, as `benchmarks.rival.Side` has them."""
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), 1)
         started = perf_counter()
         tokens = [self._prefill(ids, stream) for stream, ids in enumerate(job.prompts)]

@@ -1,4 +1,4 @@
-"""How fast it is: workloads, a load in process or over HTTP, figures, and the machine's limit."""
+"""How fast a model runs: loads, figures, the machine's limit; and whether it is computed right."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def choose_tool_format(
         row for row in rows if row.signs and all(s in template_source for s in row.signs)
     )
     by_family = (row for row in rows if family in row.families)
-    # the tokens of oxidizr's vocabularies are in them whoever the model is
+    # every model that uses one of the named vocabularies has their agent tokens
     others = (row for row in rows if "oxidizr" not in row.families)
     by_vocab = (row for row in others if row.markers and row.markers[0] in vocab)
     return next(chain(by_template, by_family, by_vocab), TOOL_FORMATS[DEFAULT])
