@@ -26,7 +26,9 @@ def info(  # noqa: PLR0913  (one argument per flag)
     revision: options.Revision = None,
     kv_dtype: options.KvDtype = "auto",
     state_dtype: options.StateDtype = "auto",
-    device: options.DeviceName = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="Where --fit measures what is free: auto, cpu, cuda.")
+    ] = "auto",
     as_json: options.Json = False,
     verbose: options.Verbose = False,  # noqa: ARG001  (its callback does it)
 ) -> None:
