@@ -286,6 +286,17 @@ def test_exaone_rotates_all_layers_where_none_has_a_window(tmp_path: Path) -> No
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
+def test_masks_that_lie_in_a_file_are_not_loaded(tmp_path: Path) -> None:
+    """As in Pythia's, which were written when such buffers were kept."""
+    save_reference("gpt_neox", tmp_path, changes=CASES["gpt_neox"][1])
+    path = tmp_path / "model.safetensors"
+    at = "gpt_neox.layers.0.attention."
+    kept = {"bias": torch.ones(1, 1, 9, 9).bool(), "masked_bias": torch.tensor(-1e9)}
+    kept |= {"rotary_emb.inv_freq": torch.ones(3)}
+    save_file(load_file(path) | {at + name: each for name, each in kept.items()}, path)
+    assert load(str(tmp_path), device=CPU, dtype="float32").family == "gpt_neox"
+
+
 @pytest.mark.usefixtures("reference_ops")
 def test_experts_of_four_bits(tmp_path: Path) -> None:
     """GPT-OSS as it is published; transformers' own decoder says what the numbers are."""

@@ -138,6 +138,11 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         },
         {**_ROUTED, "attention.sliding_window": 6},
     ),
+    "gptneox": (
+        "gpt_neox",
+        {**_WIDE, "num_key_value_heads": 4, "rotary_pct": 0.5},
+        {"use_parallel_residual": True},
+    ),
     "phi2": ("phi", _WIDE, {}),
     "command-r": ("cohere", {"logit_scale": 0.25}, {"logit_scale": 0.25}),
     "command-r norms": (
@@ -177,6 +182,8 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
             continue
         if arch == "nemotron" and "norm" in theirs and theirs.endswith("weight"):
             tensor = tensor + 1  # noqa: PLW2901  (its norms store their weights less one)
+        if "query_key_value" in name:  # head by head
+            tensor = tensor.unflatten(0, (heads[0], 3, -1)).transpose(0, 1).flatten(0, 2)  # noqa: PLW2901
         for part, count in zip(("attn_q.", "attn_k."), heads, strict=True):
             if part in theirs and ARCHITECTURES[arch].pairs_rows:
                 tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)  # noqa: PLW2901

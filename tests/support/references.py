@@ -389,6 +389,17 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "gpt_neox": ("gpt_neox", {"hidden_size": 48}),
+    "gpt_neox in turn": (
+        "gpt_neox",
+        {
+            "hidden_size": 32,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "rotary_pct": 1.0,
+            "rotary_emb_base": 500,
+        },
+    ),
     "phi": ("phi", {"hidden_size": 32}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere norms": ("cohere", {"use_qk_norm": True, "attention_bias": True, "head_dim": 8}),

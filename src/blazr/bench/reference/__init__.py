@@ -28,6 +28,7 @@ REFERENCES: dict[str, str] = {
     "recurrent_gemma": _AT + "griffin:recurrent_gemma",
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
+    "gpt_neox": _AT + "neox:gpt_neox",
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),
 }
 # Types of models that see images, by the type of what they speak with, where it does not say it.

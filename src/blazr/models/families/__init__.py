@@ -42,6 +42,7 @@ FAMILIES: Table[Family] = Table(
         "ernie4_5": "blazr.models.families.hf.dense:ERNIE4_5",
         "exaone4": "blazr.models.families.hf.dense:EXAONE4",
         "nemotron": "blazr.models.families.hf.dense:NEMOTRON",
+        "gpt_neox": "blazr.models.families.hf.parallel:GPT_NEOX",
         "phi": "blazr.models.families.hf.parallel:PHI",
         "cohere": "blazr.models.families.hf.parallel:COHERE",
         "cohere2": "blazr.models.families.hf.parallel:COHERE2",

@@ -80,6 +80,8 @@ class Architecture:
             then say how large the vectors are, and how many layers share keys, be it 0.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
         multiplies_logits: Whether scores are multiplied with ``logit_scale``, not divided by it.
+        says_parallel: Whether the metadata say that both halves of a layer see its input; in other
+            files the missing norm of the second does.
         wide_scale_layers: A model of so many layers scales attention's scores by the root of hidden
             size over heads, not of the size of a head.
         is_folded: Whether converters multiply matrices by the model's multipliers.
@@ -117,6 +119,7 @@ class Architecture:
     takes_tokens: bool = False
     scales_embedding: bool = False
     multiplies_logits: bool = False
+    says_parallel: bool = False
     wide_scale_layers: int = 0
     is_folded: bool = False
     has_tiled_values: bool = False
@@ -377,6 +380,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
     "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
     "nemotron": Architecture(read_by={"": "nemotron"}),
+    "gptneox": Architecture(read_by={"": "gpt_neox"}, says_parallel=True),
     "phi2": Architecture(read_by={"": "phi"}),
     "command-r": Architecture(read_by={"": "cohere"}, multiplies_logits=True),
     "cohere2": Architecture(read_by={"": "cohere2"}, multiplies_logits=True, full_every=4),

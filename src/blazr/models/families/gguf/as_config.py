@@ -330,8 +330,7 @@ def config_values(file: GgufFile) -> ConfigValues:
         "vocab_size": None,
         RMS_EPS: file.eps,
         LAYER_EPS: file.eps,
-        # by the tensors, as converters of StableLM say it of models that are not
-        "use_parallel_residual": not file.has("blk.0.ffn_norm.weight"),
+        "use_parallel_residual": _is_parallel(file),
         **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),
@@ -374,6 +373,13 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
         "mlp_only_layers": [index for index in range(file.num_layers) if index not in sparse],
         "topk_method": _TOPK_METHODS[file.integer("expert_gating_func", 0) == SIGMOID],
     }
+
+
+def _is_parallel(file: GgufFile) -> bool:
+    """By the tensors, as converters of StableLM say it of models that are not, too."""
+    if file.row.says_parallel:
+        return file.flag("use_parallel_residual") is not False
+    return not file.has("blk.0.ffn_norm.weight")
 
 
 def _layers(file: GgufFile) -> ConfigValues:

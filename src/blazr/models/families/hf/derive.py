@@ -266,6 +266,7 @@ class Traits:
         names: Keys of a value, the first to look for first, where they differ from HF_ALIASES.
         rules_of: Tensor names of one checkpoint, where they differ by layer.
         unused: What the names of tensors begin with that the network has no place for.
+        buffers: What the names of tensors end with that hold nothing learned.
         mtp: What the names of the layer of a module for multi-token prediction begin with, if the
             type may have one: BESIDE, BEHIND for one more layer behind the others, or something
             else.
@@ -299,6 +300,7 @@ class Traits:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules_of: Callable[[Checkpoint], RuleBook] | None = None
     unused: Callable[[Checkpoint], tuple[str, ...]] = lambda _: ()
+    buffers: tuple[str, ...] = ()
     mtp: str | None = None
     mtp_layer: Callable[[Reading, NormConfig], LayerConfig] | None = None
 
@@ -327,7 +329,7 @@ class Traits:
             derive=derive,
             derive_from=lambda source: derive_from(source, self),
             rules=self.rules,
-            ignored=(".rotary_emb.inv_freq",),
+            ignored=(".rotary_emb.inv_freq", *self.buffers),
             keys=names,
         )
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import SLIDING, Reading, Traits, type_by_turns
 from blazr.models.families.hf.names import LAYER, hf_rules
 from blazr.models.families.hf.rope import read_rope
-from blazr.models.families.rules import FEED, MIXER, PARTS, Rule, Stack
+from blazr.models.families.rules import (
+    FEED,
+    MIXER,
+    OURS,
+    PARTS,
+    Cut,
+    Rule,
+    RuleBook,
+    Stack,
+    renamed,
+)
 from blazr.nn.layers.rope import RopeConfig
 
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
@@ -31,6 +42,56 @@ def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     return rope if has_window and _cohere_slides(reading, index) else None
 
 
+def _neox_rules(heads: int) -> RuleBook:
+    """Rows of queries, keys and values of a head lie one behind the other."""
+    at = "gpt_neox.layers.{i}."
+    joined = tuple(f"{MIXER}{name}_proj.{{p}}" for name in "qkv")
+    names = {
+        "input_layernorm": "mixer_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+        "attention.dense": "mixer.o_proj",
+        "mlp.dense_h_to_4h": "feed_forward.up_proj",
+        "mlp.dense_4h_to_h": "feed_forward.down_proj",
+    }
+    return RuleBook(
+        [
+            Rule("gpt_neox.embed_in.weight", "embed_tokens.weight"),
+            Rule("gpt_neox.final_layer_norm.{p}", "norm.{p}", p=PARTS),
+            Rule("embed_out.weight", "lm_head.weight"),
+            Rule(at + "attention.query_key_value.{p}", joined, p=PARTS, cut=Cut(groups=heads)),
+            *renamed(at, OURS, names),
+        ]
+    )
+
+
+def _neox_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    heads = checkpoint.config.get("num_attention_heads")
+    return _neox_rules(heads if isinstance(heads, int) else 1)
+
+
+GPT_NEOX = Traits(
+    rules=_neox_rules(1),
+    rules_of=_neox_rules_of,
+    names={
+        "num_kv_heads": ("num_attention_heads",),
+        "rope_theta": ("rotary_emb_base", "rope_theta"),
+        "partial_rotary_factor": ("rotary_pct", "partial_rotary_factor"),
+    },
+    defaults={
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "rotary_pct": 0.25,
+        "attention_bias": True,
+        "use_parallel_residual": True,
+    },
+    attention=LLAMA_BIASES,
+    mlp={"bias": True, "gated": False},
+    norm_kind="layer",
+    eps="layer_norm_eps",
+    parallel="use_parallel_residual",
+    parallel_norms=2,
+    buffers=(".attention.bias", ".attention.masked_bias"),
+).family("gpt_neox")
 PHI = Traits(
     rules=hf_rules(
         [

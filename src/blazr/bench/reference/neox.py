@@ -1,0 +1,70 @@
+"""GPT-NeoX's decoders, among them Pythia: both halves of a layer may see its input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from blazr.bench.reference.attention import attend
+from blazr.bench.reference.hf_config import Config, rotation_of
+from blazr.bench.reference.mlp import mlp
+from blazr.bench.reference.model import (
+    Half,
+    Layer,
+    ReferenceModel,
+    layer_of,
+    model_of,
+    norm_of,
+    parallel_layer,
+)
+from blazr.bench.reference.rotation import rotate
+from blazr.bench.reference.settings import Settings
+from blazr.bench.reference.weights import Weights, linear
+
+DEFAULTS: Mapping[str, Settings] = {"gpt_neox": {"layer_norm_eps": 1e-5, "hidden_act": "gelu"}}
+_ROOT = "gpt_neox."
+
+
+def gpt_neox(w: Weights, kind: str, config: Config) -> ReferenceModel:
+    """A model of ``model_type`` ``gpt_neox``, with the keys that only this type has."""
+    eps = config.get("layer_norm_eps", default=0.0)
+    heads = config.size("num_attention_heads")
+    dim = config.size("hidden_size") // heads
+    names = {
+        "rope_theta": config.get("rotary_emb_base", "rope_theta", default=10_000.0),
+        "partial_rotary_factor": config.get("rotary_pct", "partial_rotary_factor", default=0.25),
+    }
+    rotation = rotation_of(Config({**config.own, **names}, {}), dim)
+    activation = config.word("hidden_act")
+
+    def attention(x: Tensor, at: Weights) -> Tensor:
+        q, k, v = linear(x, at, "query_key_value").unflatten(-1, (heads, 3, dim)).unbind(2)
+        mixed = attend(rotate(q, rotation), rotate(k, rotation), v, dim**-0.5)
+        return linear(mixed.flatten(1), at, "dense")
+
+    def layer(index: int) -> Layer:
+        at = w.under(f"{_ROOT}layers.{index}.")
+        inner = at.under("attention.")
+        feed = at.under("mlp.", {"up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"})
+        halves = (
+            Half(
+                inner=lambda x: attention(x, inner),
+                before=norm_of(at, "input_layernorm", eps),
+            ),
+            Half(
+                inner=lambda x: mlp(x, feed, activation),
+                before=norm_of(at, "post_attention_layernorm", eps),
+            ),
+        )
+        is_parallel = config.get("use_parallel_residual", default=True)
+        return parallel_layer(*halves) if is_parallel else layer_of(*halves)
+
+    return model_of(
+        f"transformers' {kind}",
+        [layer(index) for index in range(config.size("num_hidden_layers"))],
+        w,
+        embedding=_ROOT + "embed_in.weight",
+        norm=norm_of(w.under(_ROOT), "final_layer_norm", eps),
+        head="embed_out.weight",
+    )
