@@ -68,6 +68,11 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 6},
         {"expert_gating_func": 2},
     ),
+    "bailingmoe2": (
+        "sarvam_moe",
+        {**_EXPERTS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "head_dim": 6},
+        {**_ROUTED, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
     "nemotron": ("nemotron", {**_WIDE, "norm_eps": 1e-5, "partial_rotary_factor": 0.5}, {}),
     "stablelm": (
         "stablelm",
@@ -173,7 +178,7 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
         number = re.search(r"(?:experts|norms)\.(\d+)\.", name)
         plain = re.sub(r"experts\.\d+\.", "experts.", re.sub(r"\.norms\.\d+", "", name))
         theirs = names.get_name(plain, try_suffixes=(".weight", ".bias"))
-        if theirs is None and plain.endswith("e_score_correction_bias"):
+        if theirs is None and plain.endswith(("e_score_correction_bias", "expert_bias")):
             theirs = names.get_name(plain.removesuffix("_bias")) or names.get_name(plain)
             theirs = f"{theirs}.bias"
         assert theirs is not None, name

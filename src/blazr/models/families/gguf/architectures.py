@@ -379,6 +379,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
     "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
+    "bailingmoe2": Architecture(read_by={"": "glm4_moe"}, norm_topk_prob=False),
     "nemotron": Architecture(read_by={"": "nemotron"}),
     "gptneox": Architecture(read_by={"": "gpt_neox"}, says_parallel=True),
     "phi2": Architecture(read_by={"": "phi"}),
