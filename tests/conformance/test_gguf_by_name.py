@@ -187,7 +187,7 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
             continue
         if arch == "nemotron" and "norm" in theirs and theirs.endswith("weight"):
             tensor = tensor + 1  # noqa: PLW2901  (its norms store their weights less one)
-        if "query_key_value" in name:  # head by head
+        if arch == "gptneox" and "query_key_value" in name:  # head by head
             tensor = tensor.unflatten(0, (heads[0], 3, -1)).transpose(0, 1).flatten(0, 2)  # noqa: PLW2901
         for part, count in zip(("attn_q.", "attn_k."), heads, strict=True):
             if part in theirs and ARCHITECTURES[arch].pairs_rows:
