@@ -43,6 +43,7 @@ CPU = resolve_device("cpu")
 # Models that also see images: their language model is one of the above.
 SEEING = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",

@@ -380,9 +380,19 @@ def test_the_parts_are_the_whole(mixer, count):
     assert all(replace(config, layers=part.layers, rank=part.rank) == part for part, _ in found)
 
 
-@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text experts"])
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text", "gemma4_text experts"])
 def test_keys_of_other_layers_and_vectors_of_tokens_over_two_ranks(ranks, name, tmp_path):
     pytest.importorskip("transformers", reason="it makes the model")
     kind, changes = references.CASES[name]
-    references.save_reference(kind, tmp_path, changes=changes)
+    dense = {"activation_sparsity_pattern": [0.0] * 4} if kind == "gemma3n_text" else {}
+    references.save_reference(kind, tmp_path, changes=changes | dense)
     compare_loaded(ranks, tmp_path)
+
+
+def test_channels_that_are_compared_with_each_other_are_not_cut(tmp_path):
+    pytest.importorskip("transformers", reason="it makes the model")
+    kind, changes = references.CASES["gemma3n_text"]
+    references.save_reference(kind, tmp_path, changes=changes)
+    config = plan_model(str(tmp_path)).derivation.config
+    with pytest.raises(ConfigError, match="compared with each other are not cut"):
+        part_of_config(config, Rank(0, 2))

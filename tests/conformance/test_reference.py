@@ -32,7 +32,15 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OXIDIZR = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
 GGUF = json.loads((GOLDEN / "gguf" / "converted" / "expected.json").read_text())
 # One of each kind of mixer and feed-forward; the others, settings of these, are slow together.
-KINDS = ("llama rope", "deepseek_v3", "deepseek_v2 fills up", "qwen3_next", "zamba2", "gemma4_text")
+KINDS = (
+    "llama rope",
+    "deepseek_v3",
+    "deepseek_v2 fills up",
+    "qwen3_next",
+    "zamba2",
+    "gemma3n_text",
+    "gemma4_text",
+)
 _KIND, _CHANGES = CASES["deepseek_v2"]
 # Six experts a token, of which the best groups have four.
 MORE_CASES = {"deepseek_v2 fills up": (_KIND, _CHANGES | {"num_experts_per_tok": 6})}
@@ -41,7 +49,8 @@ ENTRIES = "model.safetensors", "config.json"
 
 
 def scores(model: ReferenceModel, ids: list[int]) -> Tensor:
-    x = embedded = model.embed(torch.tensor(ids))
+    embedded = model.embed(torch.tensor(ids))
+    x = embedded if model.split is None else model.split(embedded)
     for layer in model.layers:
         x = layer(x, embedded)
     return model.logits(x)

@@ -99,8 +99,8 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "smolvlm": ({"model_type": "llama"}, _IDEFICS),
     "voxtral": ({"model_type": "llama", "head_dim": 6}, {**_TOWER, "num_mel_bins": 8}),
 }
-# These are tested with the text types that they have of their own.
-_ELSEWHERE = {"qwen3_5", "qwen3_5_moe"}
+# These are tested with the text types that they have of their own; Gemma 3n needs timm here.
+_ELSEWHERE = {"gemma3n", "qwen3_5", "qwen3_5_moe"}
 
 
 def save(name: str, directory: Path, **changes: object) -> nn.Module:

@@ -34,7 +34,8 @@ _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.1
 _OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
 # Whatever a library remembers outside the file must not tell the classes apart.
 _KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer", "slope_rate", "query_decay")
-_KEPT += ("key_decay", "diagonal_decay")
+_KEPT += ("key_decay", "diagonal_decay", "router_input_scale")
+_KEPT += ("per_layer_projection_scale", "per_layer_input_scale")
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LATENT = {
@@ -187,6 +188,23 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             },
+        },
+    ),
+    "gemma3n_text": (
+        "gemma3n_text",
+        {
+            "head_dim": 8,
+            "sliding_window": 9,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": VOCAB - 5,
+            "intermediate_size": [44, 44, 36, 36],
+            "activation_sparsity_pattern": [0.7, 0.0, 0.9, 0.0],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 5,
         },
     ),
     "gemma4_text": (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.models.causal_lm import CausalLM, WholeSequences
+from blazr.nn.layers.altup import Streams
 from blazr.nn.layers.base import DecoderLayer
 from blazr.nn.layers.embedding import Embedding
 from blazr.nn.layers.linear import Linear, multiply
@@ -38,6 +39,9 @@ def float64_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
         x = float64_embedding(model, token_ids)[None]
         run = float64_run(model, token_ids, x)
         yield x[0]
+        streams = float64_streams(model)
+        if streams is not None:
+            x = streams.split(x).detach()
         for index, layer in enumerate(model.layers):
             whole = in_float64(layer)
             assert isinstance(whole, DecoderLayer)
@@ -50,6 +54,15 @@ def float64_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
     rows = model.embed_tokens(token_ids)
     scale = rows.new_tensor(model.config.embedding_multiplier).double()
     return rows.detach().double() * scale
+
+
+def float64_streams(model: CausalLM) -> Streams | None:
+    """What makes several residual streams of one and one of several, if there are several."""
+    if model.streams is None:
+        return None
+    copy = in_float64(model.streams)
+    assert isinstance(copy, Streams)
+    return copy
 
 
 def float64_run(
@@ -66,7 +79,8 @@ def float64_run(
     vectors = None
     if model.per_layer is not None:
         with torch.enable_grad():
-            vectors = in_float64(model.per_layer, plain=plain)(token_ids[None], embedded).detach()
+            ids = model.ids_of_vectors(token_ids[None])
+            vectors = in_float64(model.per_layer, plain=plain)(ids, embedded).detach()
     return WholeSequences(model.config, embedded, vectors)
 
 
@@ -80,6 +94,9 @@ def float64_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> T
     """
     config = model.config
     with torch.enable_grad():
+        streams = float64_streams(model)
+        if streams is not None:
+            hidden = streams.join(hidden)
         normed = in_float64(model.norm)(hidden).detach()
     part = model.embed_tokens if config.tie_word_embeddings else model.lm_head
     if isinstance(part.weight, Weight):

@@ -18,6 +18,7 @@ from blazr.bench.float64 import (
     float64_layers,
     float64_logits,
     float64_run,
+    float64_streams,
     in_float64,
 )
 from blazr.bench.reference.model import ReferenceModel
@@ -142,6 +143,12 @@ def _compare_layers(
     types = [layer_type_of(layer) for layer in module.config.layers]
     x = embedded = truth
     run = float64_run(module, ids, embedded[None], plain=True)
+    streams = float64_streams(module)
+    if exact.split is not None and rough.split is not None and streams is not None:
+        x = exact.split(embedded)
+        ours = streams.split(embedded).detach()
+        single = rough.split(embedded.float()).double()
+        found.append(_judge(-1, "Streams", found=ours, truth=x, single=single))
     for index, layer in enumerate(module.layers):
         truth = exact.layers[index](x, embedded)
         single = rough.layers[index](x.float(), embedded.float()).double()
@@ -167,8 +174,8 @@ def _compare_layers(
 
 def _judge(index: int, kind: str, *, found: Tensor, truth: Tensor, single: Tensor) -> NetworkError:
     """The token with the least room: each may lose so many times what float32 loses for it."""
-    error = relative(found, truth)
-    loss = relative(single.double(), truth)
+    error = relative(found, truth).flatten()
+    loss = relative(single.double(), truth).flatten()
     usual = loss.nanmedian().clamp(min=_LEAST_LOSS)
     allowed = FACTOR * torch.where(loss.isfinite(), loss, usual).clamp(min=usual)
     worst = int((error / allowed).nan_to_num(nan=torch.inf).argmax())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import ConfigError
+from blazr.nn.layers.altup import StreamsConfig
 from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
@@ -43,6 +44,7 @@ class ModelConfig:
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         per_layer: What gives each layer vectors of the tokens, or None.
+        streams: How the residual stream becomes several, or None where it is one.
         mtp: What predicts one token further, where there is such a module and it is wanted: the
             network's own, or a head that was trained for it.
         rank: Which part this is of a network that several ranks have; they share out the rows of
@@ -62,6 +64,7 @@ class ModelConfig:
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
     per_layer: PerLayerEmbeddingConfig | None = None
+    streams: StreamsConfig | None = None
     mtp: MtpConfig | Eagle3Config | None = None
     rank: Rank = ALONE.rank
     stage: Rank = ALONE.rank
@@ -160,7 +163,8 @@ class CausalLM(Joined, nn.Module):
         if config.per_layer is not None:
             self.per_layer = config.per_layer.build(config.rank)
         specs = [config.layers[index] for index in config.held_layers]
-        layers = [DecoderLayer(layer) for layer in specs]
+        self.streams = None if config.streams is None else config.streams.build()
+        layers = [layer.build() for layer in specs]
         for layer, spec in zip(layers, specs, strict=True):
             if spec.shares_layer is not None:
                 layer.mixer.share(layers[spec.shares_layer].mixer)
@@ -216,6 +220,7 @@ class CausalLM(Joined, nn.Module):
                 x = x.index_copy(0, given.rows, given.vectors.to(x.dtype))
             embedded = x
             vectors = self._vectors(batch.token_ids, embedded)
+            x = self._split(x)
             aux_hidden = []
             num_added = 0 if given is None else len(given.added)
             for index, (layer, cache) in enumerate(
@@ -227,6 +232,7 @@ class CausalLM(Joined, nn.Module):
                 x = layer(x, batch, cache, embedded, vectors=own)
                 if given is not None and index < num_added:
                     x = x.index_add(0, given.rows, given.added[index].to(x.dtype))
+        x = self._join(x)
         if self.config.stage.count > 1:
             return self._leave(x)
         if self.mtp is not None:
@@ -331,23 +337,42 @@ class CausalLM(Joined, nn.Module):
         """(B, T) to hidden states before the final norm and auxiliary layers, (B, T, C) each."""
         x = embedded = self._embed(token_ids)
         run = WholeSequences(self.config, embedded, self._vectors(token_ids, embedded))
+        x = self._split(x)
         aux_hidden = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             if index in self._aux_layers:
                 aux_hidden.append(x)
             x = run(index, layer, x)
-        return x, aux_hidden
+        return self._join(x), aux_hidden
+
+    def ids_of_vectors(self, token_ids: Tensor) -> Tensor:
+        """Those that `per_layer` is given: ids of images and sounds may have no row there."""
+        assert self.config.per_layer is not None
+        rows = self.config.per_layer.vocab_size
+        if rows >= self.config.vocab_size:
+            return token_ids
+        return recordable(lambda ids: ids.where(ids < rows, 0), token_ids, like=token_ids)
 
     def _vectors(self, token_ids: Tensor, embedded: Tensor) -> Tensor | None:
         """What each layer takes of the tokens, (..., layers, P), if layers take anything."""
         if self.per_layer is None:
             return None
-        rows = self.per_layer.config.vocab_size
-        if rows < self.config.vocab_size:  # ids of images and sounds have no row of their own
-            token_ids = recordable(lambda ids: ids.where(ids < rows, 0), token_ids, like=token_ids)
-        vectors: Tensor = self.per_layer(token_ids, embedded)
+        vectors: Tensor = self.per_layer(self.ids_of_vectors(token_ids), embedded)
         return vectors
+
+    def _split(self, x: Tensor) -> Tensor:
+        """What the first layer sees: (..., C) or, of several streams, (..., N, C)."""
+        if self.streams is None:
+            return x
+        wide = x.new_empty(*x.shape[:-1], self.streams.count, x.shape[-1])
+        return recordable(self.streams.split, x, like=wide)
+
+    def _join(self, x: Tensor) -> Tensor:
+        """The opposite, behind the last layer."""
+        if self.streams is None:
+            return x
+        return recordable(self.streams.join, x, like=x[..., 0, :])
 
     @property
     def _aux_layers(self) -> tuple[int, ...]:

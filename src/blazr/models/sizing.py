@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
-from blazr.nn.layers.base import DecoderLayer, FeedForwardConfig
+from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.parallel import ParallelFeedForwardConfig
@@ -75,10 +75,12 @@ def size_of(
         table = per_layer.vocab_size * per_layer.num_layers * per_layer.norm.size
         parameters += _count(partial(per_layer.build, ALONE.rank)) - table
         embedding += table
+    if config.streams is not None:
+        parameters += _count(config.streams.build)
     parameters += embedding
     unused = states = working = logs = latents = keys = 0
     for layer in config.layers:
-        parameters += _count(partial(DecoderLayer, layer))
+        parameters += _count(layer.build)
         for moe in _mixtures(layer.feed_forward):
             expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
             unused += (moe.num_experts - moe.experts_per_token) * expert

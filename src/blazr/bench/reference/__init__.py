@@ -29,11 +29,13 @@ REFERENCES: dict[str, str] = {
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
     "gpt_neox": _AT + "neox:gpt_neox",
+    "gemma3n_text": _AT + "gemma:gemma3n",
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], _AT + "gemma:gemma4"),
 }
 # Types of models that see images, by the type of what they speak with, where it does not say it.
 SECTIONS: dict[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "glm4v_moe": "glm4_moe",

@@ -1,4 +1,4 @@
-"""Gemma 4, from transformers' modeling_gemma4.py.
+"""Gemma 3n and 4, from transformers' modeling files.
 
 The last layers attend to keys of earlier ones, and every layer takes a vector of each token. A
 model keeps both from its embedding to its last layer, so its layers run in their order.
@@ -7,6 +7,8 @@ model keeps both from its embedding to its last layer, so its layers run in thei
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -68,6 +70,16 @@ _GEMMA4: Settings = {
     },
 }
 DEFAULTS: Mapping[str, Settings] = {
+    "gemma3n_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 15,
+        "final_logit_softcapping": 30.0,
+    },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": {
         **_GEMMA4,
@@ -121,6 +133,9 @@ class _Gemma4:
         factors: What frequencies are divided by where there is no window, or None.
     """
 
+    full_every = 6  # where the config lists no types of layers
+    ends_whole = True  # the last layer sees everything, whatever is listed
+
     def __init__(self, w: Weights, config: Config, factors: Tensor | None = None) -> None:
         self.w = w
         self.factors = factors
@@ -128,11 +143,12 @@ class _Gemma4:
         self.eps = config.get("rms_norm_eps", default=1e-6)
         self.activation = config.word("hidden_activation")
         count = config.size("num_hidden_layers")
-        kinds = [
-            config.layer_type(index) or (FULL if (index + 1) % 6 == 0 else SLIDING)
+        self.kinds = [
+            config.layer_type(index) or (FULL if (index + 1) % self.full_every == 0 else SLIDING)
             for index in range(count)
         ]
-        self.kinds = [*kinds[:-1], FULL]
+        if self.ends_whole:
+            self.kinds[-1] = FULL
         self.first_sharing = count - config.get("num_kv_shared_layers", default=0)
         self.keys: dict[str, tuple[Tensor, Tensor]] = {}
         self.vectors = torch.empty(0)
@@ -175,17 +191,26 @@ class _Gemma4:
 
         return apply
 
+    def head_dim(self, index: int) -> int:
+        """Channels of a layer's heads."""
+        config = self.config
+        own = config.section("per_layer_config").section(str(index))
+        if not config.says("per_layer_config") and self.kinds[index] == FULL:
+            return config.get("global_head_dim", default=512)
+        return own.get("head_dim", default=config.size("head_dim"))
+
+    def rotation(self, kind: str, dim: int) -> Rotation:
+        """That of layers of one type."""
+        if self.factors is None or kind == SLIDING:
+            return _rotation(self.config, kind, dim)
+        theta = self.config.rope(FULL).get("rope_theta", default=10_000.0)
+        return Rotation(fixed(plain(dim, theta, self.factors)))
+
     def attention(self, w: Weights, index: int) -> Function:
         """A layer's attention, whose keys and values may be those of an earlier one."""
         config, kind = self.config, self.kinds[index]
-        own = config.section("per_layer_config").section(str(index))
-        dim = own.get("head_dim", default=config.size("head_dim"))
-        if not config.says("per_layer_config") and kind == FULL:
-            dim = config.get("global_head_dim", default=512)
-        rotation = _rotation(config, kind, dim)
-        if self.factors is not None and kind == FULL:
-            theta = config.rope(FULL).get("rope_theta", default=10_000.0)
-            rotation = Rotation(fixed(plain(dim, theta, self.factors)))
+        dim = self.head_dim(index)
+        rotation = self.rotation(kind, dim)
         window = config.window() if kind == SLIDING else None
 
         def heads(x: Tensor, name: str) -> Tensor:
@@ -229,6 +254,110 @@ class _Gemma4:
             return first + self.norm(w, "post_feedforward_layernorm_2")(sparse)
 
         return apply
+
+
+class _Gemma3n(_Gemma4):
+    """Several residual streams, of which a layer computes one."""
+
+    full_every = 5
+    ends_whole = False
+
+    def head_dim(self, index: int) -> int:
+        """The same in all layers."""
+        del index
+        return self.config.size("head_dim")
+
+    def rotation(self, kind: str, dim: int) -> Rotation:
+        """Without scaling where there is a window."""
+        config = self.config
+        theta = 1e4 if kind == SLIDING else 1e6
+        if config.says("rope_parameters"):
+            own = config.rope(kind).own
+            return rotation_of(config, dim, Config({"rope_theta": theta, **own}, {}))
+        if kind == SLIDING:
+            return Rotation(fixed(plain(dim, config.get("rope_local_base_freq", default=theta))))
+        theta = config.get("rope_theta", default=theta)
+        return rotation_of(config, dim, Config({"rope_theta": theta, **config.rope().own}, {}))
+
+    def as_large(self, other: Tensor, first: Tensor) -> Tensor:
+        """A vector of another stream with the magnitude of the first."""
+        wanted, found = (each.square().mean(-1, keepdim=True) for each in (first, other))
+        return other * wanted.sqrt() / found.clamp(min=1e-5).sqrt()
+
+    def split(self, x: Tensor) -> Tensor:
+        """(T, C) to (T, N, C)."""
+        others = range(self.config.get("altup_num_inputs", default=4) - 1)
+        made = [self.as_large(linear(x, self.w, f"altup_projections.{n}"), x) for n in others]
+        return torch.stack((x, *made), 1)
+
+    def join(self, x: Tensor) -> Tensor:
+        """(T, N, C) to (T, C)."""
+        first, *others = x.unbind(1)
+        made = [
+            self.as_large(linear(other, self.w, f"altup_unembed_projections.{n}"), first)
+            for n, other in enumerate(others)
+        ]
+        return torch.stack((first, *made)).mean(0)
+
+    def layer(self, index: int) -> Layer:
+        """A layer."""
+        w = self.w.under(f"layers.{index}.")
+        altup, laurel = w.under("altup."), w.under("laurel.")
+        attention = self.attention(w.under("self_attn."), index)
+        feed = self.sparse_mlp(w, index)
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        before, behind, between, last = (self.norm(w, f"{name}_layernorm") for name in names)
+        active = self.config.get("altup_active_idx", default=0)
+        is_scaled = self.config.get("altup_correct_scale", default=True)
+
+        def modalities(x: Tensor) -> Tensor:
+            seen = self.norm(altup, "router_norm")(x) / x.shape[-1]
+            return torch.tanh(linear(seen, altup, "modality_router"))
+
+        def apply(x: Tensor, embedded: Tensor) -> Tensor:
+            del embedded
+            maps = linear(modalities(x[:, active]), altup, "prediction_coefs")
+            predicted = x + maps.unflatten(-1, (x.shape[1], -1)) @ x
+            own = predicted[:, active]
+            seen = before(own)
+            low = linear(linear(seen, laurel, "linear_left"), laurel, "linear_right")
+            beside = seen + self.norm(laurel, "post_laurel_norm")(low)
+            y = (own + behind(attention(seen)) + beside) * 0.5**0.5
+            y = y + last(feed(between(y)))
+            shares = linear(modalities(y), altup, "correction_coefs") + 1
+            corrected = predicted + shares[..., None] * (y - own)[:, None]
+            first = corrected[:, active]
+            first = first * altup["correct_output_scale"] if is_scaled else first
+            inner = activate(linear(first, w, "per_layer_input_gate"), self.activation)
+            added = linear(inner * self.vectors[:, index], w, "per_layer_projection")
+            added = self.norm(w, "post_per_layer_input_norm")(added)[:, None]
+            return torch.cat((corrected[:, :1], corrected[:, 1:] + added), 1)
+
+        return apply
+
+    def sparse_mlp(self, layer: Weights, index: int) -> Function:
+        """An MLP whose small gates are cut off."""
+        w = layer.under("mlp.")
+        usual = [0.95 * (len(self.kinds) > 10 > each) for each in range(len(self.kinds))]
+        pattern: Sequence[float] = self.config.get("activation_sparsity_pattern", default=usual)
+
+        def apply(x: Tensor) -> Tensor:
+            gate = linear(x, w, "gate_proj")
+            if pattern[index]:
+                quantile = NormalDist().inv_cdf(pattern[index])
+                deviation = gate.var(-1, keepdim=True, correction=0).sqrt()
+                gate = (gate - gate.mean(-1, keepdim=True) - quantile * deviation).clamp(min=0)
+            return linear(activate(gate, self.activation) * linear(x, w, "up_proj"), w, "down_proj")
+
+        return apply
+
+
+def gemma3n(w: Weights, kind: str, config: Config) -> ReferenceModel:
+    """A model of ``model_type`` ``kind``."""
+    root = next((r for r in _ROOTS if f"{r}embed_tokens.weight" in w), _ROOTS[0])
+    model = _Gemma3n(w.under(root), config)
+    made = _model(f"transformers' {kind}", w, root, model)
+    return replace(made, split=model.split, logits=lambda x: made.logits(model.join(x)))
 
 
 def gemma4(w: Weights, kind: str, config: Config) -> ReferenceModel:

@@ -27,12 +27,15 @@ class ReferenceModel:
         embed: Token ids (T) to (T, C).
         layers: In their order.
         logits: (T, C) to (T, V).
+        split: Makes several residual streams of embedded tokens, (T, C) to (T, N, C), if there are
+            several; layers and `logits` then take these.
     """
 
     kind: str
     embed: Function
     layers: Sequence[Layer]
     logits: Function
+    split: Function | None = None
 
 
 def norm_of(

@@ -301,6 +301,10 @@ class LayerConfig:
             parts |= under("feed_forward", held)
         return replace(self, mixer=mixer, feed_forward=feed), parts
 
+    def build(self) -> DecoderLayer:
+        """The module, with uninitialised parameters."""
+        return DecoderLayer(self)
+
 
 class DecoderLayer(Joined, DerivedModule):
     """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; norms may stand behind, too.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, whole_blocks
 from blazr.nn.ops.pointwise import activate, scaled
+from blazr.nn.ops.replay import recordable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class MlpConfig(FeedForwardConfig):
         bias: Whether the projections have biases.
         gate_multiplier: Applied before the activation (Falcon-H1).
         down_multiplier: Applied to the output.
+        sparsity: The share of a token's gates that is to be cut off before the activation, as if
+            they were normally distributed (Gemma 3n).
     """
 
     hidden_size: int
@@ -33,10 +39,22 @@ class MlpConfig(FeedForwardConfig):
     bias: bool = False
     gate_multiplier: float = 1.0
     down_multiplier: float = 1.0
+    sparsity: float = 0.0
+
+    @property
+    def quantile(self) -> float:
+        """How many standard deviations above the mean gates are cut off, rounded to float32."""
+        return (torch.erfinv(2 * torch.tensor(self.sparsity) - 1) * math.sqrt(2)).item()
 
     def part(self, rank: Rank) -> tuple[MlpConfig, Parts]:
         """Cut by inner channels."""
         size = self.intermediate_size
+        if self.sparsity and rank.count > 1:
+            raise ConfigError(
+                "inner channels that are compared with each other are not cut.",
+                found=f"activations of which {self.sparsity:.0%} are cut off",
+                expected="a model with dense activations",
+            )
         own = rank.run(size, "inner channels", unit=whole_blocks(size, rank.count))
         rows, columns = Rows((own,)), Columns((own,))
         parts: dict[str, Held] = {"gate_proj": rows, "up_proj": rows, "down_proj": columns}
@@ -63,6 +81,7 @@ class Mlp(FeedForward):
         """(..., C) to (..., C)."""
         config, kind = self.config, self.config.activation
         is_plain = kind == "silu" and not config.bias and config.gate_multiplier == 1
+        is_plain = is_plain and not config.sparsity
         if not config.gated:
             inner = activate(self.up_proj(x), kind)
         # a shared block puts matrices with adapters in their place
@@ -70,5 +89,11 @@ class Mlp(FeedForward):
             inner = multiply_gated(x, self.gate_proj, self.up_proj)
         else:
             gate = scaled(self.gate_proj(x), config.gate_multiplier)
+            if config.sparsity:
+                gate = recordable(self._cut_off, gate, like=gate)
             inner = activate(gate, kind, self.up_proj(x))
         return scaled(self.down_proj(inner), config.down_multiplier)
+
+    def _cut_off(self, gate: Tensor) -> Tensor:
+        deviation, mean = torch.std_mean(gate, -1, keepdim=True, correction=0)
+        return (gate - (mean + deviation * self.config.quantile)).relu()

@@ -1,4 +1,4 @@
-"""Gemma 4: keys shared between layers, heads of two sizes, vectors of each token for each layer."""
+"""Gemma 3n and 4: keys shared between layers, vectors of each token for each layer, and more."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from blazr.models.families.hf.derive import FULL, SLIDING, Reading, Traits, type
 from blazr.models.families.hf.names import GEMMA_NORMS, LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.models.families.hf.sparse import read_experts
-from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook
+from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook, Stack
+from blazr.nn.layers.altup import AltUpLayerConfig, StreamsConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig, TokenInputConfig
 from blazr.nn.layers.embedding import PerLayerEmbeddingConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.parallel import FeedForwardPart, ParallelFeedForwardConfig
+from blazr.nn.layers.rope import RopeConfig
 
 _ACTIVATION = "hidden_activation"
 _PARTS = FEED + "parts."
@@ -53,6 +55,26 @@ _OF_EXPERTS = [
 ]
 _DENSE_RULES = hf_rules(_NAMES, GEMMA_NORMS)
 _SPARSE_RULES = hf_rules([*_NAMES, *_OF_EXPERTS], GEMMA_NORMS)
+_FACTORS = ".altup.correct_output_scale"
+_ALTUP, _LAUREL = LAYER + "altup.", LAYER + "laurel."
+_GEMMA3N_RULES = hf_rules(
+    [
+        *_OF_TOKENS,
+        Rule("model.altup_projections.{e}.weight", "streams.projections", Stack("e")),
+        Rule(
+            "model.altup_unembed_projections.{e}.weight", "streams.unembed_projections", Stack("e")
+        ),
+        Rule(_ALTUP + "prediction_coefs.weight", OURS + "prediction.weight"),
+        Rule(_ALTUP + "correction_coefs.weight", OURS + "correction.weight"),
+        Rule(_ALTUP + "modality_router.weight", OURS + "stream_router.weight"),
+        Rule(_ALTUP + "router_norm.weight", OURS + "router_norm.weight"),
+        Rule(_ALTUP + "correct_output_scale", OURS + "correction_scale"),
+        Rule(_LAUREL + "linear_left.weight", OURS + "laurel_left.weight"),
+        Rule(_LAUREL + "linear_right.weight", OURS + "laurel_right.weight"),
+        Rule(_LAUREL + "post_laurel_norm.weight", OURS + "laurel_norm.weight"),
+    ],
+    GEMMA_NORMS,
+)
 _ROTATION: Mapping[str, object] = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -261,3 +283,128 @@ GEMMA4_UNIFIED_TEXT = replace(
         "enable_moe_block": False,
     },
 ).family("gemma4_unified_text")
+
+
+def _of_layer(reading: Reading, key: str, index: int) -> float:
+    """A number that may be one for each layer.
+
+    Raises:
+        ConfigError: It is missing, or the list is too short.
+    """
+    if not isinstance(reading.reader.raw.get(key), list):
+        return reading.number(key)
+    listed = reading.reader.numbers(key)
+    if listed is None or index >= len(listed.value):
+        raise ConfigError(
+            f"{reading.reader.source}: {key!r} is too short.",
+            expected=f"{reading.num_layers} numbers, one a layer",
+        )
+    return reading.ledger.record(key, listed.value[index], listed.source)
+
+
+def _gemma3n_rope(reading: Reading, dim: int, kind: str) -> RopeConfig:
+    """A base of its own where there is a window, and no scaling."""
+    reader = reading.reader
+    if reader.section("rope_parameters") is not None:
+        theta = 10_000.0 if kind == SLIDING else 1_000_000.0
+        parameters = rope_parameters(reader, kind)
+        own = parameters.over({"rope_theta": theta, **parameters.raw})
+        return read_rope(reader, dim, parameters=own)
+    if kind == SLIDING:
+        local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
+        return RopeConfig(dim, local)
+    return read_rope(reader, dim)
+
+
+def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
+    kinds = [type_by_turns(reading, each, 5) for each in range(reading.num_layers)]
+    heads, kv_heads = reading.size("num_attention_heads"), reading.size("num_kv_heads")
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{reading.reader.source}: {heads} heads cannot share {kv_heads} key/value heads.",
+            expected='a "num_key_value_heads" that divides "num_attention_heads"',
+        )
+    dim = reading.size("head_dim")
+    window = reading.reader.integer("sliding_window")
+    streams = reading.size("altup_num_inputs", 4)
+    active = reading.size("altup_active_idx", 0, minimum=0)
+    if active >= streams:
+        raise ConfigError(
+            f"{reading.reader.source}: there is no such stream as altup_active_idx says.",
+            found=str(active),
+            expected=f"0 to {streams - 1}",
+        )
+    sparsity = 0.95 if reading.num_layers > 10 > index else 0.0
+    if reading.reader.numbers("activation_sparsity_pattern") is not None:
+        sparsity = _of_layer(reading, "activation_sparsity_pattern", index)
+    return AltUpLayerConfig(
+        mixer=AttentionConfig(
+            hidden_size=reading.hidden_size,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            rope=_gemma3n_rope(reading, dim, kinds[index]),
+            qkv_bias=reading.flag("attention_bias"),
+            o_bias=reading.flag("attention_bias"),
+            qk_norm=True,
+            v_norm=True,
+            norm_eps=norm.eps,
+            sliding_window=window.value or None if window and kinds[index] == SLIDING else None,
+            attention_multiplier=1.0,
+            kv_layer=owner_of_keys(reading, kinds, index),
+        ),
+        mixer_norm=norm,
+        mixer_post_norm=norm,
+        feed_forward=MlpConfig(
+            hidden_size=reading.hidden_size,
+            intermediate_size=reading.derived(
+                "intermediate_size", _of_layer(reading, "intermediate_size", index)
+            ),
+            activation=reading.activation(_ACTIVATION),
+            sparsity=sparsity,
+        ),
+        feed_forward_norm=norm,
+        feed_forward_post_norm=norm,
+        token_input=token_input(reading, norm),
+        num_streams=streams,
+        active=active,
+        norm=norm,
+        laurel_rank=reading.size("laurel_rank", 64),
+        scales_correction=reading.flag("altup_correct_scale"),
+    )
+
+
+def _gemma3n_unused(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Keys of layers that share others, and factors that the config tells not to apply."""
+    found = keys_of_sharing_layers(checkpoint)
+    if checkpoint.config.get("altup_correct_scale", True):
+        return found
+    return (*found, *(name for name in checkpoint.tensors if name.endswith(_FACTORS)))
+
+
+GEMMA3N_TEXT = Traits(
+    rules=_GEMMA3N_RULES,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 15,
+        "final_logit_softcapping": 30.0,
+        "altup_correct_scale": True,
+        "intermediate_size": 16_384,
+        "rope_theta": 1_000_000.0,
+    },
+    layer=_gemma3n_layer,
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+        "per_layer": per_layer_embedding(reading),
+        "streams": StreamsConfig(reading.hidden_size, reading.size("altup_num_inputs", 4)),
+    },
+    unused=_gemma3n_unused,
+    # clips in training alone, and a scale that this Gemma does not look at
+    ignored_keys=("altup_coef_clip", "hidden_act", "query_pre_attn_scalar"),
+).family("gemma3n_text")

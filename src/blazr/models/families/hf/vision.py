@@ -79,6 +79,11 @@ _SILENT: Mapping[str, Mapping[str, object]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     },
+    "gemma3n_text": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 35,
+        "max_position_embeddings": 32_768,
+    },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": {**_GEMMA4, "max_position_embeddings": 262_144},
 }
@@ -156,6 +161,7 @@ def _family_of(text_type: str) -> Family:
 
 AUDIOFLAMINGO3 = multimodal_family("audioflamingo3", "qwen2", _SOUNDS)
 GEMMA3 = multimodal_family("gemma3", "gemma3_text", _IMAGES)
+GEMMA3N = multimodal_family("gemma3n", "gemma3n_text")
 GEMMA4 = multimodal_family("gemma4", "gemma4_text")
 GEMMA4_UNIFIED = multimodal_family("gemma4_unified", "gemma4_unified_text")
 GLM4V = multimodal_family("glm4v", "glm4v_text", _VIDEOS, has_grids=True)
