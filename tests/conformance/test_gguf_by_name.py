@@ -228,9 +228,8 @@ def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -
 
 
 def test_every_architecture_without_a_file_of_the_converter_is_here() -> None:
-    assert {case.split()[0] for case in CASES} == {
-        name for name, row in ARCHITECTURES.items() if not row.families
-    }
+    named = {n for n, row in ARCHITECTURES.items() if not row.families and not row.is_hybrid}
+    assert {case.split()[0] for case in CASES} == named
 
 
 @pytest.mark.parametrize("case", CASES)

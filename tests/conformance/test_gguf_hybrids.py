@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from blazr.core.errors import ConfigError
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
+from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
 from tests.support import ggufs
 from tests.support.hybrids import HYBRIDS
@@ -39,9 +41,21 @@ CASES: dict[str, tuple[str, str, dict[str, object]]] = {
     "falcon-h1 bare": ("falcon-h1", "falcon_h1 bare", {"mamba_d_ssm": 48}),
     "lfm2": ("lfm2", "lfm2", {}),
     "lfm2moe": ("lfm2moe", "lfm2_moe", {"routed_scaling_factor": 1.0}),
+    "bailingmoe3": ("bailingmoe3", "bailing_hybrid", {}),
+    "bailingmoe3 groups": ("bailingmoe3", "bailing_hybrid unsafe", {"kda_safe_gate": True}),
+    "minimax-01": (
+        "minimax-01",
+        "minimax",
+        {
+            **{f"{k}_alpha_factor": 1.3 for k in ("full_attn", "linear_attn", "mlp")},
+            **{f"{k}_beta_factor": 1.0 for k in ("full_attn", "linear_attn", "mlp")},
+            "rms_norm_eps": 1e-6,
+        },
+    ),
 }
 TOP = {
     "model.embed_tokens": "token_embd",
+    "model.word_embeddings": "token_embd",
     "backbone.embeddings": "token_embd",
     "model.norm": "output_norm",
     "model.final_layernorm": "output_norm",
@@ -69,6 +83,17 @@ ATTENTION = {f"{name}_proj": f"attn_{name}" for name in "qkv"} | {
     "q_layernorm": "attn_q_norm",
     "k_layernorm": "attn_k_norm",
 }
+LIGHTNING = {"qkv_proj": "attn_qkv", "output_gate": "attn_gate", "norm": "attn_norm_2"}
+LING = ATTENTION | {
+    **{f"{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    **{f"{name}_proj": f"ssm_{name}_a" for name in "fg"},
+    **{f"{name}_layernorm": f"attn_{name}_norm" for name in ("q_a", "kv_a")},
+    **{f"{name}_proj": f"attn_{name}" for name in ("q_a", "q_b", "kv_b")},
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "b_proj": "ssm_beta",
+    "o_norm": "ssm_norm",
+    "dense": "attn_output",
+}
 FEED = {f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")} | {
     "w1": "ffn_gate",
     "w3": "ffn_up",
@@ -76,8 +101,7 @@ FEED = {f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")} | {
     "gate": "ffn_gate_inp",
     "router": "ffn_gate_inp",
     "router.layer": "ffn_gate_inp",
-    "shared_experts.up_proj": "ffn_up_shexp",
-    "shared_experts.down_proj": "ffn_down_shexp",
+    **{f"shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     "fc1_latent_proj": "ffn_latent_down",
     "fc2_latent_proj": "ffn_latent_up",
 }
@@ -86,7 +110,9 @@ WHERE = {
     "": NORMS,
     "mamba.": MAMBA,
     "mixer.": MAMBA | {k: v for k, v in ATTENTION.items() if k != "out_proj"} | FEED,
-    "self_attn.": ATTENTION,
+    "self_attn.": ATTENTION | LIGHTNING,
+    "attention.": LING,
+    "mlp.": FEED,
     "conv.": CONV,
     "feed_forward.": FEED,
     "block_sparse_moe.": FEED,
@@ -147,12 +173,14 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
 def laid_out(name: str, tensor: Tensor, config: Config, arch: str) -> Tensor:
     """A tensor as llama.cpp has it under this name."""
     if name.endswith("ssm_a"):
-        tensor = -tensor.exp()
+        tensor = tensor.exp() if arch == "bailingmoe3" else -tensor.exp()
     if name.endswith(("ssm_a", "ssm_d")) and arch not in {"mamba", "jamba"}:
         return tensor[:, None]
     if name.endswith(("conv1d.weight", "shortconv.conv.weight")):
         return tensor.squeeze(1)
-    if name.endswith("ssm_norm.weight"):
+    if "ssm_conv1d_" in name:
+        return tensor.reshape(1, len(tensor), 1, -1)
+    if name.endswith("ssm_norm.weight") and arch != "bailingmoe3":
         groups = config.get("mamba_n_groups") or config.get("n_groups")
         return tensor.unflatten(0, (groups, -1))
     if arch == "granitehybrid" and name.endswith(("attn_q.weight", "attn_k.weight")):
@@ -178,9 +206,23 @@ def gguf_tensors(tensors: dict[str, Tensor], config: Config, arch: str) -> dict[
             has_experts = bool(config["num_local_experts"])
             found |= granite_linear(name, tensor, has_experts=has_experts)
             continue
+        if name.endswith(("slope_rate", "_decay")):
+            continue
         plain = folded(name, tensor, config) if arch == "falcon-h1" else tensor
         found[renamed(name)] = laid_out(renamed(name), plain, config, arch)
-    return stacked(found)
+    return stacked(with_latents(found, config))
+
+
+def with_latents(tensors: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """Matrices of keys and values by head, and gates of heads, where Ling 3 attends."""
+    found = dict(tensors)
+    for name in [each for each in tensors if each.endswith("attn_kv_b.weight")]:
+        at = name.removesuffix("attn_kv_b.weight")
+        both = found.pop(name).unflatten(0, (config["num_attention_heads"], -1))
+        keys, values = both.split((config["qk_nope_head_dim"], config["v_head_dim"]), 1)
+        found |= {f"{at}attn_k_b.weight": keys.mT.contiguous(), f"{at}attn_v_b.weight": values}
+        found[f"{at}attn_gate.weight"] = found.pop(f"{at}ssm_g_a.weight")
+    return found
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -228,6 +270,24 @@ def metadata(config: Config, arch: str, tensors: dict[str, Tensor]) -> Config:
         "expert_group_count": config.get("n_group"),
         "expert_group_used_count": config.get("topk_group"),
     }
+    if arch == "bailingmoe3":
+        rotated = config["qk_rope_head_dim"]
+        known |= {
+            "attention.kv_lora_rank": config["kv_lora_rank"],
+            "attention.key_length": config["kv_lora_rank"] + rotated,
+            "attention.value_length": config["kv_lora_rank"],
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+            "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": rotated,
+            "kda.head_dim": config["linear_head_dim"],
+            "kda.gate_lower_bound": config["kda_lower_bound"],
+            "expert_used_count": config["num_experts_per_token"],
+            "expert_gating_func": 2,
+            "expert_weights_norm": config["moe_renormalize"],
+            "expert_group_count": config["num_expert_group"],
+        }
+    if arch == "minimax-01":
+        known["residual_scale"] = config["mlp_alpha_factor"]
     pairs = {f"{arch}.{key}": value for key, value in known.items() if value is not None}
     return {"general.architecture": arch} | pairs
 
@@ -253,3 +313,18 @@ def test_the_same_logits_as_from_hugging_faces_files(case: str, tmp_path: Path) 
     path = tmp_path / "gguf" / "model.gguf"
     ggufs.write(path, tensors, metadata(config, arch, tensors))
     assert_same_network(network(path), network(tmp_path), torch.tensor([SEQUENCE]))
+
+
+def test_clamps_of_experts_are_told_and_decays_without_a_limit_are_refused(tmp_path: Path) -> None:
+    kind, settings = HYBRIDS["bailing_hybrid"]
+    save_reference(kind, tmp_path, changes=settings)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = gguf_tensors(load_file(tmp_path / "model.safetensors"), config, "bailingmoe3")
+    known = metadata(config, "bailingmoe3", tensors)
+    clamped = known | {"bailingmoe3.swiglu_clamp_exp": [0.0, 0.0, 7.0]}
+    path = ggufs.write(tmp_path / "m.gguf", tensors, clamped)
+    [warning] = plan_model(str(path)).derivation.warnings
+    assert "'bailingmoe3.swiglu_clamp_exp' is ignored" in warning
+    ggufs.write(path, tensors, known | {"bailingmoe3.kda.safe_gate": False})
+    with pytest.raises(ConfigError, match="safe_gate' is not supported"):
+        plan_model(str(path))

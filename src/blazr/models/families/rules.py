@@ -149,7 +149,13 @@ class Squeeze(Transform):
 
 @dataclass(frozen=True, slots=True)
 class DecayLog(Transform):
-    """The decay rates ``-exp(a_log)`` are stored, perhaps as a column; ``a_log`` is wanted."""
+    """The decay rates ``-exp(a_log)`` are stored, perhaps as a column; ``a_log`` is wanted.
+
+    Args:
+        sign: Of what is stored.
+    """
+
+    sign: Literal[1, -1] = -1
 
     @override
     def fits(self, found: Shape, stored: Shape) -> bool:
@@ -158,11 +164,11 @@ class DecayLog(Transform):
 
     @override
     def read(self, stored: Tensor) -> Tensor:
-        return (-stored.float()).log()
+        return (self.sign * stored.float()).log()
 
     @override
     def write(self, numbers: Tensor) -> Tensor:
-        return -numbers.float().exp()
+        return self.sign * numbers.float().exp()
 
 
 @dataclass(frozen=True, slots=True)

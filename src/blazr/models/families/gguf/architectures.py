@@ -34,6 +34,7 @@ from blazr.models.families.rules import (
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
+from blazr.nn.layers.lightning import LightningConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerConfig
@@ -92,6 +93,7 @@ class Architecture:
         head: Whether llama.cpp wants an output head of its ``own``, none (``tied``), or takes
             ``either``.
         reads_weights_norm: Whether llama.cpp reads ``expert_weights_norm``.
+        rate_sign: That of the decay rates of delta networks in files.
         axes: How the channels for the time, row and column of an image's tokens lie (M-RoPE): in
             ``runs``, ``mixed`` (interleaved), or "" for models without them.
     """
@@ -127,6 +129,7 @@ class Architecture:
     needs_biases: bool = False
     head: Literal["own", "tied", "either"] = "either"
     reads_weights_norm: bool = False
+    rate_sign: Literal[1, -1] = -1
     axes: Literal["", "runs", "mixed"] = ""
 
     def has_window(self, layer: int) -> bool:
@@ -380,6 +383,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
     "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
     "bailingmoe2": Architecture(read_by={"": "glm4_moe"}, norm_topk_prob=False),
+    "bailingmoe3": Architecture(
+        read_by={"": "bailing_hybrid"},
+        implied=_NO_EXPERTS,
+        is_hybrid=True,
+        norm_topk_prob=False,
+        rate_sign=1,
+    ),
+    "minimax-01": Architecture(read_by={"": "minimax"}, is_hybrid=True),
     "nemotron": Architecture(read_by={"": "nemotron"}),
     "gptneox": Architecture(read_by={"": "gpt_neox"}, says_parallel=True),
     "phi2": Architecture(read_by={"": "phi"}),
@@ -477,7 +488,7 @@ def gguf_names(
             *(
                 rule
                 for index, layer in enumerate(layers)
-                for rule in _in_layer(index, layer, is_tiled=is_tiled, joins_gates=joins_gates)
+                for rule in _in_layer(index, layer, row, is_tiled=is_tiled, joins_gates=joins_gates)
             ),
             *(
                 rule
@@ -522,7 +533,7 @@ def _attention(
 
 
 def _in_layer(
-    index: int, layer: LayerConfig, *, is_tiled: bool, joins_gates: bool
+    index: int, layer: LayerConfig, row: Architecture, *, is_tiled: bool, joins_gates: bool
 ) -> Iterable[Rule]:
     """Names that mean something else in other layers, or that other layers have in other places."""
     at = f"blk.{index}."
@@ -537,7 +548,8 @@ def _in_layer(
                 names = {f"shortconv.{name}_proj": f"{name}_proj" for name in ("in", "out")}
                 yield from renamed(at, mixer, {**names, "shortconv.conv": "conv1d"})
             case DeepseekMlaConfig():
-                yield from renamed(at, mixer, {"attn_q_a_norm": "q_norm"})
+                names = {"attn_q_a_norm": "q_norm", "attn_gate": "gate_proj"}
+                yield from renamed(at, mixer, names)
             case AttentionConfig() if len(mixers) > 1:
                 yield from _attention(at, mixer + "parts.attention.")
             case Mamba2Config():
@@ -546,13 +558,10 @@ def _in_layer(
                 yield from renamed(at, mamba, {**names, "ssm_conv1d": "conv1d"})
                 yield from _decay(at, mamba)
                 yield Rule(at + "ssm_d", mamba + "d", Reshape())
+            case LightningConfig():
+                yield from _lightning(at, mixer, each)
             case KimiDeltaConfig():
-                for n in "qkv":
-                    yield Rule(f"{at}ssm_conv1d_{n}.weight", f"{mixer}{n}_conv1d.weight", Reshape())
-                names = {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
-                names |= {"attn_output": "out_proj", "ssm_beta": "b_proj"}
-                yield from renamed(at, mixer, names)
-                yield from _decay(at, mixer)
+                yield from _kimi(at, mixer, each, row)
             case GatedDeltaConfig():
                 yield from _delta(at, mixer, each, is_tiled=is_tiled, joins_gates=joins_gates)
 
@@ -572,9 +581,29 @@ def _mlp_and_experts(at: str, ours: str) -> Iterable[Rule]:
     yield Rule(at + "ffn_{p}_exps.weight", moe + "experts.{p}_proj", p=GATE_UP_DOWN)
 
 
-def _decay(at: str, ours: str, heads: TiledHeads | None = None) -> Iterable[Rule]:
+def _lightning(at: str, ours: str, mixer: LightningConfig) -> Iterable[Rule]:
+    joined = tuple(f"{ours}{name}_proj.weight" for name in "qkv")
+    yield Rule(at + "attn_qkv.weight", joined, cut=Cut(groups=mixer.num_heads))
+    names = {"attn_gate": "gate_proj", "attn_norm_2": "norm", "attn_output": "out_proj"}
+    yield from renamed(at, ours, names)
+
+
+def _kimi(at: str, ours: str, mixer: KimiDeltaConfig, row: Architecture) -> Iterable[Rule]:
+    for n in "qkv":
+        yield Rule(f"{at}ssm_conv1d_{n}.weight", f"{ours}{n}_conv1d.weight", Reshape())
+    names = {f"ssm_{name}": f"{name}_proj" for name in ("f_a", "f_b", "g_a", "g_b")}
+    if not mixer.has_low_rank:
+        names = {"ssm_f_a": "f_proj", "ssm_g_a": "g_proj"}
+    names |= {"attn_output": "out_proj", "ssm_beta": "b_proj"}
+    yield from renamed(at, ours, names)
+    yield from _decay(at, ours, sign=row.rate_sign)
+
+
+def _decay(
+    at: str, ours: str, heads: TiledHeads | None = None, sign: Literal[1, -1] = -1
+) -> Iterable[Rule]:
     yield Rule(at + "ssm_dt.bias", ours + "dt_bias", cut=heads)
-    yield Rule(at + "ssm_a", ours + "a_log", DecayLog(), cut=heads)
+    yield Rule(at + "ssm_a", ours + "a_log", DecayLog(sign), cut=heads)
     yield Rule(at + "ssm_norm.weight", ours + "norm.weight", Reshape())
 
 

@@ -29,12 +29,12 @@ _ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
 # Layers by a tensor that they alone have; of several in one layer the first decides.
 _KIND_BY_TENSOR = {
     CONV: "conv",
+    LATENT: FULL,  # whose heads may have a gate, too
     DELTA: LINEAR,
     KIMI: LINEAR,
     MAMBA: LINEAR,
     ATTENTION: FULL,
     FUSED_ATTENTION: FULL,
-    LATENT: FULL,
 }
 # Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
 _TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
@@ -127,6 +127,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "ssm.dt_b_c_rms": ("normalizes_plainly",),
     INNER_EPS: ("mixer_rms_eps",),
     "kda.head_dim": ("linear_head_dim",),
+    "kda.gate_lower_bound": ("kda_lower_bound",),
     "shortconv.l_cache": ("conv_L_cache",),
 }
 # Zero stands for "none" here, in llama.cpp as well; anywhere else it is an error.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from blazr.core.errors import ConfigError, ShapeError
 from blazr.models.causal_lm import ModelConfig
@@ -32,7 +32,8 @@ from blazr.models.families.gguf.as_config import (
 )
 from blazr.models.families.rules import RuleBook
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig
+from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormedResidual
+from blazr.nn.layers.lightning import LightningConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -80,7 +81,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
             mixer=_mixer(file, layer.mixer, index),
             feed_forward=layer.feed_forward and _feed_forward(file, layer.feed_forward, index),
             output_scale=layer.output_scale and file.has(f"blk.{index}.layer_output_scale.weight"),
-            residual_multiplier=file.number("residual_scale", layer.residual_multiplier),
+            **_residuals(file, layer),
         )
         for index, layer in enumerate(config.every_layer)
     ]
@@ -97,10 +98,26 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     return Derivation(
         config,
         (name, *derived.values),
-        derived.warnings,
+        (*derived.warnings, *_clamps(file)),
         tensor_names(file, config),
         unused_beginnings(file),
     )
+
+
+def _clamps(file: GgufFile) -> list[str]:
+    """Ling 3's own code leaves out the clamps that its config has and llama.cpp applies."""
+    names = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+    values = {name: file.metadata.get(name) for name in names}
+    told = [k for k, v in values.items() if isinstance(v, memoryview) and any(v)]
+    return [f"the metadata's {file.key(k)!r} is ignored: no expert is clamped." for k in told]
+
+
+def _residuals(file: GgufFile, layer: LayerConfig) -> dict[str, Any]:
+    """The scale of what layers add, or of what residuals that leave behind the norm keep."""
+    if layer.normed_residuals is None:
+        return {"residual_multiplier": file.number("residual_scale", layer.residual_multiplier)}
+    scale = file.number("residual_scale", 1.0)
+    return {"normed_residuals": (NormedResidual(scale, 1.0), NormedResidual(scale, 1.0))}
 
 
 def _check_supported(file: GgufFile) -> None:
@@ -123,6 +140,12 @@ def _check_supported(file: GgufFile) -> None:
                 expected=f"{wanted:g}",
                 hint="take another model: its scores would come out wrong",
             )
+    if file.flag("kda.safe_gate") is False:
+        raise ConfigError(
+            f"the metadata's {file.key('kda.safe_gate')!r} is not supported.",
+            found="false",
+            expected="true: llama.cpp runs no other",
+        )
     if file.flag("attention.causal") is False:
         raise ConfigError(
             f"the metadata's {file.key('attention.causal')!r} is not supported.",
@@ -309,7 +332,7 @@ def _mixer_in_gguf(mixer: MixerConfig, row: Architecture, eps: float) -> MixerCo
             return ParallelMixerConfig(parts)
         case Mamba2Config():
             return replace(mixer, multipliers=None)
-        case Mamba1Config() if mixer.inner_norms == "none":
+        case LightningConfig() | Mamba1Config(inner_norms="none"):
             return replace(mixer, norm_eps=eps)
         case _:
             return mixer

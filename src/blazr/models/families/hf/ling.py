@@ -168,7 +168,7 @@ _LATENT_KEYS = (
 )
 # What config.json holds of older and of unreleased models, and nobody looks at.
 _IDLE = (
-    *("expert_swiglu_limit_list", "share_expert_swiglu_limit_list", "use_qk_norm", "linear_silu"),
+    *("use_qk_norm", "linear_silu"),
     *("group_norm_size", "mtp_use_kda", "use_mla_nope", "use_nGPT", "scale_router_input"),
     *("router_dtype", "moe_shared_expert_intermediate_size", "use_qkv_bias", "use_bias"),
     *("mtp_loss_scaling_factor", "qk_head_dim", "use_rmsnorm"),
