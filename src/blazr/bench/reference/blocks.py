@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 # Of Ollama's first files with MXFP4 (fs/ggml/type.go): neighbours share a byte.
 OLLAMA_MXFP4 = 4
+NVFP4 = 40
 _NON_LINEAR = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], float
 )
@@ -240,7 +241,7 @@ TYPES: dict[int, tuple[str, int, int, Callable[[Bytes], Floats] | None]] = {
     34: ("TQ1_0", 256, 54, tq1_0),
     35: ("TQ2_0", 256, 66, tq2_0),
     39: ("MXFP4", 32, 17, mxfp4),
-    40: ("NVFP4", 64, 36, nvfp4),
+    NVFP4: ("NVFP4", 64, 36, nvfp4),
     41: ("Q1_0", 128, 18, q1_0),
     42: ("Q2_0", 64, 18, q2_0),
 }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.blocks import TYPES, numbers
+from blazr.bench.reference.blocks import NVFP4, TYPES, numbers
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.settings import Setting, as_like
 from blazr.bench.reference.weights import Rows
@@ -54,7 +54,8 @@ class GgufFiles:
         found = self._files[name].read(name, rows)
         # what an NVFP4 matrix, or each of a stack, is multiplied with
         factor = name.removesuffix("weight") + "scale"
-        if not name.endswith(".weight") or factor not in self._files:
+        is_nvfp4 = self._files[name].tensors[name][1] == NVFP4
+        if not is_nvfp4 or not name.endswith(".weight") or factor not in self._files:
             return found
         scales = self._files[factor].read(factor, None).flatten()
         if len(scales) > 1 and rows is not None:

@@ -171,8 +171,8 @@ def join_scales(checkpoint: Checkpoint) -> Checkpoint:
     for name, info in checkpoint.tensors.items():
         base, _, kind = name.rpartition(".")
         weight = checkpoint.tensors.get(f"{base}.weight")
-        if kind not in {"scale", "input_scale"} or weight is None or not weight.is_packed:
-            continue
+        if kind not in {"scale", "input_scale"} or weight is None or weight.dtype != "NVFP4":
+            continue  # Gemma 4 has scales of another kind beside other blocks
         del tensors[name]
         if kind == "input_scale":
             continue
