@@ -418,6 +418,16 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "rotary_emb_base": 500,
         },
     ),
+    "falcon": ("falcon", {"ffn_hidden_size": 44}),
+    "falcon groups": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon in turn": ("falcon", {"parallel_attn": False, "multi_query": False}),
     "phi": ("phi", {"hidden_size": 32}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere norms": ("cohere", {"use_qk_norm": True, "attention_bias": True, "head_dim": 8}),

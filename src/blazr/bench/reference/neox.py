@@ -1,4 +1,4 @@
-"""GPT-NeoX's decoders, among them Pythia: both halves of a layer may see its input."""
+"""The decoders of GPT-NeoX, such as Pythia, and of Falcon: both halves may see a layer's input."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from blazr.bench.reference.model import (
     norm_of,
     parallel_layer,
 )
+from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import rotate
 from blazr.bench.reference.settings import Settings
 from blazr.bench.reference.weights import Weights, linear
 
-DEFAULTS: Mapping[str, Settings] = {"gpt_neox": {"layer_norm_eps": 1e-5, "hidden_act": "gelu"}}
+DEFAULTS: Mapping[str, Settings] = {
+    "gpt_neox": {"layer_norm_eps": 1e-5, "hidden_act": "gelu"},
+    "falcon": {"layer_norm_epsilon": 1e-5, "activation": "gelu"},
+}
 _ROOT = "gpt_neox."
 
 
@@ -67,4 +71,55 @@ def gpt_neox(w: Weights, kind: str, config: Config) -> ReferenceModel:
         embedding=_ROOT + "embed_in.weight",
         norm=norm_of(w.under(_ROOT), "final_layer_norm", eps),
         head="embed_out.weight",
+    )
+
+
+def falcon(w: Weights, kind: str, config: Config) -> ReferenceModel:
+    """A model of ``model_type`` ``falcon``, of the first architecture or the new one.
+
+    Raises:
+        NoReferenceError: Positions are told by ALiBi.
+    """
+    if config.get("alibi", default=False):
+        raise NoReferenceError("a Falcon with ALiBi")
+    root = "transformer."
+    eps = config.get("layer_norm_epsilon", default=0.0)
+    heads = config.size("num_attention_heads")
+    dim = config.size("hidden_size") // heads
+    is_new = config.get("new_decoder_architecture", default=False)
+    is_single = not is_new and config.get("multi_query", default=True)
+    groups = 1 if is_single else config.get("num_kv_heads", default=heads)
+    is_parallel = is_new or config.get("parallel_attn", default=True)
+    rotation = rotation_of(config, dim)
+    activation = config.word("activation")
+
+    def attention(x: Tensor, at: Weights) -> Tensor:
+        joined = linear(x, at, "query_key_value").unflatten(-1, (groups, -1, dim))
+        q = joined[:, :, :-2].flatten(1, 2)
+        k, v = (joined[:, :, each].repeat_interleave(heads // groups, 1) for each in (-2, -1))
+        mixed = attend(rotate(q, rotation), rotate(k, rotation), v, dim**-0.5)
+        return linear(mixed.flatten(1), at, "dense")
+
+    def layer(index: int) -> Layer:
+        at = w.under(f"{root}h.{index}.")
+        inner = at.under("self_attention.")
+        feed = at.under("mlp.", {"up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"})
+        first, second = "input_layernorm", "post_attention_layernorm"
+        if "ln_attn.weight" in at:
+            first, second = "ln_attn", "ln_mlp"
+        elif is_parallel:
+            second = first
+        halves = (
+            Half(inner=lambda x: attention(x, inner), before=norm_of(at, first, eps)),
+            Half(inner=lambda x: mlp(x, feed, activation), before=norm_of(at, second, eps)),
+        )
+        return parallel_layer(*halves) if is_parallel else layer_of(*halves)
+
+    return model_of(
+        f"transformers' {kind}",
+        [layer(index) for index in range(config.size("num_hidden_layers"))],
+        w,
+        embedding=root + "word_embeddings.weight",
+        norm=norm_of(w.under(root), "ln_f", eps),
+        head="lm_head.weight",
     )

@@ -44,6 +44,7 @@ FAMILIES: Table[Family] = Table(
         "exaone4": "blazr.models.families.hf.dense:EXAONE4",
         "nemotron": "blazr.models.families.hf.dense:NEMOTRON",
         "gpt_neox": "blazr.models.families.hf.parallel:GPT_NEOX",
+        "falcon": "blazr.models.families.hf.parallel:FALCON",
         "phi": "blazr.models.families.hf.parallel:PHI",
         "cohere": "blazr.models.families.hf.parallel:COHERE",
         "cohere2": "blazr.models.families.hf.parallel:COHERE2",

@@ -258,7 +258,7 @@ class Traits:
         norm_weight: Whether norms have weights.
         norm_bias: Whether LayerNorms have biases.
         parallel: Whether both halves of a layer see its input.
-        parallel_norms: Through how many norms they do.
+        has_own_norm: Whether the second half does through a norm of its own.
         activation: Key of the activation.
         expects: The only values of keys whose others would compute something else.
         prepare: Puts an older spelling of the config in today's.
@@ -292,7 +292,7 @@ class Traits:
     norm_weight: bool = True
     norm_bias: bool = True
     parallel: Flag = False
-    parallel_norms: Literal[1, 2] = 1
+    has_own_norm: Flag = False
     activation: str = "hidden_act"
     expects: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     prepare: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None
@@ -479,7 +479,7 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
     if isinstance(factor, str):
         factor = partial(Reading.number, name=factor, default=1.0)
     is_parallel = reading.flag(traits.parallel)
-    shares_norm = is_parallel and traits.parallel_norms == 1
+    shares_norm = is_parallel and not reading.flag(traits.has_own_norm)
     return LayerConfig(
         mixer=mixer or read_attention(reading, traits, norm, index),
         mixer_norm=before,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.models.checkpoint.base import Checkpoint
@@ -89,9 +90,78 @@ GPT_NEOX = Traits(
     norm_kind="layer",
     eps="layer_norm_eps",
     parallel="use_parallel_residual",
-    parallel_norms=2,
+    has_own_norm=True,
     buffers=(".attention.bias", ".attention.masked_bias"),
 ).family("gpt_neox")
+
+
+def _falcon_rules(kv_heads: int) -> RuleBook:
+    """Queries that share keys and values lie before them."""
+    at = "transformer.h.{i}."
+    joined = tuple(f"{MIXER}{name}_proj.{{p}}" for name in "qkv")
+    names = {
+        "input_layernorm": "mixer_norm",
+        "ln_attn": "mixer_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+        "ln_mlp": "feed_forward_norm",
+        "self_attention.dense": "mixer.o_proj",
+        "mlp.dense_h_to_4h": "feed_forward.up_proj",
+        "mlp.dense_4h_to_h": "feed_forward.down_proj",
+    }
+    qkv = at + "self_attention.query_key_value.{p}"
+    return RuleBook(
+        [
+            Rule("transformer.word_embeddings.weight", "embed_tokens.weight"),
+            Rule("transformer.ln_f.{p}", "norm.{p}", p=PARTS),
+            Rule("lm_head.weight", "lm_head.weight"),
+            Rule(qkv, joined, p=PARTS, cut=Cut(groups=kv_heads)),
+            *renamed(at, OURS, names),
+        ]
+    )
+
+
+def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    """What the first Falcons say in other words than the later ones."""
+    is_new = own.get("new_decoder_architecture") is True
+    is_single = not is_new and own.get("multi_query") is not False
+    hidden = own.get("hidden_size")
+    wide = 4 * hidden if isinstance(hidden, int) else None
+    return {
+        **own,
+        "num_kv_heads": 1
+        if is_single
+        else own.get("num_kv_heads") or own.get("num_attention_heads"),
+        "ffn_hidden_size": own.get("ffn_hidden_size") or wide,
+        "is_parallel": is_new or own.get("parallel_attn") is not False,
+        "has_two_norms": is_new and own.get("num_ln_in_parallel_attn") in (None, 2),
+    }
+
+
+def _falcon_rules_of(checkpoint: Checkpoint) -> RuleBook:
+    heads = _falcon_config(checkpoint.config)["num_kv_heads"]
+    return _falcon_rules(heads if isinstance(heads, int) else 1)
+
+
+FALCON = Traits(
+    rules=_falcon_rules(1),
+    rules_of=_falcon_rules_of,
+    prepare=_falcon_config,
+    names={"num_kv_heads": ("num_kv_heads",), "intermediate_size": ("ffn_hidden_size",)},
+    defaults={"activation": "gelu", "layer_norm_epsilon": 1e-5},
+    attention={"qkv_bias": "bias", "o_bias": "bias"},
+    mlp={"bias": "bias", "gated": False},
+    activation="activation",
+    norm_kind="layer",
+    eps="layer_norm_epsilon",
+    parallel="is_parallel",
+    has_own_norm="has_two_norms",
+    ignored_keys=(
+        "parallel_attn",
+        "multi_query",
+        "new_decoder_architecture",
+        "num_ln_in_parallel_attn",
+    ),
+).family("falcon")
 PHI = Traits(
     rules=hf_rules(
         [
