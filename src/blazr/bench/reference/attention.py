@@ -28,6 +28,7 @@ class AttentionSizes:
         eps: Of the norms of queries and keys.
         offset: What is added to the weights of these norms.
         gated: Whether gates lie behind the queries of each head (Qwen3-Next).
+        gate_apart: Whether a projection of its own makes the gates (Trinity).
         norm_last: Whether norms stand behind the rotation (Hunyuan).
         head_gated: Whether each head has one gate, from a matrix of its own (LFM3).
         clip: What queries, keys and values are clamped to, or None (OLMoE).
@@ -43,6 +44,7 @@ class AttentionSizes:
     eps: float = 1e-6
     offset: float = 0.0
     gated: bool = False
+    gate_apart: bool = False
     norm_last: bool = False
     head_gated: bool = False
     clip: float | None = None
@@ -58,7 +60,7 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     gate = None
     if s.gated:
         q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
-    if "gate_proj.weight" in w and not s.head_gated:  # Trinity
+    if s.gate_apart:
         gate = linear(x, w, "gate_proj")
     norms = _norm_weight(w, "q"), _norm_weight(w, "k")
     if not s.norm_last:

@@ -387,6 +387,7 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
         offset=float(kind in _OFFSET),
         gated=kind in _GATED,
         clip=config.number("clip_qkv") if kind in ("olmo", "olmoe") else None,
+        gate_apart=kind == "afmoe",
         norm_last=kind in _HUNYUAN,
         head_gated=kind == "lfm3" and config.get("use_attention_gate", default=True),
     )
