@@ -24,6 +24,8 @@ from blazr.nn.operands.recurrent import (
     Mamba3Memory,
     Mamba3Rows,
     Mamba3Weights,
+    RgLruRows,
+    RgLruWeights,
 )
 from blazr.nn.operands.state_dtype import STATE_DTYPES
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
@@ -307,6 +309,14 @@ def _gated_delta(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             yield v, rows, weights, state, table
 
 
+def _rg_lru(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
+    for width in (40, 7, 1):
+        weights = RgLruWeights(torch.randn(width), torch.randn(width), -torch.rand(width))
+        for table, kept_as in product(sample_steps(), STATE_DTYPES.values()):
+            x, *gates = torch.randn(3, num_tokens(table), width).to(dtype)
+            yield x, RgLruRows(*gates), weights, sample_carried(width, kept_as=kept_as), table
+
+
 STEP_SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] = {
     "rotate_and_store": _rotate_and_store,
     "paged_attention": _paged_attention,
@@ -319,4 +329,5 @@ STEP_SAMPLES: dict[str, Callable[[torch.dtype], Iterable[tuple[object, ...]]]] =
     "mamba2": _mamba2,
     "mamba3": _mamba3,
     "gated_delta": _gated_delta,
+    "rg_lru": _rg_lru,
 }

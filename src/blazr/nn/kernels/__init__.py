@@ -38,6 +38,7 @@ _CPU = {
         "mamba2",
         "mamba3",
         "gated_delta",
+        "rg_lru",
         "gated_norm",
     ),
     "mtp": ("join_previous", "keep_last"),

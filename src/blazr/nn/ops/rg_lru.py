@@ -57,7 +57,8 @@ def rg_lru(
 
     Source: De et al. 2024, arXiv:2402.19427, section 2.4.
     """
-    is_first = torch.cat([(group.positions == 0).flatten() for group in table.groups])
+    firsts = ((group.positions == 0).flatten() for group in table.groups)
+    is_first = torch.cat([x.new_empty(0, dtype=torch.bool), *firsts])  # a step may have no tokens
 
     def advance(rows: list[Tensor], states: States) -> tuple[Tensor, States]:
         x, input_gate, decay_gate, is_first = (each.float() for each in rows)

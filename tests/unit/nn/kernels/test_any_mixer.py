@@ -20,6 +20,7 @@ from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
+from blazr.nn.layers.rg_lru import RgLruConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.operands.kv_dtype import KV_DTYPES
@@ -175,6 +176,15 @@ def _kimi_delta(sizes: Sizes) -> KimiDeltaConfig:
     )
 
 
+def _rg_lru(sizes: Sizes) -> RgLruConfig:
+    return RgLruConfig(
+        hidden_size=sizes.size(40),
+        num_heads=sizes.size(3),
+        head_dim=sizes.size(40),
+        conv_kernel=1 + sizes.size(7),
+    )
+
+
 def _short_conv(sizes: Sizes) -> ShortConvConfig:
     return ShortConvConfig(
         hidden_size=sizes.size(300),
@@ -194,6 +204,7 @@ KINDS: dict[str, tuple[Callable[[Sizes], MixerConfig], set[str]]] = {
     "gated_delta": (_gated_delta, {"convolution", "gated_delta"}),
     "olmo_delta": (_olmo_delta, {"convolution", "gated_delta"}),
     "kimi_delta": (_kimi_delta, {"convolution", "gated_delta"}),
+    "rg_lru": (_rg_lru, {"convolution", "rg_lru"}),
     "short_conv": (_short_conv, {"convolution"}),
 }
 

@@ -17,6 +17,7 @@ NAMES = (
     *("mamba2", "mamba2_groups", "mamba2_bare", "mamba2_norm_first"),
     *("mamba1", "mamba1_oxidizr", "mamba1_normed", "mamba3", "mamba3_mimo", "mamba3_wide"),
     *("short_conv", "gated_delta", "gated_delta_grouped", "gated_delta_wide", "kimi_delta"),
+    *("olmo_delta", "rg_lru"),
 )
 LENGTHS = (0, 5, 63)  # of each sequence since its checkpoint
 

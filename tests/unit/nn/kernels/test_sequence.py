@@ -22,7 +22,7 @@ NAMES = (
     *("mamba2", "mamba2_wide", "mamba2_odd", "mamba2_groups", "mamba2_bare", "mamba2_norm_first"),
     *("mamba1", "mamba1_oxidizr", "mamba1_normed", "short_conv", "short_conv_biased"),
     *("mamba3", "mamba3_mimo", "mamba3_wide", "gated_delta", "gated_delta_grouped"),
-    *("gated_delta_wide", "kimi_delta"),
+    *("gated_delta_wide", "kimi_delta", "olmo_delta", "rg_lru", "mamba1_heads"),
     *("mla", "mla_deepseek", "mla_deepseek_lite", "mla_nope"),
 )
 WIDER = {

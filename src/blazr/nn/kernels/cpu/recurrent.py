@@ -23,6 +23,8 @@ from blazr.nn.operands.recurrent import (
     Mamba3Memory,
     Mamba3Rows,
     Mamba3Weights,
+    RgLruRows,
+    RgLruWeights,
 )
 from blazr.nn.operands.step import Carried, StepTable, Window
 
@@ -222,6 +224,23 @@ class _GatedDelta(Call, entry="gated_delta"):
     eps: Float32
     beta_scale: Float32
     least: Float32
+
+
+@structure
+class _RgLru(Call, entry="rg_lru"):
+    """``RgLru`` of kernels.hpp."""
+
+    x: Pointer
+    input_gate: Pointer
+    decay_gate: Pointer
+    out: Pointer
+    input_bias: Pointer
+    decay_bias: Pointer
+    a: Pointer
+    state: _Carried
+    sequences: Sequences
+    width: Int64
+    dtype: Int64
 
 
 @structure
@@ -462,6 +481,27 @@ def gated_delta(  # noqa: PLR0917  (what a step takes, and where its memory is)
         norm.eps,
         weights.beta_scale,
         weights.least,
+    ).run()
+    return out
+
+
+def rg_lru(  # noqa: PLR0917  (what a step takes, and where its memory is)
+    x: Tensor, rows: RgLruRows, weights: RgLruWeights, state: Carried, table: StepTable
+) -> Tensor:
+    """See ``blazr.nn.ops.rg_lru.rg_lru``."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _RgLru(
+        x.data_ptr(),
+        rows.input_gate.data_ptr(),
+        rows.decay_gate.data_ptr(),
+        out.data_ptr(),
+        weights.input_bias.data_ptr(),
+        weights.decay_bias.data_ptr(),
+        weights.a.data_ptr(),
+        _carried(state),
+        sequences(table, len(x)),
+        x.shape[1],
+        DTYPES[x.dtype],
     ).run()
     return out
 

@@ -404,6 +404,17 @@ struct GatedDelta {
   float least;  // logarithms of decays lie between it and 0; 0 for no limit
 };
 
+// The RG-LRU (see rg_lru.hpp).
+struct RgLru {
+  const void *x, *input_gate, *decay_gate;  // (T, width), the gates before their biases
+  void* out;                                // (T, width)
+  const float *input_bias, *decay_bias;     // (width)
+  const float* a;                           // (width), negative
+  Carried state;                            // (width)
+  Sequences sequences;
+  int64_t width, dtype;
+};
+
 // A gated norm by itself.
 struct GatedRows {
   const void* x;        // (m, n)
@@ -653,6 +664,7 @@ struct TypedKernels {
   void (*mamba1)(const Mamba1& call, const Span& span, int64_t c0, int64_t c1);
   void (*mamba3)(const Mamba3& call, const Span& span, int64_t head, int64_t);
   void (*gated_delta)(const GatedDelta& call, const Span& span, int64_t head, int64_t);
+  void (*rg_lru)(const RgLru& call, const Span& span, int64_t c0, int64_t c1);
   // One row, or token.
   void (*mamba2_multiply)(const Mamba2& call, int64_t token);
   void (*mamba2_finish)(const Mamba2& call, int64_t token);

@@ -52,6 +52,7 @@ std::string layouts() {
       LAYOUT(Mamba2, proj, post, y, dt, out, conv_weight, conv_bias, dt_bias, a, d, norm_weight, multipliers, states, conv_states, log_raw, log_xb, log_dt, sequences, heads, head_dim, state_size, groups, taps, state_stride, conv_state_stride, dtype, state_dtype, norm, norm_groups, dt_min, dt_max, eps),
       LAYOUT(Mamba3, x, b, c, dt, mix, theta, out, norm, b_bias, c_bias, dt_bias, a, d, state, x_before, b_before, angle, sequences, heads, groups, width, state_size, dtype, silu, x_stride, map_stride, dt_stride, eps, dt_min, dt_max),
       LAYOUT(GatedDelta, q, k, v, decay, beta, gate, out, dt_bias, a, norm_weight, state, sequences, heads, key_heads, key_dim, value_dim, decays, norm, dtype, qkv_stride, decay_stride, beta_stride, gate_stride, eps, beta_scale, least),
+      LAYOUT(RgLru, x, input_gate, decay_gate, out, input_bias, decay_bias, a, state, sequences, width, dtype),
       LAYOUT(GatedRows, x, gate, weight, out, m, n, groups, norm, gate_stride, dtype, eps),
       LAYOUT(Norm, x, weight, bias, out, dtype, m, inner, size, stride, eps, unit_offset),
       LAYOUT(Angles, frequencies, positions, out, tokens, pairs, factor),

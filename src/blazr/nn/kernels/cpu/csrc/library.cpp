@@ -422,6 +422,11 @@ void blazr_gated_delta(const GatedDelta* call, int threads) {
                         [&](auto... part) { typed(call->dtype).gated_delta(*call, part...); });
 }
 
+void blazr_rg_lru(const RgLru* call, int threads) {
+  parallel_in_sequences(call->sequences, kChannelsTogether, call->width, threads,
+                        [&](auto... part) { typed(call->dtype).rg_lru(*call, part...); });
+}
+
 void blazr_gated_rows(const GatedRows* call, int threads) {
   parallel_for(call->m, threads_for(call->m * call->n, threads),
                [&](int64_t m) { typed(call->dtype).gated_row(*call, m); });

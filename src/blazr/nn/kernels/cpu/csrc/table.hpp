@@ -18,6 +18,7 @@
 #include "pointwise.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
+#include "rg_lru.hpp"
 
 namespace {
 
@@ -46,6 +47,7 @@ constexpr TypedKernels typed_kernels() {
       .mamba1 = Mamba1Of<T>::scan,
       .mamba3 = Mamba3Of<T>::recur,
       .gated_delta = GatedDeltaOf<T>::recur,
+      .rg_lru = RgLruOf<T>::scan,
       .mamba2_multiply = Mamba2Of<T>::multiply,
       .mamba2_finish = Mamba2Of<T>::finish,
       .gated_row = gated_row<T>,
