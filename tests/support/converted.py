@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.networks import VOCAB
+
 Changes = dict[str, object]
 _FALCON: Changes = {"head_dim": 6}
 _NEMOTRON: Changes = {"mamba_num_heads": 4, "mamba_head_dim": 16}
@@ -29,6 +31,11 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "gemma3": (
         "gemma3_text",
         {"query_pre_attn_scalar": 10, "num_hidden_layers": 6, "layer_types": None},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        # the converter knows four streams, and fills up the table of vectors
+        {"altup_num_inputs": 4, "altup_active_idx": 0, "vocab_size_per_layer_input": VOCAB},
     ),
     "gemma4": ("gemma4_text", {}),
     "gemma4-experts": ("gemma4_text experts", {}),

@@ -30,6 +30,8 @@ _OUTER = {
     "output.weight": "lm_head.weight",
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "altup_proj.weight": "model.altup_projections.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _INNER = {
@@ -51,6 +53,14 @@ _INNER = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
     "layer_output_scale.weight": "layer_scalar",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
 }
 _ROOTS = ("model.", "language_model.model.", "model.language_model.")
 _GEMMA4: Settings = {
@@ -284,17 +294,23 @@ class _Gemma3n(_Gemma4):
         wanted, found = (each.square().mean(-1, keepdim=True) for each in (first, other))
         return other * wanted.sqrt() / found.clamp(min=1e-5).sqrt()
 
+    def to_stream(self, x: Tensor, name: str, number: int) -> Tensor:
+        """What a matrix of one stream makes; those of GGUF files are one tensor."""
+        if f"{name}.weight" in self.w:
+            return x @ self.w.rows(f"{name}.weight", slice(number, number + 1))[0].T
+        return linear(x, self.w, f"{name}.{number}")
+
     def split(self, x: Tensor) -> Tensor:
         """(T, C) to (T, N, C)."""
         others = range(self.config.get("altup_num_inputs", default=4) - 1)
-        made = [self.as_large(linear(x, self.w, f"altup_projections.{n}"), x) for n in others]
+        made = [self.as_large(self.to_stream(x, "altup_projections", n), x) for n in others]
         return torch.stack((x, *made), 1)
 
     def join(self, x: Tensor) -> Tensor:
         """(T, N, C) to (T, C)."""
         first, *others = x.unbind(1)
         made = [
-            self.as_large(linear(other, self.w, f"altup_unembed_projections.{n}"), first)
+            self.as_large(self.to_stream(other, "altup_unembed_projections", n), first)
             for n, other in enumerate(others)
         ]
         return torch.stack((first, *made)).mean(0)
@@ -355,8 +371,11 @@ class _Gemma3n(_Gemma4):
 def gemma3n(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
     root = next((r for r in _ROOTS if f"{r}embed_tokens.weight" in w), _ROOTS[0])
-    model = _Gemma3n(w.under(root), config)
-    made = _model(f"transformers' {kind}", w, root, model)
+    return _of_streams(f"transformers' {kind}", w, root, _Gemma3n(w.under(root), config))
+
+
+def _of_streams(kind: str, w: Weights, root: str, model: _Gemma3n) -> ReferenceModel:
+    made = _model(kind, w, root, model)
     return replace(made, split=model.split, logits=lambda x: made.logits(model.join(x)))
 
 
@@ -366,13 +385,15 @@ def gemma4(w: Weights, kind: str, config: Config) -> ReferenceModel:
     return _model(f"transformers' {kind}", w, root, _Gemma4(w.under(root), config))
 
 
-def gguf_gemma4(w: Weights, metadata: Settings) -> ReferenceModel:
-    """The model of a GGUF file, from llama.cpp's src/models/gemma4.cpp."""
+def gguf_gemma(w: Weights, metadata: Settings) -> ReferenceModel:
+    """The model of a GGUF file, from llama.cpp's src/models/gemma3n.cpp and gemma4.cpp."""
     own = Weights(_Renamed(w.source), w.dtype)
     said = {key.partition(".")[2]: value for key, value in metadata.items()}
     gguf = Config(said, {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4})
     slides: Sequence[Setting] = gguf.get("attention.sliding_window_pattern", default=())
-    dims = {True: gguf.size("attention.key_length_swa"), False: gguf.size("attention.key_length")}
+    whole = gguf.size("attention.key_length")
+    dims = {True: gguf.get("attention.key_length_swa", default=whole), False: whole}
+    quantiles: Sequence[float] = gguf.get("activation_sparsity_scale", default=())
     config: Settings = {
         "hidden_size": gguf.size("embedding_length"),
         "num_hidden_layers": gguf.size("block_count"),
@@ -391,6 +412,14 @@ def gguf_gemma4(w: Weights, metadata: Settings) -> ReferenceModel:
             SLIDING: {"rope_theta": gguf.get("rope.freq_base_swa", default=1e4)},
         },
     }
+    if metadata["general.architecture"] == "gemma3n":
+        more: Settings = {
+            "altup_num_inputs": gguf.size("altup.num_inputs"),
+            "altup_active_idx": gguf.get("altup.active_idx", default=0),
+            "activation_sparsity_pattern": [round(NormalDist().cdf(q), 6) for q in quantiles],
+        }
+        streams = _Gemma3n(own.under("model."), Config({**config, **more}, {}))
+        return _of_streams("GGUF's gemma3n", own, "model.", streams)
     model = _Gemma4(own.under("model."), Config(config, {}), own.get("rope_freqs.weight"))
     return _model("GGUF's gemma4", own, "model.", model)
 

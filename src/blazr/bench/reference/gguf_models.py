@@ -15,7 +15,7 @@ from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.convolution import short_convolution
 from blazr.bench.reference.delta import DeltaSizes, gated_delta, kimi_delta
 from blazr.bench.reference.experts import Router, clamped_expert, expert_mlp, mixture, route
-from blazr.bench.reference.gemma import gguf_gemma4
+from blazr.bench.reference.gemma import gguf_gemma
 from blazr.bench.reference.latent import LatentSizes, deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
@@ -209,8 +209,8 @@ def gguf_model(w: Weights, metadata: Settings) -> ReferenceModel:
         NoReferenceError: It is of an architecture that nobody has written here.
     """
     kind = metadata.get("general.architecture")
-    if kind == "gemma4":
-        return gguf_gemma4(w, metadata)
+    if kind in {"gemma3n", "gemma4"}:
+        return gguf_gemma(w, metadata)
     if kind not in _KNOWN:
         raise NoReferenceError(f"GGUF files of architecture {str(kind)[:60]!r}")
     file = _File(w, metadata)

@@ -150,6 +150,24 @@ _TOKEN_INPUTS = (
     Rule(_LAYER + "proj.weight", OURS + "token_input.projection.weight"),
     Rule(_LAYER + "post_norm.weight", OURS + "token_input.norm.weight"),
 )
+_STREAMS = (
+    Rule("altup_proj.weight", "streams.projections"),
+    Rule("altup_unembd_proj.weight", "streams.unembed_projections"),
+    *renamed(
+        _LAYER,
+        OURS,
+        {
+            "altup_predict_coef": "prediction",
+            "altup_correct_coef": "correction",
+            "altup_router": "stream_router",
+            "altup_router_norm": "router_norm",
+            "laurel_l": "laurel_left",
+            "laurel_r": "laurel_right",
+            "laurel_post_norm": "laurel_norm",
+        },
+    ),
+    Rule(_LAYER + "altup_correct_scale.weight", OURS + "correction_scale"),
+)
 
 # What files of models without experts do not say, though their family may have some.
 _NO_EXPERTS = {
@@ -265,6 +283,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         long_factor=8.0,
         scales_embedding=True,
         wide_scale_layers=62,
+    ),
+    "gemma3n": Architecture(
+        families=("gemma3n_text", "gemma3n"),
+        own_names=(*_TOKEN_INPUTS, *_STREAMS),
+        implied={"altup_correct_scale": True},
+        full_every=5,
+        has_unscaled_window=True,
+        window_theta=10_000.0,
+        theta=1_000_000.0,
+        eps=1e-6,
+        attention_scale=1.0,
+        takes_tokens=True,
+        scales_embedding=True,
     ),
     "gemma4": Architecture(
         families=("gemma4_text", "gemma4_unified_text", "gemma4", "gemma4_unified"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
 from blazr.models.checkpoint.base import Checkpoint
@@ -22,6 +23,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
+LAUREL = "blk.0.laurel_l.weight"
 TOKEN_VECTORS = "per_layer_token_embd.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 """What identifies the mixers of a layer: each a tensor that no other mixer has."""
@@ -51,6 +53,9 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_seq_len",),
     "embedding_length": ("hidden_size",),
     "vocab_size": ("vocab_size",),
+    "altup.active_idx": ("altup_active_idx",),
+    "altup.num_inputs": ("altup_num_inputs",),
+    "activation_sparsity_scale": ("sparsity_quantiles",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "feed_forward_length": ("intermediate_size",),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
@@ -492,6 +497,12 @@ def _token_inputs(file: GgufFile) -> ConfigValues:
     values: ConfigValues = {"enable_moe_block": bool(file.layers_with(_ROUTER))}
     if file.has(TOKEN_VECTORS):
         values["vocab_size_per_layer_input"] = file.size(TOKEN_VECTORS, 0)
+    if file.has(LAUREL):
+        values["laurel_rank"] = file.size(LAUREL, 0)
+    quantiles = file.metadata.get("activation_sparsity_scale")
+    if isinstance(quantiles, memoryview):  # rounded to float32
+        shares = [round(NormalDist().cdf(each), 6) for each in quantiles]
+        values["activation_sparsity_pattern"] = shares
     if "attention.key_length_swa" in file.metadata:
         values["per_layer_config"] = {
             str(index): {

@@ -19,6 +19,7 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture, mixers_of
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.rules import split_layer
+from blazr.nn.layers.altup import AltUpLayerConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
@@ -35,6 +36,7 @@ from blazr.nn.layers.short_conv import ShortConvConfig
 _CLOSE = 1e-6
 # How Qwen 3.5 cuts channels between places in text and in images; text has one place.
 _SECTIONS = [11, 11, 10, 0]
+_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
 
 Metadata = dict[str, Value]
@@ -84,6 +86,7 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
     if row.takes_tokens:
         size = 0 if config.per_layer is None else config.per_layer.norm.size
         found["hidden_size_per_layer_input"] = size
+    found |= _streams(config)
     found |= _feed_forwards(config) | _attention(config, row)
     for mixer in all_mixers(config):
         keys = _FIELDS.get(type(mixer), {})
@@ -129,6 +132,19 @@ def _feed_forwards(config: ModelConfig) -> ConfigValues:
         found["shared_expert_intermediate_size"] = shared
         found["n_shared_experts"] = max(1, shared // experts.intermediate_size)
     return {**found, "moe_latent_size": experts.latent_size}
+
+
+def _streams(config: ModelConfig) -> ConfigValues:
+    """Of several residual streams, and the layers that compute one of them."""
+    layers = [each for each in config.layers if isinstance(each, AltUpLayerConfig)]
+    if not layers:
+        return {}
+    feeds = [layer.feed_forward for layer in layers]
+    return {
+        "altup_num_inputs": layers[0].num_streams,
+        "altup_active_idx": layers[0].active,
+        "sparsity_quantiles": [each.quantile for each in feeds if isinstance(each, MlpConfig)],
+    }
 
 
 def _parts(feed: FeedForwardConfig | None) -> list[FeedForwardConfig | None]:
@@ -301,17 +317,17 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         layer = model.layers[index]
         if part == "mixer":
             made = _mixer_recipe(name, layer.mixer, target.layers[index].mixer)
-        elif part in {"token_input", "output_scale"}:
-            return Recipe(source=parameter)
-        elif part != "feed_forward":
+        elif part in _NORMS:
             made = _norm_recipe(name, getattr(layer, part))
+        elif part != "feed_forward":
+            return Recipe(source=parameter)
         elif isinstance(feed := layer.feed_forward, MlpConfig):
             factors = {"gate_proj": feed.gate_multiplier, "down_proj": feed.down_multiplier}
             made = Recipe(source=name).times(factors.get(name.rpartition(".")[0], 1.0))
         else:
             made = Recipe(source=name)
         return replace(made, source=f"layers.{index}.{part}.{made.source}")
-    if part == "per_layer":
+    if part in {"per_layer", "streams"}:
         return Recipe(source=parameter)
     if part == "norm":
         return _norm_recipe(parameter, model.final_norm)
