@@ -31,7 +31,7 @@ FAMILIES = (
     *("deepseek_v2", "deepseek_v3"),
     *("mamba", "mamba2", "bamba", "nemotron_h", "falcon_h1", "zamba2 untied", "lfm2"),
     *("qwen3_next", "qwen3_5_text", "kimi_linear", "olmo_hybrid", "lfm3", "recurrent_gemma"),
-    "zamba",
+    "zamba untied",
 )
 
 
@@ -165,7 +165,6 @@ PEFT = {
     "falcon_h1": {"target_modules": ["in_proj", "v_proj", "down_proj"]},
     "lfm2": {"target_modules": ["in_proj", "w1", "q_proj"]},
     "qwen3_next": {"target_modules": _DELTA},
-    "zamba": {"target_modules": ["in_proj", "linear"]},
     "lfm3": {"target_modules": ["g_proj", "in_proj"]},
     "olmo_hybrid": {"target_modules": ["q_proj", "v_proj", "g_proj", "o_proj"]},
     "recurrent_gemma": {"target_modules": ["linear_x", "linear_y", "linear_out", "q_proj"]},
