@@ -91,7 +91,7 @@ def recurrent_block(x: Tensor, w: Weights, heads: int, activation: str) -> Tenso
     def opened(name: str) -> Tensor:
         """A gate of each head's own channels."""
         weight, bias = w[f"rg_lru.{name}_gate_weight"], w[f"rg_lru.{name}_gate_bias"]
-        made = torch.einsum("thi,hio->tho", u.unflatten(-1, (heads, -1)), weight) + bias
+        made = torch.einsum("tni,nio->tno", u.unflatten(-1, (heads, -1)), weight) + bias
         return made.sigmoid().flatten(1)
 
     logs = -8 * softplus(w["rg_lru.recurrent_param"], threshold=1e9) * opened("recurrent")

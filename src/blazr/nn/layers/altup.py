@@ -49,13 +49,13 @@ class Streams(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(..., C) to (..., N, C)."""
-        others = torch.einsum("...c,ndc->...nd", x, self.projections)
+        others = torch.einsum("...c,nec->...ne", x, self.projections)
         return torch.cat((x.unsqueeze(-2), _as_large(others, x)), -2)
 
     def join(self, x: Tensor) -> Tensor:
         """(..., N, C) to (..., C), their mean."""
         first = x[..., 0, :]
-        others = torch.einsum("...nc,ndc->...nd", x[..., 1:, :], self.unembed_projections)
+        others = torch.einsum("...nc,nec->...ne", x[..., 1:, :], self.unembed_projections)
         return torch.cat((first.unsqueeze(-2), _as_large(others, first)), -2).mean(-2)
 
 
