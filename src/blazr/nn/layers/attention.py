@@ -173,8 +173,8 @@ class Attention(Mixer):
         self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.sinks else None
 
     @derived
-    def last_weights(self) -> tuple[Tensor, Tensor]:
-        """For norms behind the rotation: ones, and what queries are multiplied with.
+    def _weights_behind(self) -> Tensor:
+        """What rotated queries are multiplied with where norms stand behind the rotation.
 
         A rotation does not change how long a vector is, so it may as well be normalised before. The
         weights of both norms are left to the queries, as only their product tells in the scores.
@@ -182,7 +182,7 @@ class Attention(Mixer):
         query, key = self.q_norm.weight, self.k_norm.weight
         assert isinstance(query, Tensor)
         assert isinstance(key, Tensor)
-        return torch.ones_like(query), query * key
+        return query * key
 
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
@@ -203,7 +203,7 @@ class Attention(Mixer):
         )
         q = self._rotate(q, x, batch.rotation(rope), pages)
         if config.qk_norm_last:
-            q = q * self.last_weights[1]
+            q = q * self._weights_behind
         heads = paged_attention(q, pages, batch.table)
         if batch.table.bidirectional_spans:
             attend_bidirectionally(heads, q, pages, batch.table)
@@ -241,7 +241,7 @@ class Attention(Mixer):
             x = norm(x)
         x = x.unflatten(-1, (-1, config.head_dim))
         if norm is not None and config.qk_norm_last:
-            x = rms_norm(x, self.last_weights[0], config.norm_eps)
+            x = rms_norm(x, self._ones, config.norm_eps)
         elif norm is not None and not config.qk_norm_all_heads:
             x = norm(x)
         limit = config.clip_qkv
