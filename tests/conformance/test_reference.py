@@ -162,7 +162,8 @@ def test_matrices_that_several_tensors_stand_for(name: str, tmp_path: Path) -> N
     torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("number", sorted(TYPES.keys() - {28, OLLAMA_MXFP4}))  # not F64
+# Not F64, nor those of newer files, which the package does not decode.
+@pytest.mark.parametrize("number", sorted(TYPES.keys() - {28, 41, 42, OLLAMA_MXFP4}))
 def test_blocks_are_those_of_the_gguf_package(number: int) -> None:
     gguf = pytest.importorskip("gguf")
     kind, (_, length, nbytes, _) = gguf.GGMLQuantizationType(number), TYPES[number]

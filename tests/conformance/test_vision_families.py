@@ -260,7 +260,7 @@ def test_sizes_that_a_config_does_not_repeat() -> None:
         assert sizes == {key: getattr(default, key) for key in sizes}, name
 
 
-@pytest.mark.parametrize("kind", ["cohere2", "idefics3", "gguf", "oxidizr"])
+@pytest.mark.parametrize("kind", ["persimmon", "idefics3", "gguf", "oxidizr"])
 def test_a_language_model_that_is_not_supported(kind: str, tmp_path: Path) -> None:
     save("llava", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -452,7 +452,14 @@ WHOLE: dict[str, Seeing] = {
         tower={**CASES["glm4v"].tower, "model_type": "glm4v_vision"},
         processor=_grid_processor("Glm46V", "Glm46V", "Glm46V"),
     ),
-    "llava of another": replace(CASES["llava"], kind="llava", text={"model_type": "stablelm"}),
+    "llava of another": replace(
+        CASES["llava"],
+        kind="llava",
+        text={
+            "model_type": "persimmon",
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    ),
 }
 
 

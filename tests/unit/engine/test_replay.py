@@ -20,7 +20,7 @@ from tests.support.op_samples import random_packed
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
 
 # All others decode with kernels and nothing else.
-SOME_PYTHON = ("side by side", "shared block", "lightning")
+SOME_PYTHON = ("side by side", "shared block", "lightning", "mamba1 with heads")
 
 
 def answers(model, *, replay: bool, **stored: str):

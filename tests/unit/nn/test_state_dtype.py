@@ -44,7 +44,7 @@ def test_states_take_half_and_all_else_stays() -> None:
         assert stored.bytes_per_working_copy == plain.bytes_per_working_copy
         for part, tensor in plain.checkpoint.items():
             is_state = part in plain.states
-            assert part.endswith(("ssm", "delta")) == is_state, (name, part)
+            assert part.endswith(("ssm", "delta", "lru", "state")) == is_state, (name, part)
             wanted = (torch.float32, torch.bfloat16) if is_state else (tensor.dtype,) * 2
             assert (tensor.dtype, stored.checkpoint[part].dtype) == wanted, (name, part)
         of_states = sum(plain.checkpoint[part].nbytes for part in plain.states)
