@@ -180,6 +180,14 @@ def _derived_with(directory: Path, text: str, key: str, value: object) -> ModelC
         return None
 
 
+def _one_of_each_kind() -> list[object]:
+    """The cases, all but the first of a type of model as slow tests."""
+    first = {kind: case for case, (kind, _) in reversed(CASES.items())}.values()
+    slow = pytest.mark.slow
+    return [case if case in first else pytest.param(case, marks=slow) for case in CASES]
+
+
+@pytest.mark.parametrize("pair", _one_of_each_kind(), indirect=True)
 def test_what_a_config_does_not_say_is_what_the_library_takes(pair: Pair) -> None:
     text = (pair.directory / "config.json").read_text()
     # how long a text may be is no part of the network
