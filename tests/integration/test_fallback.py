@@ -13,6 +13,7 @@ from blazr import LLM, SamplingParams
 from blazr.cli.app import app
 from blazr.core.errors import CheckpointError, ConfigError, EngineError, UnknownFamilyError
 from blazr.llm.describe import describe_model
+from tests.support.references import save_reference
 from tests.support.seeds import run_seed
 from tests.support.tolerances import assert_as_right, assert_greedy, sensitivity
 
@@ -77,6 +78,18 @@ def test_the_same_tokens_as_the_library(kind, tmp_path):
             assert_greedy(tokens, expected, loss)
             assert reply.usage.cached_tokens == 0
         assert_as_right(llm.logits(PROMPTS[2]), scores(network, PROMPTS[2]), loss)
+
+
+def test_a_network_of_our_own_may_be_passed_over(tmp_path, caplog):
+    save_reference("llama", tmp_path, seed=3)
+    replies = []
+    for chosen in ("auto", "transformers"):
+        with LLM(str(tmp_path), device="cpu", dtype="float32", model_impl=chosen) as llm:
+            assert ("runs through transformers" in caplog.text) is (chosen == "transformers")
+            replies.append(llm.generate([PROMPTS[2]], GREEDY)[0].token_ids)
+    assert replies[0] == replies[1]
+    with pytest.raises(ConfigError, match="model_impl"):
+        LLM(str(tmp_path), model_impl="vllm")
 
 
 def test_several_replies_and_scores_of_the_prompt(tmp_path):

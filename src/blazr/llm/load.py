@@ -136,14 +136,14 @@ def _load_weights(
     from blazr.models.loading.load import load
     from blazr.pipelines.fallback import load_fallback
 
-    dtype = options.dtype
     # another checkpoint of the same model is a path
     revision = options.revision if model == options.model else None
     try:
+        _check_own_is_wanted(options)
         loaded = load(
             model,
             device=device,
-            dtype=dtype,
+            dtype=options.dtype,
             revision=revision,
             quantize=options.quantize,
             with_mtp="mtp" in drafters,
@@ -164,8 +164,20 @@ def _load_weights(
                     found=f"{name} {chosen!r:.50}",
                     expected=repr(usual),
                 ) from error
-        return load_fallback(model, error, device=device, dtype=dtype, revision=revision)
+        return load_fallback(model, error, device=device, dtype=options.dtype, revision=revision)
     return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded
+
+
+def _check_own_is_wanted(options: LoadOptions) -> None:
+    """Check that the network may be blazr's own.
+
+    Raises:
+        UnknownFamilyError: It is to be the library's.
+    """
+    if options.model_impl == "transformers":
+        raise UnknownFamilyError(
+            "the model is to run through transformers.", found="model_impl 'transformers'"
+        )
 
 
 def _refuse_weights(path: str) -> LoadedModel:

@@ -28,6 +28,8 @@ class LoadOptions(EngineConfig):
             model's.
         mmproj: Image encoder of a GGUF model: a file, or org/name:file.gguf on the Hub; by default
             a file beside the model whose name begins with mmproj.
+        model_impl: Whose network runs: auto, or transformers, also where blazr has one of its own;
+            slower, but it reads the images of Gemma 4, for example.
         device: Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; on xpu and mps
             without blazr's own kernels.
         dtype: What to compute in: auto, float32, bfloat16 or float16.
@@ -56,6 +58,7 @@ class LoadOptions(EngineConfig):
     revision: str | None = None
     vocab: str | None = None
     mmproj: str | None = None
+    model_impl: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
     quantize: str | None = None
@@ -79,6 +82,12 @@ class LoadOptions(EngineConfig):
                     found=str(getattr(self, name)),
                     expected=f"1 to {MAX_RANKS}",
                 )
+        if self.model_impl not in {"auto", "transformers"}:
+            raise ConfigError(
+                "there is no network of this kind.",
+                found=f"model_impl {self.model_impl!r:.50}",
+                expected="auto or transformers",
+            )
         if self.n_cpu_moe < 0:
             raise ConfigError(
                 "n_cpu_moe is out of range.", found=str(self.n_cpu_moe), expected="0 or more layers"
@@ -104,6 +113,7 @@ class LoadOptions(EngineConfig):
         for name, is_asked, instead in (
             ("cutting both layers and their parts", min(self.tp, self.pp) > 1, "one of the two"),
             ("leaving experts on the CPU", self.cpu_experts > 0, "leave it out"),
+            ("model_impl", self.model_impl != "auto", "leave it out"),
             ("adapter", self.adapter is not None, "merge it into the weights (blazr convert)"),
             ("cache_dir", self.cache_dir is not None, "leave it out"),
             ("spec mtp", "mtp" in drafters, "take --spec ngram"),
