@@ -88,6 +88,7 @@ def test_what_is_wrong_with_a_server_costs_only_its_own_tools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("blazr"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("blazr"), "handlers", [])
     bad = {name: mcp_servers.saying(tools) for name, tools in BAD_TOOLS.items()}
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens there

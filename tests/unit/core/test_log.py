@@ -13,6 +13,8 @@ from blazr.core.errors import ConfigError
 def _quiet_after() -> Iterator[None]:
     logger = logging.getLogger("blazr")
     before = (logger.level, list(logger.handlers), logger.propagate)
+    # pytest adds handlers of its own where an earlier test has left the logger as `setup` makes it
+    logger.handlers[:], logger.propagate = [], True
     yield
     logger.level, logger.handlers[:], logger.propagate = before
     for name in ("blazr.engine", "uvicorn"):

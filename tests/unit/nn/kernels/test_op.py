@@ -94,6 +94,7 @@ def test_what_is_missing_is_said_once(
 ) -> None:
     _rows(monkeypatch, "the moon is full")
     monkeypatch.setattr(logging.getLogger("blazr"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("blazr"), "handlers", [])
     for _ in range(2):
         assert _op()(torch.ones(1)).item() == 2
     assert caplog.text.count("the moon is full") == 1
