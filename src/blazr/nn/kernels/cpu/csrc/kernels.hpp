@@ -690,8 +690,11 @@ struct Kernels {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512, kernels_avx512_bf16;
-Kernels with_amx(Kernels avx512_bf16);  // what AMX does otherwise put in its place
+extern const Kernels kernels_avx2, kernels_avx512;
+// Kernels, those in their places that further instructions make faster.
+Kernels with_avx_vnni(Kernels avx2);
+Kernels with_avx512_bf16(Kernels avx512);
+Kernels with_amx(Kernels avx512_bf16);
 #elif defined(__aarch64__)
 extern const Kernels kernels_neon;
 #endif

@@ -209,12 +209,18 @@ const Kernels* find(int isa) {
                       __builtin_cpu_supports("avx512vnni");
   const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   if (isa == kAmx && avx512_bf16 && may_use_amx()) {
-    static const Kernels kernels_amx = with_amx(kernels_avx512_bf16);
+    static const Kernels kernels_amx = with_amx(with_avx512_bf16(kernels_avx512));
     return &kernels_amx;
   }
-  if (isa == kAvx512Bf16 && avx512_bf16) return &kernels_avx512_bf16;
+  if (isa == kAvx512Bf16 && avx512_bf16) {
+    static const Kernels kernels_avx512_bf16 = with_avx512_bf16(kernels_avx512);
+    return &kernels_avx512_bf16;
+  }
   if (isa == kAvx512 && avx512) return &kernels_avx512;
-  if (isa == kAvxVnni && avx2 && __builtin_cpu_supports("avxvnni")) return &kernels_avx_vnni;
+  if (isa == kAvxVnni && avx2 && __builtin_cpu_supports("avxvnni")) {
+    static const Kernels kernels_avx_vnni = with_avx_vnni(kernels_avx2);
+    return &kernels_avx_vnni;
+  }
   if (isa == kAvx2 && avx2) return &kernels_avx2;
 #elif defined(__aarch64__) && defined(__linux__)
   // NEON is always there, its dot-product instructions are not
