@@ -111,6 +111,14 @@ def test_logits_are_the_same_whole_cut_and_token_by_token(pair: Pair) -> None:
             assert_as_right(logits, truth, loss)
 
 
+def _one_of_each_kind() -> list[object]:
+    """The cases, all but the first of a type of model as slow tests."""
+    first = {kind: case for case, (kind, _) in reversed(CASES.items())}.values()
+    slow = pytest.mark.slow
+    return [case if case in first else pytest.param(case, marks=slow) for case in CASES]
+
+
+@pytest.mark.parametrize("pair", _one_of_each_kind(), indirect=True)
 def test_greedy_tokens_are_the_same_alone_among_strangers_and_from_a_prefix(pair: Pair) -> None:
     prompts = [tokens_of(count, seed=9) for count in (5, 20, 60, 80)]
     lab = Lab(pair.ours.module)
@@ -178,13 +186,6 @@ def _derived_with(directory: Path, text: str, key: str, value: object) -> ModelC
         return plan_model(str(directory)).derivation.config
     except (CheckpointError, ConfigError):
         return None
-
-
-def _one_of_each_kind() -> list[object]:
-    """The cases, all but the first of a type of model as slow tests."""
-    first = {kind: case for case, (kind, _) in reversed(CASES.items())}.values()
-    slow = pytest.mark.slow
-    return [case if case in first else pytest.param(case, marks=slow) for case in CASES]
 
 
 @pytest.mark.parametrize("pair", _one_of_each_kind(), indirect=True)

@@ -135,7 +135,16 @@ def compare_loaded(ranks, path, *, tolerance=TOLERANCE, **how):
     return (sum(w.nbytes for w in stored_weights(each)) for each in (part, whole))
 
 
-@pytest.mark.parametrize(("mixer", "feed"), LAYERS)
+def _slow_where_the_like_is_tried():
+    """The layers, as slow tests where mixers and feed-forwards like theirs come before."""
+    tried = set()
+    for mixer, feed in LAYERS:
+        halves = {type(MIXER_EXAMPLES[mixer]), feed}
+        yield pytest.param(mixer, feed, marks=[pytest.mark.slow] * (halves <= tried))
+        tried |= halves
+
+
+@pytest.mark.parametrize(("mixer", "feed"), [*_slow_where_the_like_is_tried()])
 def test_a_layer_over_two_ranks(ranks, mixer, feed):
     """Each mixer, with one after the other of the feed-forwards behind it."""
     mixers = [even_mixer(mixer)] * 2
