@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -148,6 +149,17 @@ def reference_ops() -> Iterator[None]:
 
     with without_kernels():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _finished_commands_log_no_more() -> Iterator[None]:
+    """Commands that ran in the test have sent the log to a stderr that is closed by now."""
+    yield
+    logger = logging.getLogger("blazr")
+    for handler in logger.handlers.copy():
+        if isinstance(handler, logging.StreamHandler) and handler.stream.closed:
+            logger.removeHandler(handler)
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)
