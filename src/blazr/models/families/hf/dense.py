@@ -12,6 +12,7 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     every_slides,
+    interleaved_rope,
     qwen_slides,
     slides_by_turns,
     type_by_turns,
@@ -118,7 +119,7 @@ ERNIE = Traits(
     },
     attention={"qkv_bias": "use_bias", "o_bias": "use_bias"},
     mlp={"bias": "use_bias"},
-    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+    rope=interleaved_rope,
 )
 ERNIE4_5 = ERNIE.family("ernie4_5")
 HELIUM = Traits(
@@ -130,7 +131,7 @@ HELIUM = Traits(
     },
     attention={"qkv_bias": "attention_bias"},
     mlp={"bias": "mlp_bias"},
-    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+    rope=interleaved_rope,
 ).family("helium")
 _MISTRAL = Traits(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
@@ -277,7 +278,7 @@ _GLM_DEFAULTS = {**_GLM4V_DEFAULTS, "head_dim": 128, "rms_norm_eps": 1.5625e-7}
 _GLM = Traits(
     defaults=_GLM_DEFAULTS,
     attention={"qkv_bias": "attention_bias"},
-    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+    rope=interleaved_rope,
 )
 _GLM4 = replace(_GLM, rules=hf_rules(norms=GLM_NORMS), norms="both")
 GLM = _GLM.family("glm")

@@ -222,6 +222,12 @@ def qwen_slides(reading: Reading, index: int) -> bool:
     return kind == SLIDING if kind else index >= first
 
 
+def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """The channels of a pair lie side by side."""
+    del index
+    return read_rope(reading.reader, dim, interleaved=True)
+
+
 def type_by_turns(reading: Reading, index: int, every: int = 2) -> str:
     """By ``layer_types``, or a window in all layers but every n-th."""
     return reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)

@@ -8,9 +8,14 @@ from dataclasses import replace
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import SLIDING, Reading, Traits, type_by_turns
+from blazr.models.families.hf.derive import (
+    SLIDING,
+    Reading,
+    Traits,
+    interleaved_rope,
+    type_by_turns,
+)
 from blazr.models.families.hf.names import LAYER, hf_rules
-from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import (
     FEED,
     MIXER,
@@ -39,7 +44,7 @@ def _cohere_slides(reading: Reading, index: int) -> bool:
 def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     """Layers without a window do not rotate."""
     has_window = reading.reader.integer("sliding_window", minimum=1) is not None
-    rope = read_rope(reading.reader, dim, interleaved=True)
+    rope = interleaved_rope(reading, dim, index)
     return rope if has_window and _cohere_slides(reading, index) else None
 
 
@@ -187,7 +192,7 @@ _COHERE = Traits(
     attention={**LLAMA_BIASES, "qk_norm": "use_qk_norm", "qk_layer_norm": "use_qk_norm"},
     model_numbers=_cohere_numbers,
     defaults={"layer_norm_eps": 1e-5, "rope_theta": 500_000.0},
-    rope=lambda reading, dim, _: read_rope(reading.reader, dim, interleaved=True),
+    rope=interleaved_rope,
     norm_kind="layer",
     norm_bias=False,
     eps="layer_norm_eps",
