@@ -32,7 +32,7 @@ _OWN_NAMES = [
     Rule(_AT + "{p}.weight", MIXER + "{p}.weight", p=("norm", "out_proj")),
 ]
 # What the library writes beside the weights, and what follows from the config.
-_BUFFERS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+_BUFFERS = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 
 
 def _minimax_rules(checkpoint: Checkpoint) -> RuleBook:
@@ -120,7 +120,7 @@ _MINIMAX = Traits(
         "rotary_dim",
         *(f"{kind}_attn_{end}_factor" for kind in ("full", "linear") for end in ("alpha", "beta")),
     ),
-    unused=lambda checkpoint: tuple(n for n in checkpoint.tensors if n.endswith(_BUFFERS)),
+    buffers=_BUFFERS,
 )
 MINIMAX = _MINIMAX.family("minimax")
 
