@@ -13,6 +13,7 @@ from blazr.models.families.hf.sparse import (
     read_experts,
     read_groups,
     sigmoid_experts,
+    with_shared_expert,
 )
 from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mla import DeepseekMlaConfig
@@ -92,10 +93,8 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
         dense_bias=reading.flag("mlp_bias"),
         groups=groups,
         routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
-        shared_expert=True,
-        shared_intermediate_size=shared * experts.intermediate_size,
     )
-    return None if is_dense else experts
+    return None if is_dense else with_shared_expert(experts, shared * experts.intermediate_size)
 
 
 def _minicpm_attention(reading: Reading) -> DeepseekMlaConfig:

@@ -36,7 +36,7 @@ from blazr.models.families.rules import (
     RuleBook,
     Squeeze,
 )
-from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
 from blazr.nn.layers.rope import RopeConfig
 
@@ -209,13 +209,6 @@ def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     )
 
 
-def kimi_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
-    """Experts where a list of the layers' types has them, or behind the first layers."""
-    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
-    experts = sigmoid_experts(reading, index if kind is None else reading.num_layers)
-    return None if kind == "dense" else experts
-
-
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
     at = LAYER + "self_attn."
@@ -260,7 +253,7 @@ KIMI_LINEAR = Traits(
         "moe_intermediate_size": 1024,
     },
     mixer=_kimi_mixer,
-    feed_forward=kimi_feed,
+    feed_forward=sigmoid_experts,
     prepare=_kimi_config,
     expects={
         "hidden_act": SILU,

@@ -9,7 +9,7 @@ from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import Reading, Traits, read_attention
 from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import DEFAULT_THETA, number_or, read_rope, rope_parameters
-from blazr.models.families.hf.sparse import read_experts
+from blazr.models.families.hf.sparse import read_experts, with_shared_expert
 from blazr.models.families.rules import FEED, MIXER, Rule
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import NormConfig
@@ -47,7 +47,7 @@ def _attention(reading: Reading, norm: NormConfig, index: int) -> AttentionConfi
 def _experts(reading: Reading, index: int) -> MoeConfig:
     del index
     experts = read_experts(reading, "intermediate_size")
-    return replace(experts, shared_expert=True, shared_intermediate_size=experts.intermediate_size)
+    return with_shared_expert(experts, experts.intermediate_size)
 
 
 def _equal_layers(own: Mapping[str, object]) -> Mapping[str, object]:

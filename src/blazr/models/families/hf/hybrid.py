@@ -18,7 +18,7 @@ from blazr.models.families.hf.derive import (
 )
 from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
-from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
+from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts, with_shared_expert
 from blazr.models.families.hf.state_space import (
     TRAINING,
     Mamba2Keys,
@@ -88,11 +88,7 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
     shared = reading.size("shared_intermediate_size")
     if not reading.size("num_experts", 0, minimum=0):
         return replace(read_mlp(reading, {}), intermediate_size=shared)
-    return replace(
-        read_experts(reading, "intermediate_size"),
-        shared_expert=True,
-        shared_intermediate_size=shared,
-    )
+    return with_shared_expert(read_experts(reading, "intermediate_size"), shared)
 
 
 def _granite_rules(*, sparse: bool) -> RuleBook:

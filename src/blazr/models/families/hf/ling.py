@@ -9,11 +9,11 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
-from blazr.models.families.hf.delta import deepseek_words, kimi_feed
+from blazr.models.families.hf.delta import deepseek_words
 from blazr.models.families.hf.derive import SILU, Reading, Traits, attends
 from blazr.models.families.hf.names import LAYER, attention_names, hf_rules
 from blazr.models.families.hf.rope import read_rope
-from blazr.models.families.hf.sparse import read_experts, sigmoid_experts
+from blazr.models.families.hf.sparse import read_experts, sigmoid_experts, with_shared_expert
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import FEED, MIXER, PARTS, Reshape, Rule, RuleBook
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
@@ -119,13 +119,10 @@ def _ling_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
     first = reading.size("first_k_dense_replace", 0, minimum=0)
     experts = read_experts(reading)
     shared = reading.size("n_shared_experts", 0, minimum=0)
-    experts = replace(
-        experts,
-        norm_topk_prob=reading.flag("norm_topk_prob"),
-        shared_expert=shared > 0,
-        shared_intermediate_size=shared * experts.intermediate_size or None,
+    experts = replace(experts, norm_topk_prob=reading.flag("norm_topk_prob"))
+    return (
+        None if index < first else with_shared_expert(experts, shared * experts.intermediate_size)
     )
-    return None if index < first else experts
 
 
 def _ling3_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig | None:
@@ -201,7 +198,7 @@ BAILING_HYBRID = Traits(
         "kda_lower_bound": -5.0,
     },
     mixer=_ling3_mixer,
-    feed_forward=kimi_feed,
+    feed_forward=sigmoid_experts,
     prepare=deepseek_words,
     expects={
         "hidden_act": SILU,

@@ -69,6 +69,16 @@ def read_experts(reading: Reading, size: str = "moe_intermediate_size") -> MoeCo
     )
 
 
+def with_shared_expert(experts: MoeConfig, size: int) -> MoeConfig:
+    """The same beside an MLP that every token passes through.
+
+    Args:
+        experts: The experts.
+        size: Its intermediate size; 0 for none.
+    """
+    return replace(experts, shared_expert=size > 0, shared_intermediate_size=size or None)
+
+
 def _qwen_moe(reading: Reading, index: int) -> MoeConfig | None:
     """Experts in every n-th layer that ``mlp_only_layers`` does not name."""
     dense = reading.reader.integers("mlp_only_layers")
@@ -84,9 +94,14 @@ def qwen2_moe(reading: Reading, index: int) -> MoeConfig | None:
     shared = reading.size("shared_expert_intermediate_size")
     if experts is None:
         return None
-    return replace(
-        experts, shared_expert=True, shared_expert_gate=True, shared_intermediate_size=shared
-    )
+    return replace(with_shared_expert(experts, shared), shared_expert_gate=True)
+
+
+def _olmo_experts(reading: Reading, index: int) -> MoeConfig:
+    """Experts whose weights are normalised where the config says so."""
+    del index
+    experts = read_experts(reading, "intermediate_size")
+    return replace(experts, norm_topk_prob=reading.flag("norm_topk_prob"))
 
 
 def read_groups(reading: Reading, *, judged_by: int, fills_up: bool = False) -> ExpertGroups | None:
@@ -132,10 +147,8 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
         groups=None if is_dense else read_groups(reading, judged_by=2),
         norm_topk_prob=reading.flag("norm_topk_prob"),
         routed_scaling_factor=reading.number("routed_scaling_factor", 1.0),
-        shared_expert=shared > 0,
-        shared_intermediate_size=shared * experts.intermediate_size or None,
     )
-    return None if is_dense else experts
+    return None if is_dense else with_shared_expert(experts, shared * experts.intermediate_size)
 
 
 def _dots_slides(reading: Reading, index: int) -> bool:
@@ -148,11 +161,7 @@ def _granite_shared(reading: Reading, index: int) -> MoeConfig:
     """Experts beside an MLP, if that has a size."""
     del index
     shared = reading.size("shared_intermediate_size", 0, minimum=0)
-    return replace(
-        read_experts(reading, "intermediate_size"),
-        shared_expert=shared > 0,
-        shared_intermediate_size=shared or None,
-    )
+    return with_shared_expert(read_experts(reading, "intermediate_size"), shared)
 
 
 def _afmoe_experts(reading: Reading, index: int) -> MoeConfig | None:
@@ -218,10 +227,7 @@ QWEN3_VL_MOE_TEXT = replace(
 OLMOE = Traits(
     defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
     attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
-    feed_forward=lambda reading, _: replace(
-        read_experts(reading, "intermediate_size"),
-        norm_topk_prob=reading.flag("norm_topk_prob"),
-    ),
+    feed_forward=_olmo_experts,
     attention_numbers=lambda reading: {"clip_qkv": reading.optional_number("clip_qkv")},
 ).family("olmoe")
 GRANITE_MOE = replace(
@@ -249,10 +255,7 @@ GRANITE_MOE_SHARED = replace(
 FLEX_OLMO = replace(
     OLMO2_TRAITS,
     defaults={"num_experts": 7, "num_experts_per_tok": 5, "rope_theta": 500_000.0},
-    feed_forward=lambda reading, _: replace(
-        read_experts(reading, "intermediate_size"),
-        norm_topk_prob=reading.flag("norm_topk_prob"),
-    ),
+    feed_forward=_olmo_experts,
 ).family("flex_olmo")
 SOLAR_OPEN = Traits(
     names=ROUTED_EXPERTS,
@@ -428,13 +431,8 @@ def _ernie_experts(reading: Reading, index: int) -> MoeConfig | None:
     is_sparse = (index + 1) % step == 0 and first <= index <= last
     if not (is_sparse if dense is None else index not in dense.value):
         return None
-    return replace(
-        experts,
-        correction_bias=True,
-        dense_bias=reading.flag("use_bias"),
-        shared_expert=shared > 0,
-        shared_intermediate_size=shared * experts.intermediate_size or None,
-    )
+    experts = replace(experts, correction_bias=True, dense_bias=reading.flag("use_bias"))
+    return with_shared_expert(experts, shared * experts.intermediate_size)
 
 
 ERNIE4_5_MOE = replace(
