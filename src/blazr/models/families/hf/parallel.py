@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
@@ -48,36 +47,49 @@ def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     return rope if has_window and _cohere_slides(reading, index) else None
 
 
-def _neox_rules(heads: int) -> RuleBook:
-    """Rows of queries, keys and values of a head lie one behind the other."""
-    at = "gpt_neox.layers.{i}."
+def _grouped_rules(groups: int, at: str, attention: str, others: Sequence[Rule]) -> RuleBook:
+    """The names of GPT-NeoX, which are Falcon's with other beginnings.
+
+    Args:
+        groups: One matrix has the rows of queries, keys and values, in so many equal groups: the
+            heads of keys and values, each behind the queries that share it.
+        at: What the names of a layer's tensors begin with.
+        attention: What those of its attention go on with.
+        others: Names outside of layers.
+    """
     joined = tuple(f"{MIXER}{name}_proj.{{p}}" for name in "qkv")
     names = {
         "input_layernorm": "mixer_norm",
+        "ln_attn": "mixer_norm",
         "post_attention_layernorm": "feed_forward_norm",
-        "attention.dense": "mixer.o_proj",
+        "ln_mlp": "feed_forward_norm",
+        f"{attention}.dense": "mixer.o_proj",
         "mlp.dense_h_to_4h": "feed_forward.up_proj",
         "mlp.dense_4h_to_h": "feed_forward.down_proj",
     }
-    return RuleBook(
-        [
-            Rule("gpt_neox.embed_in.weight", "embed_tokens.weight"),
-            Rule("gpt_neox.final_layer_norm.{p}", "norm.{p}", p=PARTS),
-            Rule("embed_out.weight", "lm_head.weight"),
-            Rule(at + "attention.query_key_value.{p}", joined, p=PARTS, cut=Cut(groups=heads)),
-            *renamed(at, OURS, names),
-        ]
-    )
+    qkv = f"{at}{attention}.query_key_value.{{p}}"
+    cut = Cut(groups=groups)
+    return RuleBook([*others, Rule(qkv, joined, p=PARTS, cut=cut), *renamed(at, OURS, names)])
 
 
-def _neox_rules_of(checkpoint: Checkpoint) -> RuleBook:
-    heads = checkpoint.config.get("num_attention_heads")
-    return _neox_rules(heads if isinstance(heads, int) else 1)
+def _count(config: Mapping[str, object], key: str) -> int:
+    """A whole number; where it is something else the config has been refused before."""
+    found = config.get(key)
+    return found if isinstance(found, int) else 1
+
+
+def _neox_rules(heads: int) -> RuleBook:
+    others = [
+        Rule("gpt_neox.embed_in.weight", "embed_tokens.weight"),
+        Rule("gpt_neox.final_layer_norm.{p}", "norm.{p}", p=PARTS),
+        Rule("embed_out.weight", "lm_head.weight"),
+    ]
+    return _grouped_rules(heads, "gpt_neox.layers.{i}.", "attention", others)
 
 
 GPT_NEOX = Traits(
     rules=_neox_rules(1),
-    rules_of=_neox_rules_of,
+    rules_of=lambda checkpoint: _neox_rules(_count(checkpoint.config, "num_attention_heads")),
     names={
         "num_kv_heads": ("num_attention_heads",),
         "rope_theta": ("rotary_emb_base", "rope_theta"),
@@ -101,28 +113,12 @@ GPT_NEOX = Traits(
 
 
 def _falcon_rules(kv_heads: int) -> RuleBook:
-    """Queries that share keys and values lie before them."""
-    at = "transformer.h.{i}."
-    joined = tuple(f"{MIXER}{name}_proj.{{p}}" for name in "qkv")
-    names = {
-        "input_layernorm": "mixer_norm",
-        "ln_attn": "mixer_norm",
-        "post_attention_layernorm": "feed_forward_norm",
-        "ln_mlp": "feed_forward_norm",
-        "self_attention.dense": "mixer.o_proj",
-        "mlp.dense_h_to_4h": "feed_forward.up_proj",
-        "mlp.dense_4h_to_h": "feed_forward.down_proj",
-    }
-    qkv = at + "self_attention.query_key_value.{p}"
-    return RuleBook(
-        [
-            Rule("transformer.word_embeddings.weight", "embed_tokens.weight"),
-            Rule("transformer.ln_f.{p}", "norm.{p}", p=PARTS),
-            Rule("lm_head.weight", "lm_head.weight"),
-            Rule(qkv, joined, p=PARTS, cut=Cut(groups=kv_heads)),
-            *renamed(at, OURS, names),
-        ]
-    )
+    others = [
+        Rule("transformer.word_embeddings.weight", "embed_tokens.weight"),
+        Rule("transformer.ln_f.{p}", "norm.{p}", p=PARTS),
+        Rule("lm_head.weight", "lm_head.weight"),
+    ]
+    return _grouped_rules(kv_heads, "transformer.h.{i}.", "self_attention", others)
 
 
 def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
@@ -142,14 +138,11 @@ def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
     }
 
 
-def _falcon_rules_of(checkpoint: Checkpoint) -> RuleBook:
-    heads = _falcon_config(checkpoint.config)["num_kv_heads"]
-    return _falcon_rules(heads if isinstance(heads, int) else 1)
-
-
 FALCON = Traits(
     rules=_falcon_rules(1),
-    rules_of=_falcon_rules_of,
+    rules_of=lambda checkpoint: _falcon_rules(
+        _count(_falcon_config(checkpoint.config), "num_kv_heads")
+    ),
     prepare=_falcon_config,
     names={"num_kv_heads": ("num_kv_heads",), "intermediate_size": ("ffn_hidden_size",)},
     defaults={"activation": "gelu", "layer_norm_epsilon": 1e-5},
