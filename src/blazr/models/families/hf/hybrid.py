@@ -16,7 +16,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
+from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules, shared_mlp
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts, with_shared_expert
 from blazr.models.families.hf.state_space import (
@@ -92,15 +92,8 @@ def _granite_feed(reading: Reading, index: int) -> FeedForwardConfig:
 
 
 def _granite_rules(*, sparse: bool) -> RuleBook:
-    at = LAYER + "shared_mlp."
     ours = FEED + ("shared_expert." if sparse else "")
-    return hf_rules(
-        [
-            *mixer_rules(LAYER + "mamba."),
-            Rule(at + "input_linear.weight", gate_and_up(ours, "_proj.weight")),
-            Rule(at + "output_linear.weight", ours + "down_proj.weight"),
-        ],
-    )
+    return hf_rules([*mixer_rules(LAYER + "mamba."), *shared_mlp(ours)])
 
 
 _ATTENTION = ("attention_bias", "attention_multiplier", "position_embedding_type")

@@ -151,6 +151,19 @@ def joined_experts(transform: Transform = AS_STORED, *, dim: int = 1) -> list[Ru
     ]
 
 
+def shared_mlp(ours: str) -> list[Rule]:
+    """Names of Granite's MLP beside experts, rows of gate before those of up.
+
+    Args:
+        ours: What the parameters begin with.
+    """
+    at = LAYER + "shared_mlp."
+    return [
+        Rule(at + "input_linear.weight", gate_and_up(ours, "_proj.weight")),
+        Rule(at + "output_linear.weight", ours + "down_proj.weight"),
+    ]
+
+
 def hf_rules(more: Sequence[Rule] = (), norms: Mapping[str, str] = LLAMA_NORMS) -> RuleBook:
     """The names of a model.
 

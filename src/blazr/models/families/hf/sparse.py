@@ -29,9 +29,9 @@ from blazr.models.families.hf.names import (
     AFMOE_NORMS,
     LAYER,
     LLAMA_RULES,
-    gate_and_up,
     hf_rules,
     joined_experts,
+    shared_mlp,
 )
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.rules import FEED, MIXER, Rule, RuleBook, Squeeze, Transpose
@@ -237,17 +237,7 @@ GRANITE_MOE = replace(
 ).family("granitemoe")
 GRANITE_MOE_SHARED = replace(
     GRANITE_TRAITS,
-    rules=hf_rules(
-        [
-            Rule(
-                LAYER + "shared_mlp.input_linear.weight",
-                gate_and_up(FEED + "shared_expert.", "_proj.weight"),
-            ),
-            Rule(
-                LAYER + "shared_mlp.output_linear.weight", FEED + "shared_expert.down_proj.weight"
-            ),
-        ]
-    ),
+    rules=hf_rules(shared_mlp(FEED + "shared_expert.")),
     names=LOCAL_EXPERTS,
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     feed_forward=_granite_shared,
