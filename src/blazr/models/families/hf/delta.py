@@ -25,6 +25,7 @@ from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import (
+    AS_STORED,
     FEED,
     GATE_UP_DOWN,
     MIXER,
@@ -35,6 +36,7 @@ from blazr.models.families.rules import (
     Rule,
     RuleBook,
     Squeeze,
+    Transform,
 )
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
@@ -209,21 +211,31 @@ def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     )
 
 
+def delta_names(at: str, filters: Transform, decays: Transform = AS_STORED) -> list[Rule]:
+    """Names of delta networks with filters of their own for queries, keys and values.
+
+    Args:
+        at: What they begin with.
+        filters: How the filters lie.
+        decays: How the decay rates lie.
+    """
+    return [
+        *(Rule(f"{at}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", filters) for n in "qkv"),
+        Rule(at + "dt_bias", MIXER + "dt_bias"),
+        Rule(at + "A_log", MIXER + "a_log", decays),
+        Rule(at + "o_norm.weight", MIXER + "norm.weight"),
+    ]
+
+
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
     at = LAYER + "self_attn."
     sparse = LAYER + "block_sparse_moe."
-    same = tuple(f"{name}_proj.weight" for name in ("b", "f_a", "f_b", "g_a", "g_b"))
     projection = "{p}_proj.weight"
     return hf_rules(
         [
-            Rule(at + "{p}", MIXER + "{p}", p=(*same, "dt_bias")),
-            Rule(at + "A_log", MIXER + "a_log"),
-            Rule(at + "o_norm.weight", MIXER + "norm.weight"),
-            *(
-                Rule(f"{at}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", Squeeze(1))
-                for n in "qkv"
-            ),
+            *delta_names(at, Squeeze(1)),
+            Rule(at + projection, MIXER + projection, p=("b", "f_a", "f_b", "g_a", "g_b")),
             Rule(sparse + projection, FEED + projection, p=GATE_UP_DOWN),
             Rule(sparse + "gate.e_score_correction_bias", FEED + "correction_bias"),
             Rule(
@@ -234,7 +246,7 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
             *rules_where(
                 checkpoint,
                 r"model\.layers\.(\d+)\.self_attn\.A_log",
-                lambda: [Rule(at + "o_proj.weight", MIXER + "out_proj.weight")],
+                [Rule(at + "o_proj.weight", MIXER + "out_proj.weight")],
             ),
         ],
     )
@@ -277,19 +289,13 @@ def _olmo_rules(more: Sequence[Rule] = ()) -> RuleBook:
         more: Names of norms that mean one thing in some layers and another in others.
     """
     at = LAYER + "linear_attn."
-    projections = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "a", "b", "g"))
     filters = tuple(f"{MIXER}{name}_conv1d.weight" for name in "qkv")
     return hf_rules(
         [
             *more,
-            Rule(at + "{p}", MIXER + "{p}", p=(*projections, "dt_bias")),
-            Rule(at + "A_log", MIXER + "a_log"),
-            Rule(at + "o_norm.weight", MIXER + "norm.weight"),
+            *delta_names(at, Squeeze(1)),
+            Rule(at + "{p}_proj.weight", MIXER + "{p}_proj.weight", p=(*"qkvabg",)),
             Rule(at + "o_proj.weight", MIXER + "out_proj.weight"),
-            *(
-                Rule(f"{at}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", Squeeze(1))
-                for n in "qkv"
-            ),
             Rule(at + "conv1d.weight", filters, Squeeze(1), cut=Cut()),
             Rule(LAYER + "attention_layer_norm.weight", OURS + "mixer_norm.weight"),
             Rule(LAYER + "feedforward_layer_norm.weight", OURS + "feed_forward_norm.weight"),
@@ -305,7 +311,7 @@ def _olmo_rules_of(checkpoint: Checkpoint) -> RuleBook:
         rules = [
             Rule(f"{LAYER}{name}.weight", f"{OURS}{own}.weight") for name, own in names.items()
         ]
-        return rules_where(checkpoint, rf"model\.layers\.(\d+)\.{inner}", lambda: rules)
+        return rules_where(checkpoint, rf"model\.layers\.(\d+)\.{inner}", rules)
 
     of_delta = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "feed_forward_norm"}
     of_attention = {"feedforward_layer_norm": "mixer_post_norm"}

@@ -45,7 +45,7 @@ def _minimax_rules(checkpoint: Checkpoint) -> RuleBook:
             *rules_where(
                 checkpoint,
                 r"model\.layers\.(\d+)\.self_attn\.output_gate\.weight",
-                lambda: [Rule(_AT + "qkv_proj.weight", joined, cut=Cut(groups=heads))],
+                [Rule(_AT + "qkv_proj.weight", joined, cut=Cut(groups=heads))],
             ),
         ]
     )

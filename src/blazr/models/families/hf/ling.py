@@ -9,7 +9,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
-from blazr.models.families.hf.delta import deepseek_words
+from blazr.models.families.hf.delta import deepseek_words, delta_names
 from blazr.models.families.hf.derive import SILU, Reading, Traits, attends
 from blazr.models.families.hf.names import LAYER, attention_names, hf_rules
 from blazr.models.families.hf.rope import read_rope
@@ -27,11 +27,8 @@ _NAMES = [
     *(rule for rule in attention_names(_AT) if not rule.source.startswith(_AT + "o_proj")),
     Rule(LAYER + "mlp.gate.expert_bias", FEED + "correction_bias"),
     # delta networks
-    *(Rule(f"{_AT}{n}_conv1d.weight", f"{MIXER}{n}_conv1d.weight", Reshape()) for n in "qkv"),
+    *delta_names(_AT, Reshape(), Reshape()),
     Rule(_AT + "{p}.weight", MIXER + "{p}.weight", p=("f_proj", "g_proj", "b_proj")),
-    Rule(_AT + "dt_bias", MIXER + "dt_bias"),
-    Rule(_AT + "A_log", MIXER + "a_log", Reshape()),
-    Rule(_AT + "o_norm.weight", MIXER + "norm.weight"),
     Rule(_AT + "{p}.weight", MIXER + "out_proj.weight", p=("o_proj", "dense")),
     # lightning attention, and grouped-query attention
     Rule(_AT + "query_key_value.{p}", tuple(f"{MIXER}{n}_proj.{{p}}" for n in "qkv"), p=PARTS),
@@ -39,30 +36,31 @@ _NAMES = [
     Rule(_AT + "key_layernorm.weight", MIXER + "k_norm.weight"),
     Rule(_AT + "g_norm.weight", MIXER + "norm.weight"),
 ]
+_GATE = Rule(_AT + "g_proj.weight", MIXER + "gate_proj.weight")
 _ATTENDS = [
     *(Rule(f"{_AT}{n}.{{p}}", MIXER + "o_proj.{p}", p=PARTS) for n in ("o_proj", "dense")),
-    Rule(_AT + "g_proj.weight", MIXER + "gate_proj.weight"),
+    _GATE,
 ]
+# Tensors that layers with lightning attention alone have, or with latent attention.
+_LIGHTNING = r"model\.layers\.(\d+)\.attention\.g_norm\.weight"
+_LATENT = r"model\.layers\.(\d+)\.attention\.kv_a_layernorm\.weight"
 
 
 def _ling_rules(checkpoint: Checkpoint) -> RuleBook:
     """What each kind of mixer puts out goes through a matrix of one name."""
-    at = r"model\.layers\.(\d+)\.attention\."
-    gate = Rule(_AT + "g_proj.weight", MIXER + "gate_proj.weight")
     return hf_rules(
         [
             *_NAMES,
-            *rules_where(checkpoint, at + r"kv_a_layernorm\.weight", lambda: _ATTENDS),
-            *rules_where(checkpoint, at + r"g_norm\.weight", lambda: [gate]),
+            *rules_where(checkpoint, _LATENT, _ATTENDS),
+            *rules_where(checkpoint, _LIGHTNING, [_GATE]),
         ]
     )
 
 
 def _ring_rules(checkpoint: Checkpoint) -> RuleBook:
     """The same where layers that attend may have no other tensor of a name of their own."""
-    at = r"model\.layers\.(\d+)\.attention\."
     out = Rule(_AT + "dense.weight", MIXER + "out_proj.weight")
-    recurrent = rules_where(checkpoint, at + r"g_norm\.weight", lambda: [out])
+    recurrent = rules_where(checkpoint, _LIGHTNING, [out])
     return hf_rules([*_NAMES, *_ATTENDS, *recurrent])
 
 

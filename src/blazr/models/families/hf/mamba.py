@@ -173,7 +173,7 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
             *rules_where(
                 checkpoint,
                 r"backbone\.layers\.(\d+)\.mixer\.(up_proj|gate)\.",
-                lambda: [Rule(_LAYER + "norm.weight", OURS + "feed_forward_norm.weight")],
+                [Rule(_LAYER + "norm.weight", OURS + "feed_forward_norm.weight")],
             ),
             *_mtp_feeds(feeds),
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from blazr.core.errors import ConfigError
@@ -198,15 +198,15 @@ def mixer_rules(at: str, ours: str = MIXER) -> list[Rule]:
     ]
 
 
-def rules_where(checkpoint: Checkpoint, pattern: str, make: Callable[[], list[Rule]]) -> list[Rule]:
+def rules_where(checkpoint: Checkpoint, pattern: str, rules: Sequence[Rule]) -> list[Rule]:
     """Rules for just those layers in which there is a certain tensor.
 
     Args:
         checkpoint: The tensors.
         pattern: Expression for its name; its first group is the layer's number.
-        make: The rules, with ``{i}`` for that number.
+        rules: The rules, with ``{i}`` for that number.
     """
     compiled = re.compile(pattern, re.ASCII)
     matches = (compiled.match(name) for name in checkpoint.tensors)
     numbers = dict.fromkeys(found[1] for found in matches if found)
-    return [rule.of_layer(number) for number in numbers for rule in make()]
+    return [rule.of_layer(number) for number in numbers for rule in rules]
