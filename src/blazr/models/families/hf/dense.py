@@ -14,33 +14,13 @@ from blazr.models.families.hf.derive import (
     every_slides,
     interleaved_rope,
     qwen_slides,
-    slides_by_turns,
     type_by_turns,
 )
-from blazr.models.families.hf.names import GEMMA_NORMS, GLM_NORMS, OLMO_NORMS, hf_rules
+from blazr.models.families.hf.names import GLM_NORMS, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
-_GEMMA_ACTIVATIONS = ("hidden_activation", "hidden_act")  # both are there, and one is looked at
-
-
-def _gemma3_layer(reading: Reading, index: int) -> str:
-    every = reading.reader.integer("sliding_window_pattern", minimum=1)
-    every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
-    return type_by_turns(reading, index, value_or(every, 6))
-
-
-def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """Another theta where there is a window, and no scaling."""
-    reader = reading.reader
-    kind = _gemma3_layer(reading, index)
-    if reader.section("rope_parameters") is not None:
-        return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
-    local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
-    if kind == SLIDING:
-        return RopeConfig(dim, local)
-    return read_rope(reader, dim)
 
 
 def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
@@ -89,10 +69,6 @@ def _exaone_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     has_window = reading.reader.integer("sliding_window") is not None
     rope = read_rope(reading.reader, dim)
     return rope if not has_window or _exaone_slides(reading, index) else None
-
-
-def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
-    return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
 
 
 LLAMA = Traits(
@@ -161,59 +137,6 @@ PHI3 = Traits(
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     slides=every_slides,
 ).family("phi3")
-GEMMA = Traits(
-    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
-    attention=LLAMA_BIASES,
-    model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
-    unit_offset=True,
-    ignored_keys=_GEMMA_ACTIVATIONS,
-).family("gemma")
-# Of the second and the third Gemma.
-_GEMMA_DEFAULTS = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 4096,
-}
-_GEMMA3 = Traits(
-    rules=hf_rules(norms=GEMMA_NORMS),
-    defaults={
-        **_GEMMA_DEFAULTS,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-    },
-    attention={**LLAMA_BIASES, "qk_norm": True},
-    attention_numbers=_gemma3_attention,
-    model_numbers=lambda reading: {
-        "embedding_multiplier": reading.hidden_size**0.5,
-        "logit_softcap": reading.optional_number("final_logit_softcapping"),
-    },
-    rope=_gemma3_rope,
-    slides=lambda reading, index: _gemma3_layer(reading, index) == SLIDING,
-    norms="both",
-    unit_offset=True,
-    activation="hidden_activation",
-    # the third Gemma does not look at a cap of scores
-    ignored_keys=(*_GEMMA_ACTIVATIONS, "attn_logit_softcapping"),
-)
-GEMMA3 = _GEMMA3.family("gemma3_text")
-GEMMA2 = replace(
-    _GEMMA3,
-    defaults={
-        **_GEMMA_DEFAULTS,
-        "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
-    },
-    attention=LLAMA_BIASES,
-    attention_numbers=lambda reading: {
-        **_gemma3_attention(reading),
-        "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
-    },
-    rope=None,
-    slides=slides_by_turns,
-    ignored_keys=(*_GEMMA_ACTIVATIONS, "sliding_window_size"),
-).family("gemma2")
 OLMO2_TRAITS = Traits(
     rules=hf_rules(norms=OLMO_NORMS),
     defaults={"rms_norm_eps": 1e-5},

@@ -1,4 +1,8 @@
-"""Gemma 3n and 4: keys shared between layers, vectors of each token for each layer, and more."""
+"""Gemma, from the first to the fourth.
+
+From the second on, layers have norms on both sides of their halves, and windows by turns. Layers of
+3n and 4 share keys and take a vector of each token; 3n has several residual streams.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,15 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
-from blazr.models.families.hf.derive import FULL, SLIDING, Reading, Traits, type_by_turns
+from blazr.models.families.hf.dense import LLAMA_BIASES
+from blazr.models.families.hf.derive import (
+    FULL,
+    SLIDING,
+    Reading,
+    Traits,
+    slides_by_turns,
+    type_by_turns,
+)
 from blazr.models.families.hf.names import GEMMA_NORMS, LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.models.families.hf.sparse import read_experts
@@ -23,6 +35,86 @@ from blazr.nn.layers.parallel import FeedForwardPart, ParallelFeedForwardConfig
 from blazr.nn.layers.rope import RopeConfig
 
 _ACTIVATION = "hidden_activation"
+_ACTIVATIONS = (_ACTIVATION, "hidden_act")  # both are there, and one is looked at
+
+
+def _gemma3_type(reading: Reading, index: int) -> str:
+    every = reading.reader.integer("sliding_window_pattern", minimum=1)
+    every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
+    return type_by_turns(reading, index, value_or(every, 6))
+
+
+def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """Another theta where there is a window, and no scaling."""
+    reader = reading.reader
+    kind = _gemma3_type(reading, index)
+    if reader.section("rope_parameters") is not None:
+        return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
+    local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
+    if kind == SLIDING:
+        return RopeConfig(dim, local)
+    return read_rope(reader, dim)
+
+
+def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
+    return {"attention_multiplier": reading.number("query_pre_attn_scalar", 256) ** -0.5}
+
+
+GEMMA = Traits(
+    defaults={"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+    attention=LLAMA_BIASES,
+    model_numbers=lambda reading: {"embedding_multiplier": reading.hidden_size**0.5},
+    unit_offset=True,
+    ignored_keys=_ACTIVATIONS,
+).family("gemma")
+# Of the second and the third.
+_GEMMA_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
+_GEMMA3 = Traits(
+    rules=hf_rules(norms=GEMMA_NORMS),
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    attention_numbers=_gemma3_attention,
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+    },
+    rope=_gemma3_rope,
+    slides=lambda reading, index: _gemma3_type(reading, index) == SLIDING,
+    norms="both",
+    unit_offset=True,
+    activation=_ACTIVATION,
+    # the third Gemma does not look at a cap of scores
+    ignored_keys=(*_ACTIVATIONS, "attn_logit_softcapping"),
+)
+GEMMA3 = _GEMMA3.family("gemma3_text")
+GEMMA2 = replace(
+    _GEMMA3,
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    attention=LLAMA_BIASES,
+    attention_numbers=lambda reading: {
+        **_gemma3_attention(reading),
+        "attn_logit_softcap": reading.optional_number("attn_logit_softcapping"),
+    },
+    rope=None,
+    slides=slides_by_turns,
+    ignored_keys=(*_ACTIVATIONS, "sliding_window_size"),
+).family("gemma2")
+
+
 _PARTS = FEED + "parts."
 MLP, MOE = "mlp", "moe"
 _KEYS_AND_VALUES = re.compile(
