@@ -499,19 +499,33 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
 
 
 def read_attention(
-    reading: Reading, traits: Traits, norm: NormConfig, index: int
+    reading: Reading,
+    traits: Traits,
+    norm: NormConfig,
+    index: int,
+    *,
+    heads: tuple[int, int] | None = None,
 ) -> AttentionConfig:
     """Attention as the config and the traits have it.
+
+    Args:
+        reading: The config.
+        traits: How its type differs from Llama.
+        norm: For the eps of norms of queries and keys.
+        index: The layer.
+        heads: How many heads of keys and values it has, and their size, where layers differ.
 
     Raises:
         ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
     """
-    heads = reading.size("num_attention_heads")
-    kv_heads = reading.size("num_kv_heads", heads)
-    dim = reading.size("head_dim", reading.hidden_size // heads or 1)
-    if heads % kv_heads:
+    count = reading.size("num_attention_heads")
+    kv_heads, dim = heads or (
+        reading.size("num_kv_heads", count),
+        reading.size("head_dim", reading.hidden_size // count or 1),
+    )
+    if count % kv_heads:
         raise ConfigError(
-            f"{reading.reader.source}: {heads} heads cannot share {kv_heads} key/value heads.",
+            f"{reading.reader.source}: {count} heads cannot share {kv_heads} key/value heads.",
             expected='a "num_key_value_heads" that divides "num_attention_heads"',
         )
     rope = traits.rope(reading, dim, index) if traits.rope else read_rope(reading.reader, dim)
@@ -519,7 +533,7 @@ def read_attention(
     slides = traits.slides is not None and traits.slides(reading, index)
     config = AttentionConfig(
         hidden_size=reading.hidden_size,
-        num_heads=heads,
+        num_heads=count,
         num_kv_heads=kv_heads,
         head_dim=dim,
         rope=rope,

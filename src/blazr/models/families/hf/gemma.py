@@ -7,7 +7,7 @@ From the second on, layers have norms on both sides of their halves, and windows
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -17,8 +17,10 @@ from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     FULL,
     SLIDING,
+    Flags,
     Reading,
     Traits,
+    read_attention,
     slides_by_turns,
     type_by_turns,
 )
@@ -116,7 +118,6 @@ GEMMA2 = replace(
 
 
 _PARTS = FEED + "parts."
-MLP, MOE = "mlp", "moe"
 _KEYS_AND_VALUES = re.compile(
     r"(?:.*\.)?layers\.(\d{1,6})\.self_attn\.(?:k_proj|v_proj|k_norm)\.\w+", re.ASCII
 )
@@ -167,18 +168,27 @@ _GEMMA3N_RULES = hf_rules(
     ],
     GEMMA_NORMS,
 )
+_ATTENTION: Flags = {**LLAMA_BIASES, "qk_norm": True, "v_norm": True}
 _ROTATION: Mapping[str, object] = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 
 
-def owner_of_keys(reading: Reading, kinds: list[str], index: int) -> int | None:
+def _unscaled(reading: Reading) -> dict[str, float | None]:
+    """Norms of queries and keys take the place of a scale."""
+    del reading
+    return {"attention_multiplier": 1.0}
+
+
+def _owner_of_keys(
+    reading: Reading, type_of: Callable[[Reading, int], str], index: int
+) -> int | None:
     """The layer whose keys and values a layer attends to; None where these are its own.
 
     Args:
         reading: The config.
-        kinds: The types of all layers.
+        type_of: The type of a layer.
         index: The layer.
 
     Raises:
@@ -187,37 +197,39 @@ def owner_of_keys(reading: Reading, kinds: list[str], index: int) -> int | None:
     first = reading.num_layers - _num_shared(reading.reader)
     if index < first:
         return None
-    owners = [other for other in range(max(first, 0)) if kinds[other] == kinds[index]]
-    if not owners:
+    kind = type_of(reading, index)
+    owners = (other for other in reversed(range(first)) if type_of(reading, other) == kind)
+    owner = next(owners, None)
+    if owner is None:
         raise ConfigError(
             f"{reading.reader.source}: layer {index} has no keys to share.",
             found=f"the last {_num_shared(reading.reader)} of {reading.num_layers} layers share",
-            expected=f"a layer of type {kinds[index]} before them",
+            expected=f"a layer of type {kind} before them",
         )
-    return owners[-1]
+    return owner
 
 
 def _num_shared(reader: ConfigReader) -> int:
     return value_or(reader.integer("num_kv_shared_layers"), 0)
 
 
-def keys_of_sharing_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
+def _keys_of_sharing_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Tensors of keys and values in layers that attend to those of others."""
     reader = ConfigReader(checkpoint.config)
     count = value_or(reader.integer("num_hidden_layers"), 0)
-    shared = value_or(reader.integer("num_kv_shared_layers"), 0)
     found = (_KEYS_AND_VALUES.fullmatch(name) for name in checkpoint.tensors)
-    return tuple(each[0] for each in found if each and count - shared <= int(each[1]) < count)
+    first = count - _num_shared(reader)
+    return tuple(each[0] for each in found if each and first <= int(each[1]) < count)
 
 
-def token_input(reading: Reading, norm: NormConfig) -> TokenInputConfig | None:
+def _token_input(reading: Reading, norm: NormConfig) -> TokenInputConfig | None:
     """What lets the vectors of tokens into a layer, if there are any."""
     size = _vector_size(reading)
     activation = reading.activation(_ACTIVATION)
     return TokenInputConfig(size=size, activation=activation, norm=norm) if size else None
 
 
-def per_layer_embedding(reading: Reading) -> PerLayerEmbeddingConfig | None:
+def _per_layer_embedding(reading: Reading) -> PerLayerEmbeddingConfig | None:
     """What makes these vectors, if there are any."""
     size = _vector_size(reading)
     rows = reading.size("vocab_size_per_layer_input", 262_144)
@@ -235,14 +247,14 @@ def _vector_size(reading: Reading) -> int:
     return reading.size("hidden_size_per_layer_input", 0, minimum=0)
 
 
-def _kinds(reading: Reading) -> list[str]:
+def _gemma4_type(reading: Reading, index: int) -> str:
     """The last layer attends to all tokens, whatever is listed."""
-    kinds = [type_by_turns(reading, index, 6) for index in range(reading.num_layers)]
-    return [*kinds[:-1], FULL]
+    kind = type_by_turns(reading, index, 6)
+    return FULL if index == reading.num_layers - 1 else kind
 
 
-def _heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
-    """How many heads of keys a layer has, and their size."""
+def _gemma4_heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
+    """How many heads of keys and values a layer has, and their size."""
     count, dim = reading.size("num_kv_heads"), reading.size("head_dim")
     reader = reading.reader
     by_layer = reader.section("per_layer_config")
@@ -260,36 +272,22 @@ def _heads(reading: Reading, kind: str, index: int) -> tuple[int, int]:
     return count, reading.size("global_head_dim", 512)
 
 
-def _attention(reading: Reading, norm: NormConfig, kinds: list[str], index: int) -> AttentionConfig:
-    kind = kinds[index]
-    heads = reading.size("num_attention_heads")
-    kv_heads, dim = _heads(reading, kind, index)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{reading.reader.source}: {heads} heads cannot share {kv_heads} key/value heads.",
-            expected="numbers of key/value heads that divide num_attention_heads",
-        )
-    parameters = rope_parameters(reading.reader, kind)
-    window = reading.reader.integer("sliding_window")
-    return AttentionConfig(
-        hidden_size=reading.hidden_size,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        rope=read_rope(reading.reader, dim, parameters=parameters),
-        qkv_bias=reading.flag("attention_bias"),
-        o_bias=reading.flag("attention_bias"),
-        qk_norm=True,
-        v_norm=True,
-        norm_eps=norm.eps,
-        sliding_window=window.value or None if window and kind == SLIDING else None,
-        attention_multiplier=1.0,
+def _gemma4_attention(reading: Reading, norm: NormConfig, index: int) -> AttentionConfig:
+    kind = _gemma4_type(reading, index)
+    heads = _gemma4_heads(reading, kind, index)
+    return replace(
+        read_attention(reading, _GEMMA4, norm, index, heads=heads),
         values_are_keys=reading.flag("attention_k_eq_v") and kind == FULL,
-        kv_layer=owner_of_keys(reading, kinds, index),
+        kv_layer=_owner_of_keys(reading, _gemma4_type, index),
     )
 
 
-def _feed_forward(reading: Reading, norm: NormConfig, *, shares: bool) -> FeedForwardConfig:
+def _gemma4_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    parameters = rope_parameters(reading.reader, _gemma4_type(reading, index))
+    return read_rope(reading.reader, dim, parameters=parameters)
+
+
+def _gemma4_feed(reading: Reading, norm: NormConfig, *, shares: bool) -> FeedForwardConfig:
     is_wide = reading.flag("use_double_wide_mlp") and shares
     mlp = MlpConfig(
         hidden_size=reading.hidden_size,
@@ -308,15 +306,15 @@ def _feed_forward(reading: Reading, norm: NormConfig, *, shares: bool) -> FeedFo
     )
     return ParallelFeedForwardConfig(
         (
-            FeedForwardPart(name=MLP, feed_forward=mlp, norm=norm, post_norm=norm),
-            FeedForwardPart(name=MOE, feed_forward=moe, norm=None, post_norm=norm),
+            FeedForwardPart(name="mlp", feed_forward=mlp, norm=norm, post_norm=norm),
+            FeedForwardPart(name="moe", feed_forward=moe, norm=None, post_norm=norm),
         )
     )
 
 
 def _gemma4_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
-    mixer = _attention(reading, norm, _kinds(reading), index)
-    feed_forward = _feed_forward(reading, norm, shares=mixer.kv_layer is not None)
+    mixer = _gemma4_attention(reading, norm, index)
+    feed_forward = _gemma4_feed(reading, norm, shares=mixer.kv_layer is not None)
     return LayerConfig(
         mixer=mixer,
         mixer_norm=norm,
@@ -324,7 +322,7 @@ def _gemma4_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig
         feed_forward=feed_forward,
         feed_forward_norm=norm if isinstance(feed_forward, MlpConfig) else None,
         feed_forward_post_norm=norm,
-        token_input=token_input(reading, norm),
+        token_input=_token_input(reading, norm),
         output_scale=True,
     )
 
@@ -353,14 +351,18 @@ _GEMMA4 = Traits(
         "hidden_size_per_layer_input": 256,
     },
     names={"experts_per_tok": ("top_k_experts",)},
+    attention=_ATTENTION,
+    attention_numbers=_unscaled,
+    rope=_gemma4_rope,
+    slides=lambda reading, index: _gemma4_type(reading, index) == SLIDING,
     layer=_gemma4_layer,
     prepare=_gemma4_config,
     model_numbers=lambda reading: {
         "embedding_multiplier": reading.hidden_size**0.5,
         "logit_softcap": reading.optional_number("final_logit_softcapping"),
-        "per_layer": per_layer_embedding(reading),
+        "per_layer": _per_layer_embedding(reading),
     },
-    unused=keys_of_sharing_layers,
+    unused=_keys_of_sharing_layers,
     # what dense models say of experts, and a name of the activation that is not looked at
     ignored_keys=("num_experts", "top_k_experts", "moe_intermediate_size", "hidden_act"),
 )
@@ -394,9 +396,14 @@ def _of_layer(reading: Reading, key: str, index: int) -> float:
     return reading.ledger.record(key, listed.value[index], listed.source)
 
 
-def _gemma3n_rope(reading: Reading, dim: int, kind: str) -> RopeConfig:
+def _gemma3n_type(reading: Reading, index: int) -> str:
+    return type_by_turns(reading, index, 5)
+
+
+def _gemma3n_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     """A base of its own where there is a window, and no scaling."""
     reader = reading.reader
+    kind = _gemma3n_type(reading, index)
     if reader.section("rope_parameters") is not None:
         theta = 10_000.0 if kind == SLIDING else 1_000_000.0
         parameters = rope_parameters(reader, kind)
@@ -409,15 +416,6 @@ def _gemma3n_rope(reading: Reading, dim: int, kind: str) -> RopeConfig:
 
 
 def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
-    kinds = [type_by_turns(reading, each, 5) for each in range(reading.num_layers)]
-    heads, kv_heads = reading.size("num_attention_heads"), reading.size("num_kv_heads")
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{reading.reader.source}: {heads} heads cannot share {kv_heads} key/value heads.",
-            expected='a "num_key_value_heads" that divides "num_attention_heads"',
-        )
-    dim = reading.size("head_dim")
-    window = reading.reader.integer("sliding_window")
     streams = reading.size("altup_num_inputs", 4)
     active = reading.size("altup_active_idx", 0, minimum=0)
     if active >= streams:
@@ -430,20 +428,9 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
     if reading.reader.numbers("activation_sparsity_pattern") is not None:
         sparsity = _of_layer(reading, "activation_sparsity_pattern", index)
     return AltUpLayerConfig(
-        mixer=AttentionConfig(
-            hidden_size=reading.hidden_size,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            rope=_gemma3n_rope(reading, dim, kinds[index]),
-            qkv_bias=reading.flag("attention_bias"),
-            o_bias=reading.flag("attention_bias"),
-            qk_norm=True,
-            v_norm=True,
-            norm_eps=norm.eps,
-            sliding_window=window.value or None if window and kinds[index] == SLIDING else None,
-            attention_multiplier=1.0,
-            kv_layer=owner_of_keys(reading, kinds, index),
+        mixer=replace(
+            read_attention(reading, _GEMMA3N, norm, index),
+            kv_layer=_owner_of_keys(reading, _gemma3n_type, index),
         ),
         mixer_norm=norm,
         mixer_post_norm=norm,
@@ -457,7 +444,7 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
         ),
         feed_forward_norm=norm,
         feed_forward_post_norm=norm,
-        token_input=token_input(reading, norm),
+        token_input=_token_input(reading, norm),
         num_streams=streams,
         active=active,
         norm=norm,
@@ -468,13 +455,13 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
 
 def _gemma3n_unused(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Keys of layers that share others, and factors that the config tells not to apply."""
-    found = keys_of_sharing_layers(checkpoint)
+    found = _keys_of_sharing_layers(checkpoint)
     if checkpoint.config.get("altup_correct_scale", True):
         return found
     return (*found, *(name for name in checkpoint.tensors if name.endswith(_FACTORS)))
 
 
-GEMMA3N_TEXT = Traits(
+_GEMMA3N = Traits(
     rules=_GEMMA3N_RULES,
     defaults={
         "num_attention_heads": 8,
@@ -489,14 +476,19 @@ GEMMA3N_TEXT = Traits(
         "intermediate_size": 16_384,
         "rope_theta": 1_000_000.0,
     },
+    attention=_ATTENTION,
+    attention_numbers=_unscaled,
+    rope=_gemma3n_rope,
+    slides=lambda reading, index: _gemma3n_type(reading, index) == SLIDING,
     layer=_gemma3n_layer,
     model_numbers=lambda reading: {
         "embedding_multiplier": reading.hidden_size**0.5,
         "logit_softcap": reading.optional_number("final_logit_softcapping"),
-        "per_layer": per_layer_embedding(reading),
+        "per_layer": _per_layer_embedding(reading),
         "streams": StreamsConfig(reading.hidden_size, reading.size("altup_num_inputs", 4)),
     },
     unused=_gemma3n_unused,
     # clips in training alone, and a scale that this Gemma does not look at
     ignored_keys=("altup_coef_clip", "hidden_act", "query_pre_attn_scalar"),
-).family("gemma3n_text")
+)
+GEMMA3N_TEXT = _GEMMA3N.family("gemma3n_text")
