@@ -308,6 +308,24 @@ def test_exaone_rotates_all_layers_where_none_has_a_window(tmp_path: Path) -> No
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma3n_text"])
+@pytest.mark.parametrize("theta", [None, 500.0])
+def test_gemma_rotates_by_its_local_base_where_a_config_says_nothing_of_windows(
+    kind: str, theta: float | None, tmp_path: Path
+) -> None:
+    """Layers with a window took the base of the others."""
+    theirs = save_reference(kind, tmp_path, changes=CASES[kind][1])
+    full = {"rope_type": "default", "rope_theta": 20_000.0}
+    local = {"rope_local_base_freq": theta} if theta else {}
+    text = json.dumps(json.loads((tmp_path / "config.json").read_text()) | local)
+    silent = {"full_attention": full}
+    taken = type(theirs.config)(rope_parameters=deepcopy(silent), **local).rope_parameters
+    assert taken["sliding_attention"]["rope_theta"] == (theta or 10_000.0)
+    found = [_derived_with(tmp_path, text, "rope_parameters", each) for each in (silent, taken)]
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
 def test_masks_that_lie_in_a_file_are_not_loaded(tmp_path: Path) -> None:
     """As in Pythia's, which were written when such buffers were kept."""
     save_reference("gpt_neox", tmp_path, changes=CASES["gpt_neox"][1])

@@ -46,16 +46,17 @@ def _gemma3_type(reading: Reading, index: int) -> str:
     return type_by_turns(reading, index, value_or(every, 6))
 
 
-def _gemma3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """Another theta where there is a window, and no scaling."""
+def _local_rope(reading: Reading, dim: int, kind: str) -> RopeConfig:
+    """Another base where there is a window, and no scaling, unless the config has some."""
     reader = reading.reader
-    kind = _gemma3_type(reading, index)
-    if reader.section("rope_parameters") is not None:
-        return read_rope(reader, dim, parameters=rope_parameters(reader, kind))
+    if kind == FULL:
+        return read_rope(reader, dim, parameters=rope_parameters(reader, FULL))
     local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
-    if kind == SLIDING:
+    by_type = reader.section("rope_parameters")
+    own = None if by_type is None else by_type.section(SLIDING)
+    if own is None:
         return RopeConfig(dim, local)
-    return read_rope(reader, dim)
+    return read_rope(reader, dim, parameters=own.over({"rope_theta": local, **own.raw}))
 
 
 def _gemma3_attention(reading: Reading) -> dict[str, float | None]:
@@ -90,7 +91,7 @@ _GEMMA3 = Traits(
         "embedding_multiplier": reading.hidden_size**0.5,
         "logit_softcap": reading.optional_number("final_logit_softcapping"),
     },
-    rope=_gemma3_rope,
+    rope=lambda reading, dim, index: _local_rope(reading, dim, _gemma3_type(reading, index)),
     slides=lambda reading, index: _gemma3_type(reading, index) == SLIDING,
     norms="both",
     unit_offset=True,
@@ -400,21 +401,6 @@ def _gemma3n_type(reading: Reading, index: int) -> str:
     return type_by_turns(reading, index, 5)
 
 
-def _gemma3n_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """A base of its own where there is a window, and no scaling."""
-    reader = reading.reader
-    kind = _gemma3n_type(reading, index)
-    if reader.section("rope_parameters") is not None:
-        theta = 10_000.0 if kind == SLIDING else 1_000_000.0
-        parameters = rope_parameters(reader, kind)
-        own = parameters.over({"rope_theta": theta, **parameters.raw})
-        return read_rope(reader, dim, parameters=own)
-    if kind == SLIDING:
-        local = value_or(reader.number("rope_local_base_freq", above=0), 10_000.0)
-        return RopeConfig(dim, local)
-    return read_rope(reader, dim)
-
-
 def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     streams = reading.size("altup_num_inputs", 4)
     active = reading.size("altup_active_idx", 0, minimum=0)
@@ -478,7 +464,7 @@ _GEMMA3N = Traits(
     },
     attention=_ATTENTION,
     attention_numbers=_unscaled,
-    rope=_gemma3n_rope,
+    rope=lambda reading, dim, index: _local_rope(reading, dim, _gemma3n_type(reading, index)),
     slides=lambda reading, index: _gemma3n_type(reading, index) == SLIDING,
     layer=_gemma3n_layer,
     model_numbers=lambda reading: {
