@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.base import ConfigReader, value_or
+from blazr.models.families.base import ConfigReader, Setting, value_or
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.operands.attention import AttentionTemperature
 
@@ -92,11 +92,10 @@ def read_rope(
     """
     if parameters is None:
         parameters = rope_parameters(reader)
-    theta = parameters.number("rope_theta", above=0) or reader.number("rope_theta", above=0)
+    theta = _either(parameters, reader, "rope_theta")
     if parameters.raw.get("rope_type") == PROPORTIONAL:
         return _proportional(parameters, head_dim, value_or(theta, DEFAULT_THETA))
-    share = parameters.number("partial_rotary_factor", above=0)
-    share = share or reader.number("partial_rotary_factor", above=0)
+    share = _either(parameters, reader, "partial_rotary_factor")
     dim = int(head_dim * value_or(share, 1))
     rope = RopeConfig(dim, value_or(theta, DEFAULT_THETA), None, interleaved)
     if not 0 < dim <= 2 * rope.num_pairs <= head_dim:
@@ -122,6 +121,15 @@ def read_rope(
             section = parameters.source.removeprefix(reader.source + ": ")
             reader.unknown[f"{section}.{key}"] = value
     return RopeConfig(dim, rope.theta, scaling, interleaved, temperature, axes)
+
+
+def _either(parameters: ConfigReader, reader: ConfigReader, name: str) -> Setting[float] | None:
+    """A number of the part about rotation, or else of the config.
+
+    Both are looked at, as a key that nobody has looked at counts as unknown.
+    """
+    inner, outer = (each.number(name, above=0) for each in (parameters, reader))
+    return inner or outer
 
 
 def _proportional(parameters: ConfigReader, head_dim: int, theta: float) -> RopeConfig:

@@ -453,6 +453,7 @@ ERNIE4_5_MOE = replace(
         "moe_layer_interval": 1,
     },
     feed_forward=_ernie_experts,
+    expects={"moe_norm_min": (1e-12,)},  # what weights are divided by at least
 ).family("ernie4_5_moe")
 
 
