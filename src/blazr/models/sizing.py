@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
-from blazr.nn.layers.base import FeedForwardConfig
 from blazr.nn.layers.mla import MlaConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelFeedForwardConfig
+from blazr.nn.layers.parallel import feed_forwards_of
 from blazr.nn.layers.ranks import ALONE
 
 
@@ -48,13 +47,6 @@ def _count(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def _mixtures(feed_forward: FeedForwardConfig | None) -> list[MoeConfig]:
-    """The mixtures of experts that a feed-forward is, or has as parts."""
-    if isinstance(feed_forward, ParallelFeedForwardConfig):
-        return [moe for part in feed_forward.parts for moe in _mixtures(part.feed_forward)]
-    return [feed_forward] if isinstance(feed_forward, MoeConfig) else []
-
-
 def size_of(
     config: ModelConfig, dtype: torch.dtype, *, kv_dtype: str = "auto", state_dtype: str = "auto"
 ) -> ModelSize:
@@ -81,9 +73,10 @@ def size_of(
     unused = states = working = logs = latents = keys = 0
     for layer in config.layers:
         parameters += _count(layer.build)
-        for moe in _mixtures(layer.feed_forward):
-            expert = (3 if moe.gated else 2) * moe.hidden_size * moe.intermediate_size
-            unused += (moe.num_experts - moe.experts_per_token) * expert
+        for feed in feed_forwards_of(layer.feed_forward):
+            if isinstance(feed, MoeConfig):
+                expert = (3 if feed.gated else 2) * feed.hidden_size * feed.intermediate_size
+                unused += (feed.num_experts - feed.experts_per_token) * expert
         spec = layer.mixer.cache_spec(dtype).stored_as(kv_dtype, state_dtype)
         states += spec.bytes_per_checkpoint
         working += spec.bytes_per_working_copy

@@ -140,6 +140,13 @@ class ParallelFeedForwardConfig(FeedForwardConfig):
         return ParallelFeedForward(self)
 
 
+def feed_forwards_of(config: FeedForwardConfig | None) -> tuple[FeedForwardConfig, ...]:
+    """The feed-forwards of a layer: those side by side, the one, or none."""
+    if isinstance(config, ParallelFeedForwardConfig):
+        return tuple(part.feed_forward for part in config.parts)
+    return () if config is None else (config,)
+
+
 class ParallelFeedForward(Joined, FeedForward):
     """The sum of its parts, such as an MLP and experts (Gemma 4)."""
 

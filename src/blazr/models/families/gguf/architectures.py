@@ -41,6 +41,7 @@ from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerCon
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 _LAYER = "blk.{i}."
+LAYER_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

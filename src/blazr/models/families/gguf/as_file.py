@@ -16,19 +16,24 @@ from torch import Tensor
 
 from blazr.core.gguf_header import Value
 from blazr.models.causal_lm import ModelConfig
-from blazr.models.families.gguf.architectures import ARCHITECTURES, Architecture, mixers_of
+from blazr.models.families.gguf.architectures import (
+    ARCHITECTURES,
+    LAYER_NORMS,
+    Architecture,
+    mixers_of,
+)
 from blazr.models.families.gguf.as_config import METADATA_KEYS, SIGMOID, SOFTMAX
 from blazr.models.families.rules import split_layer
 from blazr.nn.layers.altup import AltUpLayerConfig
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig
 from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.moe import MoeConfig
-from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerConfig
+from blazr.nn.layers.parallel import ParallelMixerConfig, feed_forwards_of
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 
@@ -36,7 +41,6 @@ from blazr.nn.layers.short_conv import ShortConvConfig
 _CLOSE = 1e-6
 # How Qwen 3.5 cuts channels between places in text and in images; text has one place.
 _SECTIONS = [11, 11, 10, 0]
-_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
 
 Metadata = dict[str, Value]
@@ -97,8 +101,8 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
 
 
 def _feed_forwards(config: ModelConfig) -> ConfigValues:
-    feeds = [_parts(layer.feed_forward) for layer in config.layers]
-    sizes = [getattr(each[0], "intermediate_size", 0) for each in feeds]
+    feeds = [feed_forwards_of(layer.feed_forward) for layer in config.layers]
+    sizes = [getattr(next(iter(each), None), "intermediate_size", 0) for each in feeds]
     dense = [
         feed.intermediate_size for each in feeds for feed in each if isinstance(feed, MlpConfig)
     ]
@@ -145,13 +149,6 @@ def _streams(config: ModelConfig) -> ConfigValues:
         "altup_active_idx": layers[0].active,
         "sparsity_quantiles": [each.quantile for each in feeds if isinstance(each, MlpConfig)],
     }
-
-
-def _parts(feed: FeedForwardConfig | None) -> list[FeedForwardConfig | None]:
-    """A feed-forward, or those that it has side by side."""
-    if isinstance(feed, ParallelFeedForwardConfig):
-        return [part.feed_forward for part in feed.parts]
-    return [feed]
 
 
 def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
@@ -317,7 +314,7 @@ def recipe_of(parameter: str, model: ModelConfig, target: ModelConfig) -> Recipe
         layer = model.layers[index]
         if part == "mixer":
             made = _mixer_recipe(name, layer.mixer, target.layers[index].mixer)
-        elif part in _NORMS:
+        elif part in LAYER_NORMS:
             made = _norm_recipe(name, getattr(layer, part))
         elif part != "feed_forward":
             return Recipe(source=parameter)

@@ -16,7 +16,7 @@ from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Derived, Family, Source
-from blazr.models.families.gguf.architectures import Architecture, gguf_names
+from blazr.models.families.gguf.architectures import LAYER_NORMS, Architecture, gguf_names
 from blazr.models.families.gguf.as_config import (
     CHOSEN_SOFTMAX,
     INNER_EPS,
@@ -46,7 +46,6 @@ from blazr.nn.layers.parallel import (
 )
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
-_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 _SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
     SOFTMAX: "softmax",
     SIGMOID: "sigmoid",
@@ -284,7 +283,7 @@ def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
     eps = config.final_norm.eps
     layers = []
     for layer in config.every_layer:
-        present = {name: norm for name in _NORMS if (norm := getattr(layer, name)) is not None}
+        present = {name: norm for name in LAYER_NORMS if (norm := getattr(layer, name)) is not None}
         norms = {name: replace(norm, unit_offset=False) for name, norm in present.items()}
         mixer = _mixer_in_gguf(layer.mixer, row, eps)
         feed = layer.feed_forward
