@@ -11,7 +11,7 @@ from torch import nn
 
 from blazr.models.causal_lm import ModelConfig
 from blazr.nn.layers.mla import MlaConfig
-from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.moe import Experts, MoeConfig
 from blazr.nn.layers.parallel import feed_forwards_of
 from blazr.nn.layers.ranks import ALONE
 
@@ -62,7 +62,7 @@ def size_of(
         UnknownNameError: There is no such dtype of keys and values, or of states.
     """
     embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    parameters = _count(config.final_norm.build)
+    parameters = _count(config.final_norm.build) + config.vocab_size * config.head_bias
     if (per_layer := config.per_layer) is not None:
         table = per_layer.vocab_size * per_layer.num_layers * per_layer.norm.size
         parameters += _count(partial(per_layer.build, ALONE.rank)) - table
@@ -75,8 +75,8 @@ def size_of(
         parameters += _count(layer.build)
         for feed in feed_forwards_of(layer.feed_forward):
             if isinstance(feed, MoeConfig):
-                expert = (3 if feed.gated else 2) * feed.hidden_size * feed.intermediate_size
-                unused += (feed.num_experts - feed.experts_per_token) * expert
+                others = feed.num_experts - feed.experts_per_token
+                unused += _count(partial(Experts, feed)) // feed.num_experts * others
         spec = layer.mixer.cache_spec(dtype).stored_as(kv_dtype, state_dtype)
         states += spec.bytes_per_checkpoint
         working += spec.bytes_per_working_copy

@@ -11,6 +11,7 @@ from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
+from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from tests.support import tiny
 from tests.support.examples import HIDDEN, MIXER_EXAMPLES
@@ -53,6 +54,35 @@ def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
     assert size.parameters == sum(p.numel() for p in module.parameters())
     assert size.active_parameters == size.parameters - 2 * 3 * 48 * 32
     assert size.embedding_parameters == 2 * 61 * 32
+
+
+@pytest.mark.parametrize("latent", [None, 10])
+def test_a_head_with_a_bias_and_experts_on_fewer_channels_are_counted(latent: int | None) -> None:
+    """The bias was left out, and experts that a token does not choose had too many channels."""
+    norm = NormConfig(HIDDEN, 1e-6)
+    moe = MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        latent_size=latent,
+        expert_bias=True,
+    )
+    layer = LayerConfig(mixer=MIXER_EXAMPLES["gqa"], mixer_norm=norm, feed_forward=moe)
+    config = ModelConfig(
+        vocab_size=8,
+        hidden_size=HIDDEN,
+        max_seq_len=64,
+        layers=(layer,),
+        final_norm=norm,
+        head_bias=True,
+    )
+    with torch.device("meta"):
+        module = CausalLM(config)
+    size = size_of(config, torch.float32)
+    assert size.parameters == sum(p.numel() for p in module.parameters())
+    experts = sum(p.numel() for p in module.layers[0].feed_forward.experts.parameters())
+    assert size.parameters - size.active_parameters == experts * 3 // 5
 
 
 @pytest.mark.parametrize("mixer", MIXER_EXAMPLES.values(), ids=MIXER_EXAMPLES)
