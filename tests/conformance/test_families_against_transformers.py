@@ -424,6 +424,33 @@ def test_olmo_hybrid_under_the_names_of_its_releases(tmp_path: Path) -> None:
     assert_as_right(found, *reference_truth(theirs, ids))
 
 
+@pytest.mark.parametrize("kind", ["minimax_text_01", "minimax_m1"])
+def test_minimax_under_the_keys_of_its_releases(kind: str, tmp_path: Path) -> None:
+    """Types of layers are numbers there, and the weights of residuals have other names."""
+    theirs = save_reference("minimax", tmp_path, changes=CASES["minimax"][1])
+    written = json.loads((tmp_path / "config.json").read_text())
+    names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    released = {
+        f"layernorm_{name}_{end}": written[f"{ours}_{end}_factor"]
+        for ours, name in names.items()
+        for end in ("alpha", "beta")
+    }
+    gone = dict.fromkeys(f"{ours}_{end}_factor" for ours in names for end in ("alpha", "beta"))
+    attends = [int(each == "full_attention") for each in written["layer_types"]]
+    said = {"attn_type_list": attends, "layer_types": None, "postnorm": True}
+    said |= {"shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "model_type": kind}
+    rewrite_config(tmp_path, **gone, **released, **said)
+    ours = load(str(tmp_path), device=CPU, dtype="float32")
+    assert ours.family == kind
+    ids = tokens_of(30, seed=1)
+    with torch.inference_mode():
+        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
+    rewrite_config(tmp_path, postnorm=False)
+    with pytest.raises(ConfigError, match="'postnorm'"):
+        plan_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("kind", "block", "users"),
     [
