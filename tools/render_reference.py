@@ -41,6 +41,10 @@ from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.routes import ROUTES
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support.references import CASES, is_vision
+
 # They cannot be imported without packages that are extras; they define no table.
 NEEDS_EXTRAS = ("blazr.nn.kernels.triton.", "blazr.ray")
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,12 +54,24 @@ HEADERS = (
     "The last column says what was read of published files, which are planned as they are, or "
     "whose sums must be those of the made header."
 )
+CONVERTED = (
+    "Each was compared with transformers: on files of llama.cpp's own converter where some are "
+    "named, else on files made here with the names of its `gguf` package."
+)
 NATIVE = (
     "What blazr runs with networks of its own, and what each was compared with. Every other causal "
     "language model that the transformers library knows runs "
     "[through it](../how-to/models.md#everything-else-through-transformers)."
 )
-ELSEWHERE = {"oxidizr": "what its trainer recorded", "gguf": "see below"}
+BY_VERIFY = "the independent reference of `blazr verify`: logits"
+ELSEWHERE = {
+    "oxidizr": "what its trainer recorded",
+    "gguf": "see below",
+    "bailing_moe": BY_VERIFY,
+    "bailing_moe_linear": BY_VERIFY,
+    "minimax_text_01": "transformers, by its class for `minimax`: logits",
+    "minimax_m1": "transformers, by its class for `minimax`: logits",
+}
 NOTE = "<!-- Written by tools/render_reference.py (`make docs`); do not edit. -->"
 
 
@@ -289,26 +305,23 @@ def render_tables() -> str:
 def render_models() -> str:
     """Every family: what runs it, and what its network was compared with."""
     headers, published = _recorded("headers/*.json", _model_type), _published()
-    known = {*headers, *_recorded("headers/*.json", _text_type)}
     gguf = _recorded("gguf/converted/*.gguf.xz", lambda path: path.name.partition(".")[0])
     heads = ("family", "compared with", "headers of releases that plan", "read of published files")
     families = (
         (
             f"`{name}`",
-            "transformers: logits, greedy tokens" if name in known else "itself, cut and converted",
+            _compared_with(name),
             ", ".join(headers.get(name, ())),
             "; ".join(f"{m}: {', '.join(what)}" for m, what in published.get(name, {}).items())
-            or "nothing",
+            or ("" if name in {"oxidizr", "gguf"} else "nothing"),
         )
-        if name not in {"oxidizr", "gguf"}
-        else (f"`{name}`", ELSEWHERE[name], "", "")
         for name in FAMILIES
     )
     architectures = (
         (
             f"`{name}`",
             ", ".join(each for each in gguf if _architecture(each) == name)
-            or "by the names of the gguf package: logits of transformers",
+            or "by the names of the gguf package",
         )
         for name in ARCHITECTURES
     )
@@ -320,10 +333,19 @@ def render_models() -> str:
             HEADERS,
             table(heads, families),
             "## Architectures in GGUF",
-            "Each was compared with transformers on files of llama.cpp's own converter.",
+            CONVERTED,
             table(("architecture", "files compared"), architectures),
         )
     )
+
+
+def _compared_with(family: str) -> str:
+    """What a family's network was compared with, as tests/conformance does it."""
+    if any(family == kind for kind, _ in CASES.values()):
+        return "transformers: logits, greedy tokens"
+    if is_vision(family):
+        return "transformers: logits of text"
+    return ELSEWHERE.get(family, "itself, cut and converted")
 
 
 def _recorded(pattern: str, key: Callable[[Path], str]) -> dict[str, list[str]]:
@@ -333,12 +355,6 @@ def _recorded(pattern: str, key: Callable[[Path], str]) -> dict[str, list[str]]:
         name = path.name.removesuffix(".json").removesuffix(".gguf.xz")
         found.setdefault(key(path), []).append(name)
     return found
-
-
-def _text_type(path: Path) -> str:
-    """Of the language model's part, where the model also sees images."""
-    config = json.loads(path.read_text(encoding="utf-8"))["config"]
-    return str(config.get("text_config", config).get("model_type"))
 
 
 def _model_type(path: Path) -> str:
