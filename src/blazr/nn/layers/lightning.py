@@ -108,7 +108,7 @@ class LightningConfig(MixerConfig):
         part = replace(
             self,
             rates=self.rates[own.start : own.stop],
-            norm_groups=self.norm_groups // (1 if is_norm_cut else rank.count) or 1,
+            norm_groups=self.norm_groups // (1 if is_norm_cut else rank.count),
             is_norm_cut=is_norm_cut,
         )
         return part, parts

@@ -30,8 +30,8 @@ class RgLruConfig(MixerConfig):
 
     Args:
         hidden_size: C.
-        head_dim: Channels of a head; gates see those of their own head alone.
         num_heads: H.
+        head_dim: Channels of a head; gates see those of their own head alone.
         conv_kernel: K, taps of the causal convolution.
         activation: Of the gate beside the recurrence.
     """
