@@ -228,6 +228,26 @@ def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     return read_rope(reading.reader, dim, interleaved=True)
 
 
+def counted_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    """The rotated channels are counted: ``rotary_dim`` (MiniMax).
+
+    Raises:
+        ConfigError: They do not fit the heads.
+    """
+    del index
+    rope = read_rope(reading.reader, dim)
+    rotated = reading.reader.integer("rotary_dim", minimum=1)
+    if rotated is None:
+        return rope
+    if rotated.value % 2 or rotated.value > dim:
+        raise ConfigError(
+            f"{rotated.source}: the rotated channels do not fit the heads.",
+            found=f"{rotated.value} of {dim}",
+            expected="an even number, at most all",
+        )
+    return replace(rope, dim=rotated.value)
+
+
 def type_by_turns(reading: Reading, index: int, every: int = 2) -> str:
     """By ``layer_types``, or a window in all layers but every n-th."""
     return reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.derive import (
@@ -14,17 +13,16 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     attends,
+    counted_rope,
     every_slides,
     read_attention,
 )
 from blazr.models.families.hf.names import LAYER, hf_rules
-from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import rules_where
 from blazr.models.families.rules import MIXER, Cut, Rule, RuleBook
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig, NormedResidual
 from blazr.nn.layers.lightning import LightningConfig
-from blazr.nn.layers.rope import RopeConfig
 
 _AT = LAYER + "self_attn."
 _OWN_NAMES = [
@@ -49,22 +47,6 @@ def _minimax_rules(checkpoint: Checkpoint) -> RuleBook:
             ),
         ]
     )
-
-
-def _minimax_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
-    """Of half of a head: the library's class rotates all of it, but nobody trained it like that."""
-    del index
-    rope = read_rope(reading.reader, dim)
-    rotated = reading.reader.integer("rotary_dim", minimum=1)
-    if rotated is None:
-        return rope
-    if rotated.value % 2 or rotated.value > dim:
-        raise ConfigError(
-            f"{rotated.source}: the rotated channels do not fit the heads.",
-            found=f"{rotated.value} of {dim}",
-            expected="an even number, at most all",
-        )
-    return replace(rope, dim=rotated.value)
 
 
 def _minimax_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
@@ -113,11 +95,12 @@ _MINIMAX = Traits(
         "rms_norm_eps": 1e-5,
     },
     layer=_minimax_layer,
-    rope=_minimax_rope,
+    # the library's class rotates whole heads, but nobody trained it like that
+    rope=counted_rope,
     slides=every_slides,
     ignored_keys=(
         "block_size",  # how many tokens are computed at once
-        "rotary_dim",
+        "rotary_dim",  # where no layer attends
         *(f"{kind}_attn_{end}_factor" for kind in ("full", "linear") for end in ("alpha", "beta")),
     ),
     buffers=_BUFFERS,

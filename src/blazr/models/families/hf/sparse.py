@@ -20,6 +20,7 @@ from blazr.models.families.hf.derive import (
     SLIDING,
     Reading,
     Traits,
+    counted_rope,
     every_slides,
     qwen_slides,
     slides_by_turns,
@@ -371,17 +372,9 @@ def _minimax_experts(reading: Reading, index: int) -> MoeConfig:
     return replace(experts, scoring="sigmoid", correction_bias=True)
 
 
-def _rotary_share(own: Mapping[str, object]) -> Mapping[str, object]:
-    """MiniMax counts the rotated channels."""
-    rotated, dim = own.get("rotary_dim"), own.get("head_dim") or 128
-    if not isinstance(rotated, int) or not isinstance(dim, int):
-        return own
-    return {"partial_rotary_factor": rotated / dim, **own}
-
-
 MINIMAX_M2 = Traits(
     names=LOCAL_EXPERTS,
-    prepare=_rotary_share,
+    rope=counted_rope,
     defaults={
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -399,7 +392,6 @@ MINIMAX_M2 = Traits(
     },
     # of modules that predict further tokens, which no release has, and kinds that are all one
     ignored_keys=(
-        "rotary_dim",
         "shared_intermediate_size",  # such an expert would have tensors
         "attn_type_list",
         "use_mtp",
