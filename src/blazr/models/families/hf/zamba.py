@@ -10,7 +10,14 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
-from blazr.models.families.hf.derive import LINEAR, SILU, Reading, Traits, read_mlp
+from blazr.models.families.hf.derive import (
+    LINEAR,
+    SILU,
+    Reading,
+    Traits,
+    read_attention,
+    read_mlp,
+)
 from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
@@ -36,6 +43,7 @@ from blazr.models.families.rules import (
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.mamba1 import HeadedMamba1Config
+from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 
 HYBRID = "hybrid"
@@ -160,23 +168,30 @@ def _config(own: Mapping[str, object]) -> dict[str, object]:
     return changed
 
 
+def _block_attention(
+    reading: Reading, traits: Traits, norm: NormConfig, dim: int
+) -> AttentionConfig:
+    """Attention of a block, which sees the embedded tokens beside the residual stream."""
+    kv_heads = reading.size("num_kv_heads", reading.size("num_attention_heads"))
+    return replace(
+        read_attention(reading, traits, norm, 0, heads=(kv_heads, dim)),
+        hidden_size=2 * reading.hidden_size,
+        output_size=reading.hidden_size,
+        attention_multiplier=(dim / 2) ** -0.5,
+    )
+
+
+def _rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    del index
+    return read_rope(reading.reader, dim) if reading.flag("use_mem_rope") else None
+
+
 def _block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockConfig:
-    hidden = reading.hidden_size
-    heads = reading.size("num_attention_heads")
-    dim = 2 * hidden // heads or 1
-    rope = read_rope(reading.reader, dim) if reading.flag("use_mem_rope") else None
+    dim = 2 * reading.hidden_size // reading.size("num_attention_heads") or 1
     in_attention = reading.flag("use_shared_attention_adapter")
     return BlockConfig(
-        hidden_size=hidden,
-        attention=AttentionConfig(
-            hidden_size=2 * hidden,
-            num_heads=heads,
-            num_kv_heads=reading.size("num_kv_heads", heads),
-            head_dim=dim,
-            rope=rope,
-            attention_multiplier=(dim / 2) ** -0.5,
-            output_size=hidden,
-        ),
+        hidden_size=reading.hidden_size,
+        attention=_block_attention(reading, _ZAMBA2, norm, dim),
         feed_forward=read_mlp(reading, {"bias": "add_bias_linear"}),
         eps=norm.eps,
         users=users,
@@ -247,11 +262,12 @@ def _any_layer(  # noqa: PLR0917  (a layer among others, and what it is made of)
     )
 
 
-ZAMBA2 = Traits(
+_ZAMBA2 = Traits(
     rules=hf_rules(_RULES, _NORMS),
     rules_of=_rules_of,
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "mamba_d_state": 64},
     layer=_layer,
+    rope=_rope,
     prepare=_config,
     unused=_unread,
     ignored_keys=(
@@ -264,7 +280,8 @@ ZAMBA2 = Traits(
         "use_conv_bias",
         "use_long_context",
     ),
-).family("zamba2")
+)
+ZAMBA2 = _ZAMBA2.family("zamba2")
 
 
 def _first_mixer_rules(at: str, ours: str, in_proj: Selection | None) -> list[Rule]:
@@ -324,20 +341,11 @@ def _first_kinds(reading: Reading) -> list[str | None]:
 
 
 def _first_block(reading: Reading, norm: NormConfig, users: tuple[int, ...]) -> BlockConfig:
-    hidden = reading.hidden_size
-    heads = reading.size("num_attention_heads")
-    dim = reading.size("attention_head_dim", 2 * hidden // heads or 1)
+    usual = 2 * reading.hidden_size // reading.size("num_attention_heads") or 1
+    dim = reading.size("attention_head_dim", usual)
     return BlockConfig(
-        hidden_size=hidden,
-        attention=AttentionConfig(
-            hidden_size=2 * hidden,
-            num_heads=heads,
-            num_kv_heads=reading.size("num_kv_heads"),
-            head_dim=dim,
-            rope=None,
-            attention_multiplier=(dim / 2) ** -0.5,
-            output_size=hidden,
-        ),
+        hidden_size=reading.hidden_size,
+        attention=_block_attention(reading, _ZAMBA, norm, dim),
         feed_forward=read_mlp(reading, {}),
         eps=norm.eps,
         users=users,
@@ -366,7 +374,7 @@ def _first_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     return _any_layer(reading, norm, index, _first_kinds(reading), mixer, users, _first_block)
 
 
-ZAMBA = Traits(
+_ZAMBA = Traits(
     rules=_first_rules(),
     rules_of=_first_rules_of,
     defaults={
@@ -376,6 +384,7 @@ ZAMBA = Traits(
         "mamba_conv_bias": True,
     },
     layer=_first_layer,
+    rope=lambda *_: None,
     prepare=lambda own: with_types(own, "layers_block_type", "layer_types"),
     unused=_first_unread,
     expects={"hidden_mamba_act": SILU},
@@ -384,4 +393,5 @@ ZAMBA = Traits(
         *("attention_head_dim", "attention_hidden_size"),
         *("attn_layer_period", "attn_layer_offset"),
     ),
-).family("zamba")
+)
+ZAMBA = _ZAMBA.family("zamba")
