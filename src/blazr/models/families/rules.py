@@ -449,6 +449,16 @@ def renamed(theirs: str, ours: str, names: Mapping[str, str]) -> Iterator[Rule]:
         yield Rule(f"{theirs}{name}.{{p}}", f"{ours}{own}.{{p}}", p=PARTS)
 
 
+def gate_and_up(at: str, end: str) -> tuple[str, ...]:
+    """Both upward projections of an MLP, the rows of which one tensor holds."""
+    return (f"{at}gate{end}", f"{at}up{end}")
+
+
+def queries_keys_values(at: str, end: str) -> tuple[str, ...]:
+    """Parameters of queries, keys and values, the rows of which one tensor holds."""
+    return tuple(f"{at}{name}{end}" for name in "qkv")
+
+
 # Of Qwen, of DeepSeek, of DeepSeek in GGUF, of Nemotron, and of MiMo, which has the hidden state
 # before the embedded token.
 _MTP_RULES = (

@@ -29,6 +29,8 @@ from blazr.models.families.rules import (
     TiledColumns,
     TiledHeads,
     Transpose,
+    gate_and_up,
+    queries_keys_values,
     renamed,
 )
 from blazr.nn.layers.attention import AttentionConfig
@@ -483,7 +485,6 @@ def gguf_names(
         "ffn_gate_inp": "feed_forward.router",
     }
     experts = FEED + "experts.{p}_proj"
-    both = (FEED + "gate_proj.{p}", FEED + "up_proj.{p}")
     return RuleBook(
         [
             *row.own_names,
@@ -502,7 +503,11 @@ def gguf_names(
             ),
             Rule(_LAYER + "ssm_a", MIXER + "a_log", DecayLog()),
             Rule(_LAYER + "ssm_d", MIXER + "d"),
-            *([Rule(_LAYER + "ffn_up.{p}", both, p=PARTS)] if is_fused else ()),
+            *(
+                [Rule(_LAYER + "ffn_up.{p}", gate_and_up(FEED, "_proj.{p}"), p=PARTS)]
+                if is_fused
+                else ()
+            ),
             Rule(
                 _LAYER + "ffn_gate_inp_shexp.weight",
                 FEED + "shared_expert_gate.weight",
@@ -513,7 +518,7 @@ def gguf_names(
             Rule(_LAYER + "ffn_{p}_exps.weight", experts, p=GATE_UP_DOWN),
             Rule(
                 _LAYER + "ffn_gate_up_exps.weight",  # as converters write them when asked to
-                (FEED + "experts.gate_proj", FEED + "experts.up_proj"),
+                gate_and_up(FEED + "experts.", "_proj"),
                 cut=Cut(1),
             ),
             Rule(_LAYER + "ffn_{p}.{e}.weight", experts, Stack("e"), p=GATE_UP_DOWN),
@@ -553,7 +558,7 @@ def mixers_of(layer: LayerConfig) -> tuple[MixerConfig, ...]:
 def _attention(
     at: str, ours: str, pairs: Pairs | None = None, *, is_fused: bool = False
 ) -> Iterable[Rule]:
-    targets = tuple(f"{ours}{name}_proj.{{p}}" for name in "qkv")
+    targets = queries_keys_values(ours, "_proj.{p}")
     joined = Rule(f"{at}attn_qkv.{{p}}", targets, p=PARTS)
     single = [
         Rule(f"{at}attn_{name}.{{p}}", target, p=PARTS, cut=None if name == "v" else pairs)
@@ -608,13 +613,12 @@ def _mlp_and_experts(at: str, ours: str) -> Iterable[Rule]:
     yield Rule(at + "ffn_gate_inp.weight", moe + "router.weight")
     yield Rule(at + "ffn_gate_inp.scale", moe + "router_norm.weight")
     yield Rule(at + "ffn_down_exps.scale", moe + "expert_scale")
-    both = (moe + "experts.gate_proj", moe + "experts.up_proj")
-    yield Rule(at + "ffn_gate_up_exps.weight", both, cut=Cut(1))
+    yield Rule(at + "ffn_gate_up_exps.weight", gate_and_up(moe + "experts.", "_proj"), cut=Cut(1))
     yield Rule(at + "ffn_{p}_exps.weight", moe + "experts.{p}_proj", p=GATE_UP_DOWN)
 
 
 def _lightning(at: str, ours: str, mixer: LightningConfig) -> Iterable[Rule]:
-    joined = tuple(f"{ours}{name}_proj.weight" for name in "qkv")
+    joined = queries_keys_values(ours, "_proj.weight")
     yield Rule(at + "attn_qkv.weight", joined, cut=Cut(groups=mixer.num_heads))
     names = {"attn_gate": "gate_proj", "attn_norm_2": "norm", "attn_output": "out_proj"}
     yield from renamed(at, ours, names)

@@ -37,6 +37,7 @@ from blazr.models.families.rules import (
     RuleBook,
     Squeeze,
     Transform,
+    queries_keys_values,
 )
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import GatedDeltaConfig, KimiDeltaConfig, OlmoDeltaConfig
@@ -289,14 +290,17 @@ def _olmo_rules(more: Sequence[Rule] = ()) -> RuleBook:
         more: Names of norms that mean one thing in some layers and another in others.
     """
     at = LAYER + "linear_attn."
-    filters = tuple(f"{MIXER}{name}_conv1d.weight" for name in "qkv")
     return hf_rules(
         [
             *more,
             *delta_names(at, Squeeze(1)),
             Rule(at + "{p}_proj.weight", MIXER + "{p}_proj.weight", p=(*"qkvabg",)),
             Rule(at + "o_proj.weight", MIXER + "out_proj.weight"),
-            Rule(at + "conv1d.weight", filters, Squeeze(1), cut=Cut()),
+            Rule(
+                at + "conv1d.weight",
+                queries_keys_values(MIXER, "_conv1d.weight"),
+                Squeeze(1),
+            ),
             Rule(LAYER + "attention_layer_norm.weight", OURS + "mixer_norm.weight"),
             Rule(LAYER + "feedforward_layer_norm.weight", OURS + "feed_forward_norm.weight"),
         ],

@@ -27,7 +27,7 @@ from blazr.models.families.hf.derive import (
 from blazr.models.families.hf.names import GEMMA_NORMS, LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.models.families.hf.sparse import read_experts
-from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook, Stack
+from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook, Stack, gate_and_up
 from blazr.nn.layers.altup import AltUpLayerConfig, StreamsConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig, TokenInputConfig
@@ -142,7 +142,7 @@ _OF_EXPERTS = [
     Rule(LAYER + "router.per_expert_scale", _PARTS + "moe.expert_scale"),
     Rule(
         LAYER + "experts.gate_up_proj",
-        (_PARTS + "moe.experts.gate_proj", _PARTS + "moe.experts.up_proj"),
+        gate_and_up(_PARTS + "moe.experts.", "_proj"),
         cut=Cut(1),
     ),
     Rule(LAYER + "experts.down_proj", _PARTS + "moe.experts.down_proj"),

@@ -20,7 +20,7 @@ from blazr.models.families.hf.derive import (
 from blazr.models.families.hf.names import LAYER, hf_rules
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts
 from blazr.models.families.hf.state_space import rules_where
-from blazr.models.families.rules import MIXER, Cut, Rule, RuleBook
+from blazr.models.families.rules import MIXER, Cut, Rule, RuleBook, queries_keys_values
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig, NormedResidual
 from blazr.nn.layers.lightning import LightningConfig
 
@@ -36,7 +36,7 @@ _BUFFERS = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 def _minimax_rules(checkpoint: Checkpoint) -> RuleBook:
     """In layers of lightning attention, rows of queries, keys and values are together by head."""
     heads = value_or(ConfigReader(checkpoint.config).integer("num_attention_heads", minimum=1), 1)
-    joined = tuple(f"{MIXER}{name}_proj.weight" for name in "qkv")
+    joined = queries_keys_values(MIXER, "_proj.weight")
     return hf_rules(
         [
             *_OWN_NAMES,

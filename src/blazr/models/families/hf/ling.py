@@ -15,7 +15,15 @@ from blazr.models.families.hf.names import LAYER, attention_names, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import read_experts, sigmoid_experts, with_shared_expert
 from blazr.models.families.hf.state_space import rules_where
-from blazr.models.families.rules import FEED, MIXER, PARTS, Reshape, Rule, RuleBook
+from blazr.models.families.rules import (
+    FEED,
+    MIXER,
+    PARTS,
+    Reshape,
+    Rule,
+    RuleBook,
+    queries_keys_values,
+)
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.lightning import LightningConfig, alibi_slopes
@@ -31,7 +39,7 @@ _NAMES = [
     Rule(_AT + "{p}.weight", MIXER + "{p}.weight", p=("f_proj", "g_proj", "b_proj")),
     Rule(_AT + "{p}.weight", MIXER + "out_proj.weight", p=("o_proj", "dense")),
     # lightning attention, and grouped-query attention
-    Rule(_AT + "query_key_value.{p}", tuple(f"{MIXER}{n}_proj.{{p}}" for n in "qkv"), p=PARTS),
+    Rule(_AT + "query_key_value.{p}", queries_keys_values(MIXER, "_proj.{p}"), p=PARTS),
     Rule(_AT + "query_layernorm.weight", MIXER + "q_norm.weight"),
     Rule(_AT + "key_layernorm.weight", MIXER + "k_norm.weight"),
     Rule(_AT + "g_norm.weight", MIXER + "norm.weight"),

@@ -23,6 +23,8 @@ from blazr.models.families.rules import (
     Stack,
     Transform,
     Transpose,
+    gate_and_up,
+    queries_keys_values,
     renamed,
 )
 
@@ -56,11 +58,6 @@ AFMOE_NORMS = {
 OLMO_NORMS = {"post_attention": "mixer_post_norm", "post_feedforward": "feed_forward_post_norm"}
 
 
-def gate_and_up(at: str, end: str) -> tuple[str, ...]:
-    """Both upward projections of an MLP, the rows of which one tensor holds."""
-    return (f"{at}gate{end}", f"{at}up{end}")
-
-
 MLP_NAMES = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
 _GATE_AND_UP = gate_and_up(_EXPERTS, "_proj")
 _NAMES = [
@@ -68,7 +65,7 @@ _NAMES = [
     Rule("model.norm.{p}", "norm.{p}", p=PARTS),
     # attention
     *(Rule(f"{_ATTENTION}{n}_proj.{{p}}", f"{MIXER}{n}_proj.{{p}}", p=PARTS) for n in "qkvo"),
-    Rule(_ATTENTION + "qkv_proj.{p}", tuple(f"{MIXER}{n}_proj.{{p}}" for n in "qkv"), p=PARTS),
+    Rule(_ATTENTION + "qkv_proj.{p}", queries_keys_values(MIXER, "_proj.{p}"), p=PARTS),
     Rule(_ATTENTION + "{p}_norm.weight", MIXER + "{p}_norm.weight", p=("q", "k")),
     Rule(_ATTENTION + "sinks", MIXER + "sinks"),
     # latent attention

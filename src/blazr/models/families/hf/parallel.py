@@ -24,6 +24,7 @@ from blazr.models.families.rules import (
     Rule,
     RuleBook,
     Stack,
+    queries_keys_values,
     renamed,
 )
 from blazr.nn.layers.rope import RopeConfig
@@ -57,7 +58,7 @@ def _grouped_rules(groups: int, at: str, attention: str, others: Sequence[Rule])
         attention: What those of its attention go on with.
         others: Names outside of layers.
     """
-    joined = tuple(f"{MIXER}{name}_proj.{{p}}" for name in "qkv")
+    joined = queries_keys_values(MIXER, "_proj.{p}")
     names = {
         "input_layernorm": "mixer_norm",
         "ln_attn": "mixer_norm",

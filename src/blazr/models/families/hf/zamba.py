@@ -18,7 +18,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LAYER, MLP_NAMES, gate_and_up, hf_rules
+from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.state_space import (
     LEAST_STEP,
@@ -39,6 +39,7 @@ from blazr.models.families.rules import (
     RuleBook,
     Selection,
     Squeeze,
+    gate_and_up,
 )
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import LayerConfig, MixerConfig, NormConfig
