@@ -17,12 +17,14 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families import FAMILIES
+from blazr.models.families.hf.derive import ACTIVATIONS
 from blazr.models.loading.load import LoadedModel, load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.attention import AttentionTemperature
 from blazr.nn.ops.attention import scale_queries
+from blazr.nn.ops.pointwise import activate
 from blazr.nn.quant.weight import Weight
 from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB, Lab
@@ -541,6 +543,16 @@ def test_the_language_model_of_one_that_sees(
     assert_as_right(found, *reference_truth(theirs, ids))
     told = any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)
     assert told == ("image" not in FAMILIES[kind].takes)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_theirs_by_the_names_in_configs(name: str) -> None:
+    """GPT-NeoX 20B was refused for its ``gelu_fast``."""
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 97, dtype=torch.float64)
+    found = activate(x, ACTIVATIONS[name])
+    torch.testing.assert_close(found, ACT2FN[name](x), rtol=1e-6, atol=1e-9)
 
 
 def test_queries_grow_as_theirs_do() -> None:

@@ -50,6 +50,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
