@@ -111,6 +111,13 @@ def test_a_released_model_is_planned_completely(model: str) -> None:
     assert all(UNUSED.match(name) for name in planned.ignored)
 
 
+def test_command_r_reads_as_many_tokens_as_it_was_trained_on() -> None:
+    """By its ``model_max_length``: its ``max_position_embeddings`` is 8,192."""
+    shapes, config = headers.made("c4ai-command-r-v01")
+    checkpoint = headers.checkpoint({name: ("F32", shapes[name]) for name in shapes}, config)
+    assert derive(checkpoint).max_seq_len == 131_072
+
+
 def is_beyond(name: str, layers: object) -> bool:
     """Whether it is of images, or of a layer that predicts further tokens."""
     return bool(UNUSED.match(name)) or name.startswith(f"model.layers.{layers}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from blazr.models.families.base import value_or
+from blazr.models.families.base import HF_ALIASES, value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     SLIDING,
@@ -202,7 +202,11 @@ _COHERE = Traits(
         "order_of_interleaved_layers",
     ),
 )
-COHERE = _COHERE.family("cohere")
+COHERE = replace(
+    _COHERE,
+    # Command R has 8,192 positions in its config, and reads 128K tokens
+    names={"max_seq_len": ("model_max_length", *HF_ALIASES["max_seq_len"])},
+).family("cohere")
 COHERE2 = replace(
     _COHERE,
     attention=LLAMA_BIASES,
