@@ -108,6 +108,7 @@ def check_unread(reader: ConfigReader, ledger: Ledger) -> None:
                 f"{place}: {name!r} is not supported: {why}.",
                 found=repr(value)[:100],
                 expected=" or ".join(repr(each) for each in (*harmless, None)),
+                hint="transformers may run the model: --model-impl transformers",
             )
         if not why and not is_neutral(key):
             ignored.append(key)

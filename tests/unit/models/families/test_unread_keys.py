@@ -60,6 +60,7 @@ def test_what_changes_the_result_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=key) as caught:
         derive(**{key: 0.25})
     assert reason in str(caught.value)
+    assert "--model-impl transformers" in str(caught.value)
     for value in (None, False, *harmless):
         assert derive(**{key: value}).config == derive().config
 
