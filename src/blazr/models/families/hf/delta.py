@@ -82,6 +82,16 @@ def _next_rules_of(checkpoint: Checkpoint) -> RuleBook:
     )
 
 
+# Keys of sizes, which are not looked at where no layer is a delta network.
+_SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+
+
 class _DeltaSizes(NamedTuple):
     key_heads: int
     heads: int
@@ -138,11 +148,7 @@ _NEXT = Traits(
     unit_offset=True,
     expects={"hidden_act": SILU, "attn_output_gate": (True,)},
     ignored_keys=(
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
+        *_SIZES,
         "attention_bias",
         "mamba_ssm_dtype",
         "mtp_num_hidden_layers",
@@ -199,15 +205,27 @@ def _kimi_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig:
     listed = value_or(reading.reader.integers("full_attn_layers"), by_turns)
     if attends(reading, index, by_turns=index + 1 in listed):
         return read_latent_attention(reading, _KIMI_LATENT, is_rotated=False)
-    heads = reading.size("linear_num_heads", 32)
-    dim = reading.size("linear_head_dim", 128)
+    return read_kimi_delta(reading, norm)
+
+
+def read_kimi_delta(reading: Reading, norm: NormConfig) -> KimiDeltaConfig:
+    """Kimi's delta attention [arXiv:2510.26692].
+
+    Args:
+        reading: The config.
+        norm: The layer's other norms, for their eps.
+
+    Raises:
+        ConfigError: A size is missing.
+    """
+    heads, dim = reading.size("linear_num_heads"), reading.size("linear_head_dim")
     return KimiDeltaConfig(
         hidden_size=reading.hidden_size,
         num_key_heads=heads,
         num_heads=heads,
         key_head_dim=dim,
         value_head_dim=dim,
-        conv_kernel=reading.size("linear_conv_kernel_dim", 4, minimum=2),
+        conv_kernel=reading.size("linear_conv_kernel_dim", minimum=2),
         norm_eps=norm.eps,
     )
 
@@ -264,6 +282,9 @@ KIMI_LINEAR = Traits(
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1024,
+        "linear_num_heads": 32,
+        "linear_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
     },
     mixer=_kimi_mixer,
     feed_forward=sigmoid_experts,
@@ -374,11 +395,7 @@ _OLMO = Traits(
     ignored_keys=(
         *(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max")),
         "linear_dt_init_floor",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
+        *_SIZES,
         "linear_allow_neg_eigval",
         "attention_bias",
     ),

@@ -40,6 +40,13 @@ _ACTIVATION = "hidden_activation"
 _ACTIVATIONS = (_ACTIVATION, "hidden_act")  # both are there, and one is looked at
 
 
+def _numbers(reading: Reading) -> dict[str, float | None]:
+    return {
+        "embedding_multiplier": reading.hidden_size**0.5,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+    }
+
+
 def _gemma3_type(reading: Reading, index: int) -> str:
     every = reading.reader.integer("sliding_window_pattern", minimum=1)
     every = reading.reader.integer("_sliding_window_pattern", minimum=1) or every
@@ -87,10 +94,7 @@ _GEMMA3 = Traits(
     },
     attention={**LLAMA_BIASES, "qk_norm": True},
     attention_numbers=_gemma3_attention,
-    model_numbers=lambda reading: {
-        "embedding_multiplier": reading.hidden_size**0.5,
-        "logit_softcap": reading.optional_number("final_logit_softcapping"),
-    },
+    model_numbers=_numbers,
     rope=lambda reading, dim, index: _local_rope(reading, dim, _gemma3_type(reading, index)),
     slides=lambda reading, index: _gemma3_type(reading, index) == SLIDING,
     norms="both",
@@ -359,8 +363,7 @@ _GEMMA4 = Traits(
     layer=_gemma4_layer,
     prepare=_gemma4_config,
     model_numbers=lambda reading: {
-        "embedding_multiplier": reading.hidden_size**0.5,
-        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+        **_numbers(reading),
         "per_layer": _per_layer_embedding(reading),
     },
     unused=_keys_of_sharing_layers,
@@ -468,8 +471,7 @@ _GEMMA3N = Traits(
     slides=lambda reading, index: _gemma3n_type(reading, index) == SLIDING,
     layer=_gemma3n_layer,
     model_numbers=lambda reading: {
-        "embedding_multiplier": reading.hidden_size**0.5,
-        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+        **_numbers(reading),
         "per_layer": _per_layer_embedding(reading),
         "streams": StreamsConfig(reading.hidden_size, reading.size("altup_num_inputs", 4)),
     },

@@ -9,7 +9,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
-from blazr.models.families.hf.delta import deepseek_words, delta_names
+from blazr.models.families.hf.delta import deepseek_words, delta_names, read_kimi_delta
 from blazr.models.families.hf.derive import SILU, Reading, Traits, attends
 from blazr.models.families.hf.names import LAYER, attention_names, hf_rules
 from blazr.models.families.hf.rope import read_rope
@@ -25,7 +25,6 @@ from blazr.models.families.rules import (
     queries_keys_values,
 )
 from blazr.nn.layers.base import FeedForwardConfig, MixerConfig, NormConfig
-from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.lightning import LightningConfig, alibi_slopes
 from blazr.nn.layers.mla import DeepseekMlaConfig
 
@@ -137,7 +136,6 @@ def _ling3_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig 
     every = reading.size("layer_group_size")
     if attends(reading, index, by_turns=(index + 1) % every == 0):
         return read_ling_latent(reading, output_gate=True)
-    heads, dim = reading.size("linear_num_heads"), reading.size("linear_head_dim")
     least = value_or(reading.reader.number("kda_lower_bound"), 0.0)
     has_limit = reading.flag("kda_safe_gate")
     if has_limit and least >= 0:
@@ -146,17 +144,8 @@ def _ling3_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig 
             found=f"{least:g}",
             expected="a number below 0, as it is the least logarithm of a decay",
         )
-    return KimiDeltaConfig(
-        hidden_size=reading.hidden_size,
-        num_key_heads=heads,
-        num_heads=heads,
-        key_head_dim=dim,
-        value_head_dim=dim,
-        conv_kernel=reading.size("linear_conv_kernel_dim", minimum=2),
-        norm_eps=norm.eps,
-        has_low_rank=False,
-        least=least if has_limit else 0.0,
-    )
+    delta = read_kimi_delta(reading, norm)
+    return replace(delta, has_low_rank=False, least=least if has_limit else 0.0)
 
 
 _DELTA_KEYS: Mapping[str, tuple[str, ...]] = {
