@@ -95,6 +95,16 @@ def tokens_of(count: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (count,), generator=chance).tolist()
 
 
+def assert_same_logits(directory: Path, theirs: nn.Module) -> LoadedModel:
+    """Load what lies there, and find the logits of theirs in it."""
+    ours = load(str(directory), device=CPU, dtype="float32")
+    ids = tokens_of(30, seed=1)
+    with torch.inference_mode():
+        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
+    assert_as_right(found, *reference_truth(theirs, ids))
+    return ours
+
+
 def test_every_family_has_a_case() -> None:
     kinds = {kind for kind, _ in CASES.values()}
     known = {name for name in FAMILIES if known_to_transformers(name)}
@@ -290,11 +300,7 @@ def test_groups_of_experts_that_no_layer_has_need_not_fit(tmp_path: Path) -> Non
 def test_deepseek_v2_fills_up_with_experts_of_weight_zero(tmp_path: Path) -> None:
     changes = CASES["deepseek_v2"][1] | {"num_experts_per_tok": 6}
     theirs = save_reference("deepseek_v2", tmp_path, changes=changes)  # 4 in the best groups
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
 
 
 def test_an_empty_section_about_rotation_says_that_it_is_plain(tmp_path: Path) -> None:
@@ -313,11 +319,7 @@ def test_exaone_rotates_all_layers_where_none_has_a_window(tmp_path: Path) -> No
     full = ["full_attention", "full_attention"]
     changes = {"sliding_window": None, "layer_types": full}
     theirs = save_reference("exaone4", tmp_path, changes=changes)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma3n_text"])
@@ -368,11 +370,7 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         state[name].copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
     save_file(tensors, path)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
     for end, other in (("_blocks", torch.int8), ("_scales", torch.bfloat16)):
         name = next(name for name in tensors if name.endswith(end))
         save_file(tensors | {name: tensors[name].to(other)}, path)
@@ -419,11 +417,7 @@ def test_olmo_hybrid_under_the_names_of_its_releases(tmp_path: Path) -> None:
     for name, released in names.items():
         tensors[f"{at}{released}.weight"] = tensors.pop(f"{at}{name}.weight")
     save_file(tensors, path)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
 
 
 @pytest.mark.parametrize("kind", ["minimax_text_01", "minimax_m1"])
@@ -442,12 +436,8 @@ def test_minimax_under_the_keys_of_its_releases(kind: str, tmp_path: Path) -> No
     said = {"attn_type_list": attends, "layer_types": None, "postnorm": True}
     said |= {"shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "model_type": kind}
     rewrite_config(tmp_path, **gone, **released, **said)
-    ours = load(str(tmp_path), device=CPU, dtype="float32")
+    ours = assert_same_logits(tmp_path, theirs)
     assert ours.family == kind
-    ids = tokens_of(30, seed=1)
-    with torch.inference_mode():
-        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
     rewrite_config(tmp_path, postnorm=False)
     with pytest.raises(ConfigError, match="'postnorm'"):
         plan_model(str(tmp_path))
@@ -473,11 +463,7 @@ def test_shared_blocks_repeated_in_the_file(
         if f"layers.{owner}.{block}." in name
     }
     save_file(tensors | copies, path)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
 
 
 def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
@@ -494,11 +480,7 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
         tensors[f"{at}gate_up_proj"] = torch.cat((stacks["gate"], stacks["up"]), 1)
         tensors[f"{at}down_proj"] = stacks["down"]
     save_file(tensors, path)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
 
 
 @pytest.mark.parametrize("name", ["gemma", "granite", "mamba2", "qwen3_5_moe_text", "zamba2"])
@@ -508,12 +490,8 @@ def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
     whole = {**changes, "tie_word_embeddings": True}
     theirs = save_reference(kind, tmp_path / "whole", changes=whole)
     theirs.base_model.save_pretrained(tmp_path / "part")
-    ours = load(str(tmp_path / "part"), device=CPU, dtype="float32")
+    ours = assert_same_logits(tmp_path / "part", theirs)
     assert ours.family == kind
-    ids = tokens_of(30, seed=1)
-    with torch.inference_mode():
-        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
 
 
 @pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])
@@ -536,11 +514,7 @@ def test_the_language_model_of_one_that_sees(
         text_config["rope_parameters"]["mrope_section"] = [2, 0, 0]
     whole = {"model_type": kind, "text_config": text_config, "vision_config": {}}
     config.write_text(json.dumps(whole))
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    ids = tokens_of(30, seed=1)
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
     told = any("images" in warning for warning in plan_model(str(tmp_path)).derivation.warnings)
     assert told == ("image" not in FAMILIES[kind].takes)
 
@@ -589,11 +563,7 @@ def test_nemotron_cuts_steps_off_where_the_library_wrote_it(tmp_path: Path) -> N
     """Its class has a least step; the code of releases, and the kernels of their training, none."""
     kind, changes = CASES["nemotron_h"]
     theirs = save_reference(kind, tmp_path, seed=3, changes={**changes, "time_step_min": 0.3})
-    ours = load(str(tmp_path), device=CPU, dtype="float32")
-    ids = tokens_of(20, seed=1)
-    with torch.inference_mode():
-        found = ours.module.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
     rewrite_config(tmp_path, transformers_version="4.55.4")
     mixer = plan_model(str(tmp_path)).derivation.config.layers[0].mixer
     assert isinstance(mixer, Mamba2Config)
@@ -611,11 +581,7 @@ def test_keys_of_layers_that_share_others_may_be_in_the_file(tmp_path: Path) -> 
         for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight")
     }
     save_file(tensors | unused, path)
-    ids = tokens_of(30, seed=1)
-    ours = load(str(tmp_path), device=CPU, dtype="float32").module
-    with torch.inference_mode():
-        found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_same_logits(tmp_path, theirs)
     save_file(tensors | {at.format(2) + "k_norm.bias": torch.ones(8)}, path)
     with pytest.raises(CheckpointError, match="left over"):
         load(str(tmp_path), device=CPU, dtype="float32")
