@@ -1,4 +1,4 @@
-"""Tiny models of families that no other library knows, from their rows alone."""
+"""Tiny models of families of which no release was read, from their rows alone."""
 
 from __future__ import annotations
 
