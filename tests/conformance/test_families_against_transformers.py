@@ -602,3 +602,22 @@ def test_what_gemma_4_might_say_and_is_not_implemented(
     rewrite_config(tmp_path, **changes)
     with pytest.raises(ConfigError, match=message):
         plan_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size_per_layer_input": 0}, "'hidden_size_per_layer_input' has a wrong value"),
+        ({"activation_sparsity_pattern": [0.5, 1.0, 0.0, 0.0]}, "share of gates"),
+        ({"activation_sparsity_pattern": [0.5]}, "'activation_sparsity_pattern' is too short"),
+        ({"altup_active_idx": 4}, "no such stream"),
+    ],
+)
+def test_what_gemma_3n_cannot_be_is_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """Without vectors of tokens it failed in the first step, and cutting all gates off gave NaN."""
+    save_reference("gemma3n_text", tmp_path, changes=CASES["gemma3n_text"][1])
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        plan_model(str(tmp_path))

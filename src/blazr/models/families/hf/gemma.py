@@ -404,6 +404,20 @@ def _gemma3n_type(reading: Reading, index: int) -> str:
     return type_by_turns(reading, index, 5)
 
 
+def _sparsity(reading: Reading, index: int) -> float:
+    """The share of a layer's gates that are cut off; that of most in the first layers."""
+    if reading.reader.numbers("activation_sparsity_pattern") is None:
+        return 0.95 if reading.num_layers > 10 > index else 0.0
+    share = _of_layer(reading, "activation_sparsity_pattern", index)
+    if not 0 <= share < 1:
+        raise ConfigError(
+            f"{reading.reader.source}: the share of gates that are cut off is out of range.",
+            found=f"{share:g} in layer {index}, by activation_sparsity_pattern",
+            expected="from 0 to less than 1",
+        )
+    return share
+
+
 def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     streams = reading.size("altup_num_inputs", 4)
     active = reading.size("altup_active_idx", 0, minimum=0)
@@ -413,9 +427,7 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
             found=str(active),
             expected=f"0 to {streams - 1}",
         )
-    sparsity = 0.95 if reading.num_layers > 10 > index else 0.0
-    if reading.reader.numbers("activation_sparsity_pattern") is not None:
-        sparsity = _of_layer(reading, "activation_sparsity_pattern", index)
+    reading.size("hidden_size_per_layer_input")  # no layer is without them
     return AltUpLayerConfig(
         mixer=replace(
             read_attention(reading, _GEMMA3N, norm, index),
@@ -429,7 +441,7 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
                 "intermediate_size", _of_layer(reading, "intermediate_size", index)
             ),
             activation=reading.activation(_ACTIVATION),
-            sparsity=sparsity,
+            sparsity=_sparsity(reading, index),
         ),
         feed_forward_norm=norm,
         feed_forward_post_norm=norm,
