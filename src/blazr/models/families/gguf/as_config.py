@@ -23,12 +23,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.weight"
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
-LAUREL = "blk.0.laurel_l.weight"
-TOKEN_VECTORS = "per_layer_token_embd.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
-"""What identifies the mixers of a layer: each a tensor that no other mixer has."""
+_LAUREL, _TOKEN_VECTORS = "blk.0.laurel_l.weight", "per_layer_token_embd.weight"
 _ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
-# Layers by a tensor that they alone have; of several in one layer the first decides.
+# Types of layers by a tensor of their mixer; of several in one layer the first decides.
 _KIND_BY_TENSOR = {
     CONV: "conv",
     LATENT: FULL,  # whose heads may have a gate, too
@@ -355,7 +353,7 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
     sparse = file.layers_with(_ROUTER)
     dense = file.layers_with(_DOWN)
     first = sparse[0] if sparse else file.num_layers
-    values: ConfigValues = {"leading_dense_block_count": first}
+    values: ConfigValues = {"leading_dense_block_count": first, "enable_moe_block": bool(sparse)}
     if dense:
         size = file.size(f"blk.{dense[0]}.ffn_down.weight", 1)
         values |= {"intermediate_size": size, "shared_intermediate_size": size}
@@ -494,11 +492,11 @@ def _attention(file: GgufFile) -> ConfigValues:
 
 def _token_inputs(file: GgufFile) -> ConfigValues:
     """Of models whose layers take a vector of each token, and where heads differ by layer."""
-    values: ConfigValues = {"enable_moe_block": bool(file.layers_with(_ROUTER))}
-    if file.has(TOKEN_VECTORS):
-        values["vocab_size_per_layer_input"] = file.size(TOKEN_VECTORS, 0)
-    if file.has(LAUREL):
-        values["laurel_rank"] = file.size(LAUREL, 0)
+    values: ConfigValues = {}
+    if file.has(_TOKEN_VECTORS):
+        values["vocab_size_per_layer_input"] = file.size(_TOKEN_VECTORS, 0)
+    if file.has(_LAUREL):
+        values["laurel_rank"] = file.size(_LAUREL, 0)
     quantiles = file.metadata.get("activation_sparsity_scale")
     if isinstance(quantiles, memoryview):  # rounded to float32
         shares = [round(NormalDist().cdf(each), 6) for each in quantiles]
