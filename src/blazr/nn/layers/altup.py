@@ -17,7 +17,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.ops.pointwise import add, dense, scaled
 from blazr.nn.ops.replay import recordable
 
-_LEAST_SQUARE = 1e-5
+_LEAST_SQUARE = 1e-5  # a mean square that is divided by at least
 
 
 @dataclass(frozen=True, slots=True)
