@@ -27,6 +27,8 @@ from blazr.nn.operands.recurrent import (
     Mamba3Memory,
     Mamba3Rows,
     Mamba3Weights,
+    RgLruRows,
+    RgLruWeights,
 )
 from blazr.nn.operands.step import GRID, Carried, Span, StepTable, Window
 from blazr.nn.quant.gguf import GGML_TYPES
@@ -321,6 +323,19 @@ def _mamba3(name: str, step: tuple[int, int, int]) -> Step:
     return Step(name, arguments, nbytes, 0, most_stack=32)
 
 
+def _rg_lru(name: str, width: int, step: tuple[int, int, int]) -> Step:
+    count, length, _ = step
+    tokens = count * length
+
+    def arguments() -> tuple[object, ...]:
+        x, *gates = (_empty(tokens, width) for _ in range(3))
+        weights = RgLruWeights(*(_numbers(width) for _ in range(3)))
+        state = Carried(*(_numbers(count + 1, width) for _ in range(2)))
+        return x, RgLruRows(*gates), weights, state, step_of(*step)
+
+    return Step(name, arguments, 2 * 4 * count * width + 2 * tokens * 4 * width, 0)
+
+
 def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
     """A weight in one of GGML's types, of another format, or plain.
 
@@ -510,6 +525,10 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "mamba3": (
         _mamba3("hybrid of 1.5B, 256 replies", (256, 1, 1055)),
         _mamba3("hybrid of 1.5B, prompt of 4,096", (1, 4096, 0)),
+    ),
+    "rg_lru": (
+        _rg_lru("RecurrentGemma-9B, 256 replies", 4096, (256, 1, 1055)),
+        _rg_lru("RecurrentGemma-9B, prompt of 4,096", 4096, (1, 4096, 0)),
     ),
     "rms_norm": (
         _norm("Llama-3-8B, prompt of 4,096", "rms_norm", 4096, 4096),

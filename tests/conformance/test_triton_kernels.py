@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import fields, replace
 from itertools import islice, pairwise
@@ -140,13 +140,18 @@ def test_mamba2_does_not_depend_on_cuts() -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_softplus_is_precise_also_where_it_is_small() -> None:
-    from tests.support.triton_functions import apply_softplus
+@pytest.mark.parametrize(("name", "exact"), [("softplus", F.softplus), ("expm1", torch.expm1)])
+def test_functions_are_precise_also_where_they_are_small(
+    name: str, exact: Callable[[Tensor], Tensor]
+) -> None:
+    from blazr.nn.kernels.triton import numbers
+    from tests.support.triton_functions import apply
 
-    x = torch.linspace(-80, 80, 1024)
+    small = torch.logspace(-12, 0, 256)
+    x = torch.cat((torch.linspace(-80, 80, 512), small, -small))
     found = torch.empty_like(x)
-    apply_softplus[1,](x, found, SIZE=len(x))
-    torch.testing.assert_close(found.double(), F.softplus(x.double()), rtol=1e-6, atol=0)
+    apply[1,](x, found, FUNCTION=getattr(numbers, name), SIZE=len(x))
+    torch.testing.assert_close(found.double(), exact(x.double()), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,7 @@ def test_softplus_is_precise_also_where_it_is_small() -> None:
         ("gated_delta", (0, 64, 66, 67, 76)),
         ("mamba1", (0, 40, 41, 63, 64, 76)),
         ("mamba3", (0, 40, 41, 63, 64, 76)),
+        ("rg_lru", (0, 40, 41, 63, 64, 76)),
     ],
 )
 def test_recurrences_do_not_depend_on_cuts(op: str, cuts: tuple[int, ...]) -> None:
@@ -247,7 +253,7 @@ def test_experts_do_not_depend_on_company(name: str) -> None:
 _NETWORKS = (
     ("mamba2", "mla_deepseek+moe"),
     ("gated_delta", "gqa_window+mlp"),
-    ("mamba1", "mamba3", "gqa+clamped"),
+    ("mamba1", "mamba3", "rg_lru", "gqa+clamped"),
 )
 
 

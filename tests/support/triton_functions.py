@@ -5,11 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blazr.nn.kernels.triton.numbers import softplus
-
 
 @triton.jit
-def apply_softplus(x_ptr, out_ptr, SIZE: tl.constexpr):
-    """``out[i] = softplus(x[i])``."""
+def apply(x_ptr, out_ptr, FUNCTION: tl.constexpr, SIZE: tl.constexpr):
+    """``out[i] = FUNCTION(x[i])``."""
     places = tl.arange(0, SIZE)
-    tl.store(out_ptr + places, softplus(tl.load(x_ptr + places)))
+    tl.store(out_ptr + places, FUNCTION(tl.load(x_ptr + places)))

@@ -55,7 +55,7 @@ _TRITON = {
     "moe": ("experts",),
     "rows": ("rms_norm", "add_rms_norm", "layer_norm", "rotate_and_store"),
     "sampling": ("penalize", "likeliest", "best", "draw"),
-    "scans": ("mamba1", "mamba3"),
+    "scans": ("mamba1", "mamba3", "rg_lru"),
     "sequences": ("convolve", "log_rows", "gated_norm"),
 }
 _DTYPES = {

@@ -56,6 +56,14 @@ def softplus(x):
 
 
 @triton.jit
+def expm1(x):
+    """``exp(x) - 1``, also where that is far below 1."""
+    series = 1 / 120 + x * (1 / 720 + x * (1 / 5040 + x / 40320))
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * series))))
+    return tl.where(tl.abs(x) < 0.5, series, tl.exp(x) - 1)
+
+
+@triton.jit
 def activated(x, KIND: tl.constexpr):
     """What a name of ``blazr.nn.ops.activation.ACTIVATIONS`` makes of x, in float32."""
     if KIND == "silu":

@@ -1,4 +1,4 @@
-"""Mamba-1's and Mamba-3's recurrences, token by token.
+"""Mamba-1's and Mamba-3's recurrences and the RG-LRU, token by token.
 
 One program walks through the tokens of a sequence, with its part of the state in registers. So a
 row is the same however a prompt was cut, and whatever else is in the step.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blazr.nn.kernels.kernel import limited_to
-from blazr.nn.kernels.triton.numbers import rounded, softplus
+from blazr.nn.kernels.triton.numbers import expm1, rounded, softplus
 from blazr.nn.kernels.triton.sequences import (
     carried_rows,
     keep_state,
@@ -27,12 +27,15 @@ from blazr.nn.operands.recurrent import (
     Mamba3Memory,
     Mamba3Rows,
     Mamba3Weights,
+    RgLruRows,
+    RgLruWeights,
 )
 from blazr.nn.operands.step import GRID, Carried, StepTable
 
 MAX_STATE_1, MAX_STATE_3 = 64, 16384
-# Of Mamba-1, that a program takes.
-_CHANNELS = 32
+# Of Mamba-1 and of the RG-LRU, that a program takes. Of the latter a thread has two: to load ahead
+# takes four bytes a thread.
+_CHANNELS, _LRU_CHANNELS = 32, 64
 
 
 @triton.jit
@@ -282,5 +285,77 @@ def mamba3(
         PAGE=GRID,
         SPAN=numbers.spans.stride(0),
         num_warps=4,
+    )
+    return out
+
+
+@triton.jit
+def _rg_lru(
+    x_rows,
+    input_rows,
+    decay_rows,
+    input_bias_ptr,
+    decay_bias_ptr,
+    a_ptr,
+    out,
+    memory,
+    spans_ptr,
+    checkpoints_ptr,
+    width,
+    CHANNELS: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Some channels of one sequence."""
+    span = span_of(spans_ptr, tl.program_id(0), SPAN)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_channel = channels < width
+    input_bias = tl.load(input_bias_ptr + channels, mask=is_channel, other=0)
+    decay_bias = tl.load(decay_bias_ptr + channels, mask=is_channel, other=0)
+    a = tl.load(a_ptr + channels, mask=is_channel, other=0)
+    state = load_carried(memory, span, channels, is_channel)
+    start = tl.load(span.numbers + 2)
+    out_ptr, out_row = out
+    # rows of the next three tokens are copied to shared memory meanwhile
+    for at in tl.range(span.length, num_stages=4):
+        token = span.first + at
+        gate = tl.sigmoid(load_row(decay_rows, token, channels, is_channel) + decay_bias)
+        log_decay = a * gate
+        # the first token of a sequence enters whole
+        share = tl.where(start + at == 0, 1.0, tl.sqrt(-expm1(2 * log_decay)))
+        gate = tl.sigmoid(load_row(input_rows, token, channels, is_channel) + input_bias)
+        entering = share * gate * load_row(x_rows, token, channels, is_channel)
+        state = tl.exp(log_decay) * state + entering
+        h = rounded(state, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token * out_row + channels, h, mask=is_channel)
+        if (span.logged + at + 1) % PAGE == 0:
+            state = keep_state(
+                state, at + 1, memory[0], checkpoints_ptr, span, channels, is_channel
+            )
+    store_working(state, memory, span, channels, is_channel)
+
+
+def rg_lru(
+    x: Tensor, rows: RgLruRows, weights: RgLruWeights, state: Carried, table: StepTable
+) -> Tensor:
+    """See ``blazr.nn.ops.rg_lru.rg_lru``."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    width, numbers = x.shape[1], table.numbers
+    _rg_lru[len(table.spans), triton.cdiv(width, _LRU_CHANNELS)](
+        *(rows_of(dense(each)) for each in (x, rows.input_gate, rows.decay_gate)),
+        weights.input_bias,
+        weights.decay_bias,
+        weights.a,
+        rows_of(out),
+        carried_rows(state),
+        numbers.spans,
+        numbers.checkpoints,
+        width,
+        CHANNELS=_LRU_CHANNELS,
+        PAGE=GRID,
+        SPAN=numbers.spans.stride(0),
+        num_warps=1,
     )
     return out
