@@ -181,6 +181,7 @@ def _gated_delta(
     step: tuple[int, int, int],
     *,
     by_channel: bool = False,
+    least: float = 0.0,
     dtype: torch.dtype = _BF16,
     most_stack: int = 0,
 ) -> Step:
@@ -189,7 +190,12 @@ def _gated_delta(
     decays = heads * keys if by_channel else heads
     norm = GatedNorm("norm_sigmoid" if by_channel else "norm_first", _numbers(values), 1e-6)
     weights = DeltaWeights(
-        heads=heads, key_heads=key_heads, dt_bias=_numbers(decays), a=_numbers(heads), norm=norm
+        heads=heads,
+        key_heads=key_heads,
+        dt_bias=_numbers(decays),
+        a=_numbers(heads),
+        norm=norm,
+        least=least,
     )
 
     def arguments() -> tuple[object, ...]:
@@ -503,6 +509,14 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _gated_delta("Kimi Linear, 1 reply", _KIMI, (1, 1, 1055), by_channel=True),
         _gated_delta(
             "Kimi Linear, prompt of 4,096", _KIMI, (1, 4096, 0), by_channel=True, most_stack=2048
+        ),
+        _gated_delta(
+            "Ling 3.0 Flash, prompt of 4,096",
+            _KIMI,
+            (1, 4096, 0),
+            by_channel=True,
+            least=-5.0,
+            most_stack=2048,
         ),
         _gated_delta(
             "Qwen3-Next in float32", _QWEN, (1, 4096, 0), dtype=torch.float32, most_stack=3456

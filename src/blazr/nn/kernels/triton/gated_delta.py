@@ -77,7 +77,7 @@ def _maps(
     raw = load_row(decay_rows, tokens[:, None], places, is_decay)
     step = raw + tl.load(dt_bias_ptr + places, mask=is_bias[None, :], other=0)
     a = tl.load(a_ptr + head)
-    log_decay = tl.where(least < 0, least * tl.sigmoid(-a * step), a * softplus(step))
+    log_decay = a * softplus(step) if least is None else least * tl.sigmoid(-a * step)
     log_decay = tl.where(is_decay, log_decay, 0)
     beta = beta_scale * tl.sigmoid(load_row(beta_rows, tokens, head, is_row))
     return _unit(q) * KEY**-0.5, _unit(k), log_decay, tl.where(is_row, beta, 0)
@@ -394,7 +394,8 @@ def gated_delta(
         return torch.empty_like(v)
     heads, (keys, values) = weights.heads, state.kept.shape[2:]
     made = (rows.q, rows.k, rows.decay, rows.beta)
-    of_weights = (weights.dt_bias, weights.a, weights.beta_scale, weights.least)
+    # None is known when the kernels are compiled, so that they have registers for one form only
+    of_weights = (weights.dt_bias, weights.a, weights.beta_scale, weights.least or None)
     inputs = (*(rows_of(dense(each)) for each in made), *of_weights)
     v_rows = rows_of(dense(v))
     numbers, decodes = table.numbers, table.num_decodes
