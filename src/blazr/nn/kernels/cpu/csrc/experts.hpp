@@ -10,6 +10,7 @@
 // added in the order of its choice, weighed, and rounded once.
 #pragma once
 
+#include "lanes.hpp"
 #include "pointwise.hpp"
 
 namespace {
@@ -111,7 +112,7 @@ struct ExpertsOf {
         });
       if (gate && !(call.limit > 0))
         for (int64_t i = 0; i < n; i++) u[i] *= g[i];
-      for (int64_t i = 0; i < n; i++) round_to(u[i], out[i0 + i]);
+      narrow(u, n, out + i0);
     }
   }
 
@@ -127,7 +128,7 @@ struct ExpertsOf {
         take(call.sums + call.place()[j] * k + i0, bias ? bias + i0 : nullptr, n, share);
         for (int64_t i = 0; i < n; i++) total[i] += share[i] * call.weights[j];
       }
-      for (int64_t i = 0; i < n; i++) round_to(total[i], y[i0 + i]);
+      narrow(total, n, y + i0);
     }
   }
 

@@ -23,7 +23,7 @@ inline void gated_norm(int64_t kind, int64_t groups, int64_t n, float eps, const
     for (int64_t i = 0; i < n; i++) y[i] *= silu(to_float(gate[i]));
   if (kind == kNormSigmoid)
     for (int64_t i = 0; i < n; i++) y[i] *= sigmoid(to_float(gate[i]));
-  for (int64_t i = 0; i < n; i++) round_to(y[i], out[i]);
+  narrow(y, n, out);
 }
 
 template <class T>

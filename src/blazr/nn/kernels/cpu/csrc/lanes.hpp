@@ -98,10 +98,44 @@ template <int N = kPerLanes, class T>
     return {load16<N / 2>(p), load16<N / 2>(p + N / 2 * kPerRegister)};
 }
 
-template <int N>
-[[gnu::always_inline]] inline void store16(float* p, const Registers<float, N>& x) {
+// A register of floats in another format, as round_to has them; of NaN some bits may be other ones.
+[[gnu::always_inline]] inline void store_register(float* p, const FloatRegister& x) {
+  memcpy(p, &x.v, sizeof x.v);
+}
+[[gnu::always_inline]] inline void store_register(bf16* p, const FloatRegister& x) {
+  using Bits = Registers<uint32_t, 1>::Vector;
+  const Bits bits = (Bits)x.v, is_nan = (Bits)((bits & 0x7fffffff) > 0x7f800000);
+  const Bits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+  const Bits upper = ((is_nan & quiet) | (~is_nan & rounded)) >> 16;
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_cvtepi32_epi16((__m512i)upper);
+#elif defined(__AVX2__)
+  const __m256i twice = _mm256_packus_epi32((__m256i)upper, (__m256i)upper);
+  const __m128i halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0b1000));
+#elif defined(__aarch64__)
+  const uint16x4_t halves = vmovn_u32((uint32x4_t)upper);
+#else
+  const uint16_t halves[] = {uint16_t(upper[0]), uint16_t(upper[1]), uint16_t(upper[2]), uint16_t(upper[3])};
+#endif
+  memcpy(p, &halves, sizeof halves);
+}
+[[gnu::always_inline]] inline void store_register(f16* p, const FloatRegister& x) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_cvtps_ph((__m512)x.v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+  const __m128i halves = _mm256_cvtps_ph((__m256)x.v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+  const float16x4_t halves = vcvt_f16_f32((float32x4_t)x.v);
+#else
+  f16 halves[kPerRegister];
+  for (int i = 0; i < kPerRegister; i++) round_to(x.v[i], halves[i]);
+#endif
+  memcpy(p, &halves, sizeof halves);
+}
+template <int N, class T>
+[[gnu::always_inline]] inline void store16(T* p, const Registers<float, N>& x) {
   if constexpr (N == 1)
-    memcpy(p, &x.v, sizeof x.v);
+    store_register(p, x);
   else
     store16(p, x.lo), store16(p + N / 2 * kPerRegister, x.hi);
 }
@@ -512,7 +546,9 @@ template <class T>
 // Floats rounded to any format.
 template <class T>
 [[gnu::always_inline]] inline void narrow(const float* from, int64_t n, T* to) {
-  for (int64_t i = 0; i < n; i++) round_to(from[i], to[i]);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store16(to + i, load16(from + i));
+  for (; i < n; i++) round_to(from[i], to[i]);
 }
 
 // load_some and store_some of other formats.
@@ -527,12 +563,10 @@ template <class T>
 template <class T>
   requires(!std::is_same_v<T, float>)
 [[gnu::always_inline]] inline void store_some(T* p, int64_t left, const Lanes& x) {
+  if (left >= 16) return store16(p, x);
   float some[16];
   store16(some, x);
-  if (left >= 16)
-    narrow(some, 16, p);
-  else
-    narrow(some, left, p);
+  narrow(some, left, p);
 }
 
 // `rows` rows of n numbers into `room` rows of `wide` floats, padded with zeros; and back.

@@ -4,7 +4,7 @@
 // first to the last of the rank, one number of y by itself.
 #pragma once
 
-#include "types.hpp"
+#include "lanes.hpp"
 
 namespace {
 
@@ -75,7 +75,7 @@ struct LoraOf {
       add_lora<T>(call.lora, m, call.n, n0, n, sums);
       if (bias && entry.gain)
         for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
-      for (int64_t i = 0; i < n; i++) round_to(sums[i], y[n0 + i]);
+      narrow(sums, n, y + n0);
     }
   }
 };
