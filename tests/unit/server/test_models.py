@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from blazr.core import garbage
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.llm.async_llm import AsyncLLM
 from blazr.server.config import ServerConfig
@@ -19,6 +20,12 @@ from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import ScriptedEngine, scripted_core, wait_until
 
 PROMPT = {"prompt": "a", "max_tokens": 3}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These engines hold no memory, and what other tests left takes a second to look through."""
+    monkeypatch.setattr(garbage, "collect_all", lambda: None)
 
 
 @dataclass
