@@ -108,13 +108,16 @@ _GRAMMARS = {"json": "json_schema", "ebnf": "grammar"}
 _CHATS = "ask /v1/completions or /v1/chat/completions, which have it"
 _SAMPLE = "sample with temperature, top_k, top_p and min_p"
 # Fields by which other servers' answers change, and that are nothing here unless a body has them:
-# what to do instead, the fields, and what asks for nothing besides what is false.
+# what to do instead, the fields, and what asks for nothing besides what is false; where that is
+# True, what is false asks for something.
 _REFUSALS: Sequence[tuple[str, str, object]] = (
     (_CHATS, "json_schema grammar regex ebnf structured_outputs seed stop ignore_eos echo", 0),
     (_CHATS, "guided_json guided_regex guided_choice guided_grammar prompt_logprobs logprobs", 0),
     (_CHATS, "logit_bias top_k min_p min_tokens presence_penalty frequency_penalty", 0),
     (_CHATS, "response_format", TEXT),
     (_CHATS, "n n_cmpl best_of repetition_penalty repeat_penalty", 1),
+    (_CHATS, "stop_token_ids include_stop_str_in_output n_probs top_logprobs", 0),
+    (_CHATS, "skip_special_tokens", True),
     (_SAMPLE, "mirostat mirostat_mode dry_multiplier xtc_probability dynatemp_range top_a", 0),
     (_SAMPLE, "smoothing_factor no_repeat_ngram_size epsilon_cutoff eta_cutoff", 0),
     (_SAMPLE, "typical_p typ_p tfs_z", 1),
@@ -133,6 +136,9 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("ask /v1/embeddings for their mean", "return_hidden_states", 0),
     ("send stop, and include_stop_str_in_output", "stop_regex no_stop_trim", 0),
     ("send max_tokens", "repetition_detection t_max_predict_ms", 0),
+    ("send stop", "stop_sequences", 0),
+    ("send min_tokens", "min_new_tokens", 0),
+    ("send seed", "sampling_seed", 0),
     ("leave it out: the answer comes whole", "stream", 0),
     ("leave the field reasoning unread", "include_reasoning separate_reasoning", 1),
     ("leave that to the chat template", "add_special_tokens", 0),
@@ -174,8 +180,10 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
             own |= {*inner.__struct_fields__}
             given |= {name: value for name, value in raw_inner.items() if name in _REFUSED}
     for name, value in given.items():
-        if name not in own and value and value != _REFUSED[name][1]:
-            raise RequestError(f"this endpoint has no {name}.", param=name, hint=_REFUSED[name][0])
+        instead, nothing = _REFUSED[name]
+        asks = value is not None if nothing is True else value
+        if name not in own and asks and value != nothing:
+            raise RequestError(f"this endpoint has no {name}.", param=name, hint=instead)
 
 
 # What dialects call fields that have one name inside.
@@ -425,6 +433,19 @@ class LlamaCppSamplerFields(OllamaSamplerFields, kw_only=True):
     dry_sequence_breakers: Texts | None = None
     samplers: Samplers | None = None
     ignore_eos: bool | None = None
+
+
+class VllmSamplerFields(LlamaCppSamplerFields, kw_only=True):
+    """What vLLM's API has besides, which OpenAI's endpoints and llama.cpp's take."""
+
+    repetition_penalty: float | None = None
+    bad_words: Texts | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    speculate: bool | None = None
 
 
 def grammar_of(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from blazr.server.params import _REFUSED
+from blazr.engine.sampling_params import SamplingParams
+from blazr.server.params import _REFUSED, ALIASES
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback
 
@@ -34,6 +37,7 @@ IDLE = {
     "modalities": ["text"],
     "audio": None,
     "include_reasoning": True,
+    "skip_special_tokens": True,
     "truncate_prompt_tokens": None,
     "function_call": "none",
     "cache_prompt": True,
@@ -49,6 +53,32 @@ def test_what_is_missing_is_refused_by_name(loopback: Loopback, path: str) -> No
         reply = loopback.client.post(path, json={**SOUND[path], name: 2})
         assert reply.status_code == 400, name
         assert f"has no {name}. Try: " in str(reply.json()["error"])
+
+
+# What changes no reply unless another field asks for it, and what no body has.
+HARMLESS = {
+    *("mirostat_tau", "mirostat_eta", "xtc_threshold", "speculate", "include_stop"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    "logits_processors",  # functions, in Python alone
+}
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_no_sampling_parameter_is_ignored(path: str) -> None:
+    """Whatever one dialect takes, each other one takes or refuses."""
+    (row,) = (each for each in ROUTES.values() if each.path == path and each.body)
+    parameters = {each.name for each in fields(SamplingParams)} - HARMLESS
+    parameters |= {alias for name in parameters for alias in ALIASES.get(name, ())}
+    ours = {*row.body.__struct_fields__, *_REFUSED}
+    # Ollama has these two in its options
+    ours |= {"temperature", "top_p"} if "options" in ours else set()
+    assert parameters - ours == set()
+
+
+def test_what_is_false_may_ask_for_something(loopback: Loopback) -> None:
+    for value, status in ((False, 400), (True, 200), (None, 200)):
+        body = {**SOUND["/generate"], "skip_special_tokens": value}
+        assert loopback.client.post("/generate", json=body).status_code == status
 
 
 @pytest.mark.parametrize("path", SOUND)

@@ -160,6 +160,27 @@ def test_completion_takes_biases_of_texts_and_reports_probabilities(loopback: Lo
         assert [row["id"] for row in rows] == encode(" one two")
 
 
+def test_completion_takes_the_sampling_fields_of_vllm(loopback: Loopback) -> None:
+    (four,) = loopback.core.tokenizer.encode(" four")
+    given = {
+        "stop_token_ids": [four],
+        "allowed_token_ids": [four, 5],
+        "bad_words": ["x"],
+        "min_tokens": 2,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "repetition_penalty": 1.5,
+        "speculate": False,
+    }
+    for path, body in (("/completion", {"prompt": "a"}), ("/infill", {"input_suffix": "b"})):
+        loopback.client.post(path, json={**body, **given}).raise_for_status()
+        params = loopback.engine.submitted[-1].params
+        assert (params.stop_token_ids, params.allowed_token_ids) == ((four,), (four, 5))
+        assert (params.bad_words, params.min_tokens) == (("x",), 2)
+        assert (params.skip_special_tokens, params.include_stop) == (False, True)
+        assert (params.repetition_penalty, params.speculate) == (1.5, False)
+
+
 @pytest.mark.parametrize("stop", [None, [" four"]])
 def test_a_streamed_completion_is_the_whole_one(loopback: Loopback, stop: list | None) -> None:
     body = {"prompt": ["a", "b"], "n_predict": 9, "stop": stop, "n_probs": 1}

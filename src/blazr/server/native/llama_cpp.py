@@ -20,8 +20,8 @@ from blazr.server.endpoint import Call
 from blazr.server.params import (
     LAST_N,
     Bias,
-    LlamaCppSamplerFields,
     Stops,
+    VllmSamplerFields,
     finite,
     sampling_params,
 )
@@ -34,7 +34,7 @@ _Bias = Bias | bool
 _MOST = msgspec.Meta(max_length=MAX_LOGIT_BIAS)
 
 
-class LlamaCppBody(LlamaCppSamplerFields, kw_only=True):
+class LlamaCppBody(VllmSamplerFields, kw_only=True):
     """How a reply is sampled. A bias is for a token's id, or for every token of a text."""
 
     model: str | None = None

@@ -20,12 +20,11 @@ from blazr.server.kv_peers import KvTransferParams
 from blazr.server.kv_transfer import KvTransfer
 from blazr.server.params import (
     Bias,
-    LlamaCppSamplerFields,
     MostTokens,
     ResponseFormat,
     Stop,
-    Texts,
     TruncationSide,
+    VllmSamplerFields,
     finite,
     unix_time,
 )
@@ -50,7 +49,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingBody(LlamaCppSamplerFields, kw_only=True):
+class SamplingBody(VllmSamplerFields, kw_only=True):
     """The fields of every request to generate."""
 
     truncate_prompt_tokens: MostTokens | None = None
@@ -59,16 +58,8 @@ class SamplingBody(LlamaCppSamplerFields, kw_only=True):
     adapter: Name = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    repetition_penalty: float | None = None
-    bad_words: Texts | None = None
-    allowed_token_ids: list[int] | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
-    speculate: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     logit_bias: dict[int, Bias] | None = None
     n: int | None = None
     response_format: ResponseFormat | None = None
