@@ -8,6 +8,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from blazr import LLM, SamplingParams
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, RequestError
+from blazr.engine.outputs import TokenOutput
+from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion
 from blazr.nn.operands.lora import LoraFactors
 from tests.support.adapters import projections, save_adapter
@@ -562,6 +565,39 @@ def test_one_that_is_unloaded_goes_with_its_last_reply(llm: LLM, shelf: Path) ->
     llm.core.adapters.unload("leaving")
     reply.close()
     llm.core.engine.call(lambda: None)  # after what was asked before
+    assert len(slots._free) == free
+
+
+def test_one_that_is_replaced_goes_with_its_last_reply(llm: LLM, shelf: Path) -> None:
+    """Replies that run keep the old one; what has not begun gets the new one, with its prefixes."""
+    adapters, engine = llm.core.adapters, llm.core.engine
+    slots = engine._put_adapter.__self__._adapters
+    free = len(slots._free)
+    prompt = [*range(1, 50)] * 2
+    old, new = [
+        llm.generate([prompt], greedy(60), adapter=name)[0].token_ids for name in ("a1", "a2")
+    ]
+    assert old != new
+    adapters.load("name", shelf / "a1", in_place=True)  # there is none to replace yet
+    running = llm.stream(prompt, greedy(60), adapter="name")
+    next(running)
+    late = llm.core.prepare(GenerationRequest(prompt=prompt, params=greedy(60), adapter="name"))
+    for each in ("a3", "a4", "a2"):
+        adapters.load("name", shelf / each, in_place=True)
+    with pytest.raises(CheckpointError):
+        adapters.load("name", shelf / "none", in_place=True)
+    assert llm.generate([prompt], greedy(60), adapter="name")[0].token_ids == new
+    ids = [each for event in running for each in getattr(event, "token_ids", ())]
+    assert tuple(ids) == old[-len(ids) :]
+    outputs: SimpleQueue[TokenOutput] = SimpleQueue()
+    engine.submit(late.request, outputs.put)
+    found: list[int] = []
+    while len(found) < len(new):
+        output = outputs.get(timeout=60)
+        assert output.error is None
+        found += output.token_ids
+    assert tuple(found) == new
+    adapters.unload("name")
     assert len(slots._free) == free
 
 

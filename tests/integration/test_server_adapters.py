@@ -114,6 +114,27 @@ def test_loaded_listed_and_unloaded(server: Loopback, shelf: Path) -> None:
     assert reply.status_code == 404
 
 
+def test_replaced_in_place(server: Loopback) -> None:
+    base, first = tokens(server), tokens(server, model="first")
+    body = {"lora_name": "first", "lora_path": "a1", "load_inplace": True}
+    command(server, "/v1/load_lora_adapter", **body)
+    second = tokens(server, model="first")
+    assert second not in (base, first)
+    command(server, "/v1/load_lora_adapter", **body | {"lora_name": "new"})
+    assert tokens(server, model="new") == second
+    command(server, "/v1/load_lora_adapter", **body | {"lora_path": "a0", "model": "model"})
+    assert tokens(server, model="first") == first
+    for changes, words in (
+        ({"lora_name": "model"}, "has that name"),
+        ({"load_inplace": False}, "load_inplace"),
+        ({"lora_path": "nothing"}, "no such adapter"),
+    ):
+        reply = server.client.post("/v1/load_lora_adapter", json=body | changes)
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]["message"]
+    assert tokens(server, model="first") == first
+
+
 @pytest.mark.parametrize("path", ["../secret", "/etc", "nothing", "", "a0/../../secret", "a\0b"])
 def test_nothing_is_read_outside_the_folder(server: Loopback, shelf: Path, path: str) -> None:
     status, text = load(server, path)
@@ -273,10 +294,13 @@ def test_a_model_that_comes_back_has_the_adapters_it_had(shelf: Path) -> None:
             assert tokens(server, model="second") == second
             reply = server.client.post("/v1/completions", json=BODY | {"model": "first"})
             assert reply.status_code == 404
-        assert load(server, "a0", "first")[0] == 200
-        command(server, "/models/unload")
-        wait_until(lambda: server.models.slots[0].status == "unloaded")
-        assert tokens(server, model="first") == first
+        assert load(server, "a1", "first")[0] == 200
+        for path, expected in (("a1", second), ("a0", first)):
+            body = {"lora_name": "first", "lora_path": path, "load_inplace": True}
+            command(server, "/v1/load_lora_adapter", **body)
+            command(server, "/models/unload")
+            wait_until(lambda: server.models.slots[0].status == "unloaded")
+            assert tokens(server, model="first") == expected
         assert tokens(server, model="second") == second
 
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -326,11 +326,20 @@ class AsyncEngine:
 
         self.call(replace)
 
-    def load_adapter(self, factors: Mapping[str, LoraFactors]) -> Adapter:
+    def load_adapter(
+        self,
+        factors: Mapping[str, LoraFactors],
+        *,
+        fingerprint: str,
+        replaces: Adapter | None = None,
+    ) -> Adapter:
         """Hold an adapter beside the network, for requests that name it.
 
         Args:
             factors: What it changes, by module.
+            fingerprint: A hash of all that it holds, in hexadecimal.
+            replaces: The adapter whose place it takes: requests that have not reached the queue get
+                the new one, and those in the queue keep the old one to their ends.
 
         Raises:
             RequestError: The network takes none.
@@ -343,7 +352,15 @@ class AsyncEngine:
                 "a model that runs through transformers, or over several ranks, takes no adapters.",
                 hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
             )
-        return self.call(lambda: Adapter(slot=put(factors)))
+
+        def load() -> Adapter:
+            adapter = Adapter(slot=put(factors), fingerprint=fingerprint)
+            if replaces is not None:
+                replaces.successor = adapter
+                self._let_go(replaces)
+            return adapter
+
+        return self.call(load)
 
     def unload_adapter(self, adapter: Adapter) -> None:
         """Let new requests use an adapter no longer; it goes when the last that does has ended.
@@ -351,13 +368,12 @@ class AsyncEngine:
         Raises:
             EngineError: The engine is closed.
         """
+        self.call(lambda: self._let_go(adapter))
 
-        def unload() -> None:
-            adapter.is_loaded = False
-            self._leaving.append(adapter)
-            self._drop_unused_adapters()
-
-        self.call(unload)
+    def _let_go(self, adapter: Adapter) -> None:
+        adapter.is_loaded = False
+        self._leaving.append(adapter)
+        self._drop_unused_adapters()
 
     def health(self) -> Health:
         """Whether the engine works, from its heartbeat rather than from the process being there."""
@@ -621,6 +637,7 @@ class AsyncEngine:
             request.params.n,
             request.priority,
         )
+        request = _with_latest_adapter(request)
         if request.adapter is not None and not request.adapter.is_loaded:
             message = "the adapter was unloaded before the request began"
             self._deliver(_errors(request_id, range(request.params.n), message))
@@ -674,6 +691,16 @@ class AsyncEngine:
     def _fail_everything(self, message: str) -> None:
         for request_id, unfinished in list(self._unfinished.items()):
             self._deliver(_errors(request_id, sorted(unfinished.replies), message))
+
+
+def _with_latest_adapter(request: Request) -> Request:
+    """A request that has not begun, with what took the place of its adapter since it was made."""
+    adapter = request.adapter
+    if adapter is None or adapter.successor is None:
+        return request
+    latest = adapter.latest
+    salt = latest.salt(adapter.salt_without(request.cache_salt))
+    return replace(request, adapter=latest, cache_salt=salt)
 
 
 def _errors(request_id: int, indices: Iterable[int], message: str) -> list[TokenOutput]:

@@ -26,17 +26,11 @@ class NamedAdapter:
         name: What requests call it.
         path: Its directory.
         adapter: As the engine knows it.
-        fingerprint: A hash of all that it holds.
     """
 
     name: str
     path: Path
     adapter: Adapter
-    fingerprint: str
-
-    def salt(self, salt: str) -> str:
-        """A salt for the prefixes of requests with this adapter; no other request has it."""
-        return f"{salt}\0{self.fingerprint}"
 
 
 class Adapters:
@@ -79,15 +73,17 @@ class Adapters:
             )
         return found
 
-    def load(self, name: str, path: Path) -> NamedAdapter:
+    def load(self, name: str, path: Path, *, in_place: bool = False) -> NamedAdapter:
         """Read an adapter, and hold it for requests that name it.
 
         Args:
             name: What requests will call it.
             path: A directory of PEFT's, or a GGUF file.
+            in_place: Whether it takes the place of the one of that name, if there is one. Requests
+                that run or wait keep the old one to their ends; until then there are both.
 
         Raises:
-            RequestError: The name is taken, or the model takes no adapters.
+            RequestError: The name is empty or taken, or the model takes no adapters.
             CheckpointError: It cannot be read, or is not of this model.
             ConfigError: Its configuration is wrong, or of a kind that is not supported.
             CapacityError: There are too many.
@@ -98,12 +94,14 @@ class Adapters:
         from blazr.models.loading.load import LoadedModel
 
         with self._lock:
-            if not name or name in self.by_name:
+            old = self.by_name.get(name)
+            if not name or (old is not None and not in_place):
                 raise RequestError(
                     "the name of an adapter has to be new.",
                     param="lora_name",
                     found=repr(name)[:100],
-                    hint="unload the other one first, or take another name",
+                    hint="unload the other one first, replace it with load_inplace, or take "
+                    "another name",
                 )
             weights = None if self.bundle is None else self.bundle.weights
             factors = {}
@@ -119,8 +117,10 @@ class Adapters:
                 )
                 factors = plan_adapter(file, weights.module, rules)
                 fingerprint = file.fingerprint
-            adapter = self._engine.load_adapter(factors)
-            found = NamedAdapter(name, path, adapter, fingerprint)
+            adapter = self._engine.load_adapter(
+                factors, fingerprint=fingerprint, replaces=None if old is None else old.adapter
+            )
+            found = NamedAdapter(name, path, adapter)
             self.by_name = {**self.by_name, name: found}
         return found
 

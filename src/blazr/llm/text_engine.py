@@ -220,7 +220,7 @@ class TextEngine:
             params=params.with_defaults(self.info.sampling),
             stop_ids=self._stop_ids(request, reply_format),
             priority=request.priority,
-            cache_salt=salt if adapter is None else adapter.salt(salt),
+            cache_salt=salt if adapter is None else adapter.adapter.salt(salt),
             client=request.client,
             timeout_s=request.timeout_s,
             dry_breakers=breakers,

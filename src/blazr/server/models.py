@@ -513,9 +513,13 @@ class Models:
             raise HttpError.missing("model", name, here, param="model")
         return slot
 
+    def owner_of_adapter(self, name: str) -> ModelSlot | None:
+        """The model that has an adapter of exactly that name; None where none has."""
+        return next((each for each in self.slots if name in each.adapters), None)
+
     def has(self, name: str) -> bool:
         """Whether a model or an adapter has that name."""
-        return name in self._by_name or any(name in each.adapters for each in self.slots)
+        return name in self._by_name or self.owner_of_adapter(name) is not None
 
     def choose(self, name: str | None, capability: str) -> ModelSlot:
         """The model of a name; without one, the first that can do what is asked.
@@ -810,8 +814,9 @@ def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
 
     One that cannot be read any more is left out, so that the model serves everybody else.
     """
-    for name in adapters.paths.keys() - wanted.keys():
-        adapters.unload(name)
+    for name, path in adapters.paths.items():
+        if wanted.get(name) != path:
+            adapters.unload(name)
     for name in wanted.keys() - adapters.paths.keys():
         try:
             adapters.load(name, wanted[name])

@@ -19,10 +19,15 @@ _Name = Annotated[str, schema_hint(minLength=1, maxLength=_MAX_NAME)]
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """A directory below the operator's folder, and what requests will call it."""
+    """A directory below the operator's folder, and what requests will call it.
+
+    With ``load_inplace`` it takes the place of the adapter of that name, if there is one; requests
+    that run or wait keep the old one.
+    """
 
     lora_name: _Name | None = None
     lora_path: str | None = None
+    load_inplace: bool = False
     model: str | None = None
 
 
@@ -42,13 +47,26 @@ async def load_adapter(call: Call[LoadAdapterBody]) -> Success:
     path = allowed_path(
         folder, body.lora_path or "", kind="adapter", param="lora_path", flag="--adapter-dir"
     )
-    if models.has(name):
+    owner = models.owner_of_adapter(name)
+    replaces = body.load_inplace and owner is not None
+    if replaces and body.model and models.find(body.model) is not owner:
         raise RequestError(
-            "a model or an adapter has that name.", param="lora_name", found=repr(name)[:100]
+            "an adapter of another model has that name.",
+            param="lora_name",
+            found=repr(name)[:100],
+            hint="send that model's name as model, or take another name",
         )
-    async with models.using_llm(body.model) as language_model:
+    if models.has(name) and not replaces:
+        raise RequestError(
+            "a model or an adapter has that name.",
+            param="lora_name",
+            found=repr(name)[:100],
+            hint='send "load_inplace": true to replace it' if owner else "take another name",
+        )
+    async with models.using_llm(name if replaces else body.model) as language_model:
+        adapters = language_model.llm.core.adapters
         try:
-            await asyncio.to_thread(language_model.llm.core.adapters.load, name, path)
+            await asyncio.to_thread(adapters.load, name, path, in_place=body.load_inplace)
         except (RequestError, CapacityError):
             raise
         except BlazrError as error:
