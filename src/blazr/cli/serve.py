@@ -18,7 +18,7 @@ from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import env, garbage, log
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.core.remote import auth_headers, root_url
-from blazr.server.config import ServerConfig
+from blazr.server.config import Limits, ServerConfig
 
 if TYPE_CHECKING:
     import socket
@@ -168,6 +168,7 @@ def _replica_config(config: ServerConfig, path: Path) -> ServerConfig:
         tls_key=None,
         root_path="",
         files_dir=None,
+        files_disk_bytes=Limits().files_disk_bytes,
         max_connections=config.max_connections + _FRONT_CONNECTIONS,
     )
 

@@ -122,7 +122,8 @@ class ServerConfig(Limits):
 
     Raises:
         ConfigError: A key is empty or cannot be sent in a header; of certificate and key one is
-            missing; the root path or an address is none; an allowed host is no name.
+            missing; the root path or an address is none; an allowed host is no name; a folder is
+            missing, or files_disk_bytes limits one that is not given.
     """
 
     not_flags: ClassVar[frozenset[str]] = frozenset({"replica"})
@@ -211,6 +212,12 @@ class ServerConfig(Limits):
         if self.files_dir is not None and not os.access(self.files_dir, os.W_OK | os.X_OK):
             raise ConfigError(
                 "the folder for files cannot be written.", found=str(self.files_dir)[:200]
+            )
+        if self.files_dir is None and self.files_disk_bytes != Limits().files_disk_bytes:
+            raise ConfigError(
+                "files_disk_bytes limits the files in files_dir, and there is no files_dir.",
+                found=f"{self.files_disk_bytes:,} bytes",
+                hint="name a directory: --files-dir DIR",
             )
 
     def _check_tools(self) -> None:

@@ -13,6 +13,7 @@ import httpx2
 import jsonschema
 import pytest
 
+from blazr.cli.serve import _replica_config
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
 from blazr.server.openapi import describe
@@ -379,3 +380,11 @@ def test_folders_that_are_not_there() -> None:
     for name in ("weights_dir", "profile_dir"):
         with pytest.raises(ConfigError, match=f"the folder {name} is missing"):
             ServerConfig(**{name: Path("/nowhere/at/all")})
+
+
+def test_a_limit_of_files_needs_their_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no files_dir"):
+        ServerConfig(files_disk_bytes=2**20)
+    config = ServerConfig(files_disk_bytes=2**20, files_dir=tmp_path)
+    # the process in front keeps the files of replicas
+    assert _replica_config(config, tmp_path / "0.sock").files_dir is None
