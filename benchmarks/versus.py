@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import positive, positives
 from benchmarks.rival import RIVALS, BlazrSide, Match, rival, rival_version
 from benchmarks.rival_process import Job
 from blazr.bench.offline import EngineTarget
@@ -117,13 +118,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run a model in two engines by turns.")
     parser.add_argument("rival", choices=RIVALS)
     parser.add_argument("model", type=Path, help="a model that both engines read")
-    parser.add_argument("--levels", default="1,8", help="sequences at once, by commas")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--prefill-tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--levels", type=positives, default="1,8", help="sequences at once, by commas"
+    )
+    parser.add_argument("--prompt-tokens", type=positive, default=128)
+    parser.add_argument("--output-tokens", type=positive, default=64)
+    parser.add_argument("--prefill-tokens", type=positive, default=512)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     parser.add_argument("--history", type=Path, help="a file to append the run to, as a JSON line")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -131,7 +134,7 @@ def main() -> None:
         facts, results = compare(
             options.rival,
             options.model,
-            levels=[int(level) for level in options.levels.split(",")],
+            levels=options.levels,
             prompt_tokens=options.prompt_tokens,
             output_tokens=options.output_tokens,
             prefill_tokens=options.prefill_tokens,

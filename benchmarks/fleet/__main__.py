@@ -19,6 +19,7 @@ from time import perf_counter
 
 import msgspec
 
+from benchmarks.arguments import positives
 from benchmarks.fleet.models import CARD, HYBRIDS, OnPaper, on_paper
 from benchmarks.fleet.replica import SimulatedReplica
 from benchmarks.fleet.simulate import ROUTERS, Fleet, figures
@@ -82,9 +83,9 @@ def print_routers(options: argparse.Namespace) -> None:
     for model in options.model.split(","):
         card = replace(CARD, memory_bytes=1e9 * options.card_gb)
         paper = on_paper(model, CONFIG, state_dtype=options.state_dtype, card=card)
-        for users in options.users.split(","):
+        for users in options.users:
             plan = Plan(
-                users=int(users), think_s=options.think, turns=options.turns, reply=options.reply
+                users=users, think_s=options.think, turns=options.turns, reply=options.reply
             )
             trial = Trial(paper, plan, options.seconds, options.warm_up)
             print(f"{model}, {options.replicas} replicas of {options.card_gb:g} GB, {users} users")
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes.add_argument("--state-dtype", default="auto", choices=("auto", "bfloat16"))
     routers = commands.add_parser("routers")
     routers.add_argument("--model", default="granite-4.0-h-1b", help="with commas")
-    routers.add_argument("--users", default="1000", help="with commas")
+    routers.add_argument("--users", type=positives, default="1000", help="with commas")
     routers.add_argument("--replicas", type=int, default=1)
     routers.add_argument("--card-gb", type=float, default=CARD.memory_bytes / 1e9)
     routers.add_argument("--think", type=float, default=45.0, help="seconds between turns")

@@ -51,6 +51,18 @@ def test_a_rival_that_is_not_installed_is_told_with_what_to_install(
         main()
 
 
+@pytest.mark.parametrize("flag", ["--levels", "--rounds", "--prompt-tokens", "--threads"])
+@pytest.mark.parametrize("text", ["x", "", "0", "-1", "1.5", "9" * 5000])
+def test_what_is_no_number_is_told(
+    flag: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["versus", "llama.cpp", str(MODEL), f"{flag}={text}"])
+    with pytest.raises(SystemExit):
+        main()
+    message = capsys.readouterr().err
+    assert f"argument {flag}: {text[:50]!r} is no whole number from 1" in message
+
+
 def test_our_side_gives_tokens_per_second() -> None:
     from blazr.bench.offline import EngineTarget
     from blazr.engine.build import build_engine
