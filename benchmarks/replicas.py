@@ -41,6 +41,7 @@ from benchmarks.agents import known_tokens, sessions
 from blazr.bench.report import origin, spread_of
 from blazr.bench.workload import BenchRequest
 from blazr.core import log
+from blazr.core.json_text import dump_json
 from blazr.server.config import ServerConfig
 from blazr.server.replica_ids import number_in
 from blazr.server.replicas.pool import Choose, cheapest
@@ -350,10 +351,10 @@ def main() -> None:
     parser.add_argument("--history", type=Path)
     arguments = parser.parse_args()
     report = {**origin(), **asyncio.run(compare(arguments.agents, arguments.seed))}
-    print(json.dumps(report, indent=2))
+    print(dump_json(report, indent=2))
     if arguments.history:
         with arguments.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
+            file.write(dump_json(report) + "\n")
 
 
 if __name__ == "__main__":

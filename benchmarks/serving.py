@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -31,6 +30,7 @@ from blazr.bench.offline import EngineTarget
 from blazr.bench.report import origin, spread_of
 from blazr.bench.shapes import random_network
 from blazr.bench.workload import BenchRequest
+from blazr.core.json_text import dump_json
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.engine.scheduler import SHORT_PROMPT
@@ -158,10 +158,10 @@ def main() -> None:
             report["agents"] = asyncio.run(replay(target, requests))
     finally:
         engine.close()
-    print(json.dumps(report, indent=2))
+    print(dump_json(report, indent=2))
     if arguments.history:
         with arguments.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(report) + "\n")
+            file.write(dump_json(report) + "\n")
 
 
 if __name__ == "__main__":

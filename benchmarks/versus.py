@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from blazr.bench.offline import EngineTarget
 from blazr.bench.report import origin
 from blazr.bench.roofline import measure_bandwidth, step_bytes
 from blazr.core.errors import BlazrError
+from blazr.core.json_text import dump_json
 from blazr.engine.build import build_engine
 from blazr.engine.config import EngineConfig
 from blazr.models.loading.load import load
@@ -155,7 +155,7 @@ def main() -> None:
         )
     if options.history:
         with options.history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**origin(), **facts, "results": results}) + "\n")
+            file.write(dump_json({**origin(), **facts, "results": results}) + "\n")
 
 
 if __name__ == "__main__":

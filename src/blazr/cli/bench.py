@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from blazr.bench.workload import MOST_TOKENS
 from blazr.cli import options
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError, as_config_error
+from blazr.core.json_text import dump_json
 
 if TYPE_CHECKING:
     from blazr.bench.load import Record, Target
@@ -161,7 +161,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
     report = {**origin(), **facts, "seed": seed, "scenario": scenario, "levels": levels}
     # first, as a file may be refused after all that was measured
     if as_json:
-        print(json.dumps(report, indent=2))
+        print(dump_json(report, indent=2))
     else:
         _print_table(facts, levels)
     if history is not None:
@@ -169,7 +169,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
             as_config_error("the history file cannot be written."),
             history.open("a", encoding="utf-8") as file,
         ):
-            file.write(json.dumps(report) + "\n")
+            file.write(dump_json(report) + "\n")
     if plot is not None:
         _plot(levels, plot, title=str(facts["model"]))
 

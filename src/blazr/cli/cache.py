@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import typer
 
 from blazr.cli import options
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.core.json_text import dump_json
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
@@ -71,7 +71,7 @@ def list_models(
         for repo in _models(_scan())
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(dump_json(rows, indent=2))
         return
     if not rows:
         # on stderr, so that a script still reads an empty list

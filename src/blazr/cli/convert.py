@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from blazr.cli import options
+from blazr.core.json_text import dump_json
 
 
 def convert(
@@ -59,7 +59,7 @@ def convert(
             "quantized": made.num_quantized,
             "plain": made.num_plain,
         }
-        print(json.dumps(report))
+        print(dump_json(report))
         return
     from rich.filesize import decimal
 

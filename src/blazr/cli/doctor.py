@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pkgutil
 import platform
@@ -19,6 +18,7 @@ import blazr
 from blazr.cli import options
 from blazr.cli.serve import variables
 from blazr.core import env
+from blazr.core.json_text import dump_json
 from blazr.core.table import Table
 
 _PACKAGES = ("torch", "numpy", "safetensors", "splintr-rs", "tokenizers", "starlette", "uvicorn")
@@ -68,7 +68,7 @@ def doctor(
     elif is_slow and report["device"]["auto"].startswith("cpu"):
         verdict = f"blazr works, but slowly: {kernels}"
     if as_json:
-        print(json.dumps({**report, "verdict": verdict}, indent=2))
+        print(dump_json({**report, "verdict": verdict}, indent=2))
     else:
         lines = _all_lines(report) if verbose else _summary_lines(report, kernels)
         print(*lines, f"verdict: {verdict}", sep="\n")

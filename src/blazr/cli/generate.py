@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from time import monotonic
@@ -13,6 +12,7 @@ import typer
 from blazr.cli import options
 from blazr.core import log
 from blazr.core.errors import EngineError
+from blazr.core.json_text import dump_json
 from blazr.text.images import Image, Sound, read_image
 from blazr.text.messages import Message
 
@@ -80,7 +80,7 @@ def generate(  # noqa: PLR0913  (one argument per flag)
             events = llm.events([_request(text, images, params, adapter)])
             completion = _print_stream(events, timings, prints=not as_json)
             if as_json:
-                print(json.dumps(as_object(adapter or llm.core.info.name, completion, timings)))
+                print(dump_json(as_object(adapter or llm.core.info.name, completion, timings)))
             elif sys.stdout.isatty():
                 print()
     if verbose or sys.stderr.isatty():

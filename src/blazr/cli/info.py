@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from blazr.cli import options
+from blazr.core.json_text import dump_json
 
 
 def info(  # noqa: PLR0913  (one argument per flag)
@@ -48,7 +49,7 @@ def info(  # noqa: PLR0913  (one argument per flag)
                 state_dtype=state_dtype,
             )
         if as_json:
-            print(json.dumps(asdict(found), indent=2))
+            print(dump_json(asdict(found), indent=2))
             return
         print(f"{found.device}: {found.free_bytes / 1e9:.1f} GB free")
         if found.bytes_per_token:
@@ -66,7 +67,7 @@ def info(  # noqa: PLR0913  (one argument per flag)
 
     report = describe_model(name, revision=revision, kv_dtype=kv_dtype, state_dtype=state_dtype)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
-    print(json.dumps(report, indent=2) if as_json else "\n".join(_report_lines(report)))
+    print(dump_json(report, indent=2) if as_json else "\n".join(_report_lines(report)))
 
 
 def _report_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from time import monotonic
 from typing import Annotated
@@ -15,6 +14,7 @@ from blazr.cli.chat import ChatFlags, converse
 from blazr.cli.conversation import Conversation
 from blazr.cli.generate import as_object, is_prompt, raise_if_cut_off, speed_line
 from blazr.cli.terminal import Screen
+from blazr.core.json_text import dump_json
 
 
 @options.with_flags
@@ -86,7 +86,7 @@ def _ask_once(
         raise typer.Exit(130)  # Ctrl+C before the first token
     timings |= conversation.timings
     if as_json:
-        print(json.dumps(as_object(partner.name, completion, timings)))
+        print(dump_json(as_object(partner.name, completion, timings)))
     if verbose or sys.stderr.isatty():
         print(speed_line(completion, timings), file=sys.stderr)
     if conversation.was_interrupted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ import typer
 from blazr.cli import options
 from blazr.cli.pipelines import CallbackOutlet, open_pipeline
 from blazr.core.errors import ConfigError, as_config_error
+from blazr.core.json_text import dump_json
 from blazr.pipelines.audio.subtitles import as_srt, as_vtt
 from blazr.pipelines.audio.transcript import (
     TextHeard,
@@ -80,7 +80,7 @@ def transcribe(  # noqa: PLR0913  (one argument per flag)
             )
         pipeline.transcribe(request, CallbackOutlet(take))
     if form == "json":
-        print(json.dumps(asdict(transcript), ensure_ascii=False))
+        print(dump_json(asdict(transcript), ensure_ascii=False))
     elif form == "text":
         print()
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from blazr.cli import options
 from blazr.core.errors import UnknownFamilyError
+from blazr.core.json_text import dump_json
 
 if TYPE_CHECKING:
     from blazr.bench.verify import Verdict
@@ -53,11 +53,11 @@ def verify(  # noqa: PLR0913  (one argument per flag)
         )
     except UnknownFamilyError as error:
         reason = f"blazr has no network of its own for model_type {error.found}: nothing to verify"
-        print(json.dumps({"ok": False, "reason": reason}) if as_json else f"NOT VERIFIED: {reason}")
+        print(dump_json({"ok": False, "reason": reason}) if as_json else f"NOT VERIFIED: {reason}")
         raise typer.Exit(NO_REFERENCE) from None
     if as_json:
         is_ok = verdict.is_ok and verdict.witness.is_there
-        print(json.dumps({"ok": is_ok, **asdict(verdict)}, indent=2))
+        print(dump_json({"ok": is_ok, **asdict(verdict)}, indent=2))
     else:
         print("\n".join(_report_lines(verdict)))
     if not verdict.is_ok:

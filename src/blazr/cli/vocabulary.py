@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 
 from blazr.cli import options
 from blazr.core.errors import ConfigError
+from blazr.core.json_text import dump_json
 from blazr.text.tokenizer import Tokenizer
 
 _Vocab = Annotated[
@@ -44,7 +44,7 @@ def encode(
     tokenizer = _open(vocab)
     ids = tokenizer.encode(given, allow_special=special)
     if as_json:
-        print(json.dumps({"vocab": tokenizer.name, "count": len(ids), "ids": ids}))
+        print(dump_json({"vocab": tokenizer.name, "count": len(ids), "ids": ids}))
     else:
         print(",".join(map(str, ids)))
 
@@ -76,7 +76,7 @@ def decode(
             expected=f"numbers from 0 to {tokenizer.size - 1}, separated by commas",
         )
     text = tokenizer.decode(numbers, skip_special=False)
-    print(json.dumps({"vocab": tokenizer.name, "text": text}) if as_json else text)
+    print(dump_json({"vocab": tokenizer.name, "text": text}) if as_json else text)
 
 
 def _read(given: str | None, what_to_give: str) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import typer
@@ -109,6 +110,12 @@ def test_json_for_other_programs(hybrid: str, capsys: pytest.CaptureFixture[str]
     assert found["ok"] is True
     assert found["greedy"]["agreeing"] == found["greedy"]["tokens"] == 4
     assert len(found["layers"]) == 6
+
+
+def test_json_knows_no_infinity(hybrid: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command(hybrid, tokens=1, tolerance=math.inf, device="cpu", as_json=True)
+    found = msgspec.json.decode(capsys.readouterr().out)
+    assert found["tolerance"] is None
 
 
 @pytest.fixture
