@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blazr.bench.reference.open import open_reference
+from blazr.core.errors import ConfigError
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
@@ -163,6 +164,24 @@ def test_layers_are_of_the_kinds_that_the_config_says(tmp_path: Path) -> None:
     lightning = [LightningConfig] * 2
     assert found["ring linear"] == [*lightning, AttentionConfig, AttentionConfig]
     assert found["ling 2.5"] == [*lightning, DeepseekMlaConfig]
+
+
+@pytest.mark.parametrize("begin", ["model.mtp.0.", "model.layers.{count}."])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_left_out_is_told(name: str, begin: str, tmp_path: Path) -> None:
+    """Their modules for multi-token prediction are not computed."""
+    save(name, tmp_path)
+    rewrite_config(tmp_path, num_nextn_predict_layers=1)
+    assert not plan_model(str(tmp_path)).derivation.warnings
+    begin = begin.format(count=CONFIGS[name]["num_hidden_layers"])
+    more = {f"{begin}eh_proj.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
+    more[f"{begin}enorm.weight"] = torch.zeros(HIDDEN)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), **more}, file)
+    [warning] = plan_model(str(tmp_path)).derivation.warnings
+    assert "multi-token prediction is left out" in warning
+    with pytest.raises(ConfigError, match="multi-token prediction"):
+        plan_model(str(tmp_path), with_mtp=True)
 
 
 def test_ling_2_is_sarvam_by_another_name(tmp_path: Path) -> None:

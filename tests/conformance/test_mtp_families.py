@@ -99,6 +99,7 @@ def scores_by_hand(path: Path, kind: str, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_guesses_as_its_tensors_say(kind, tmp_path):
     path = save_with_mtp(kind, tmp_path)
+    assert not any("left out" in each for each in plan_model(str(path)).derivation.warnings)
     loaded = load(str(path), device=CPU, with_mtp=True)
     assert loaded.config.mtp is not None
     ids = torch.randint(3, 50, (2, 40), generator=torch.Generator().manual_seed(2))

@@ -8,6 +8,7 @@ quantized checkpoint may have such as a layer does not.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -63,6 +64,8 @@ from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
 LISTED_PROBLEMS = 12
 # Nearest names are looked for among this many: the search is quadratic.
 _SEARCHED_NAMES = 500
+# Found in the names of tensors of modules for multi-token prediction, and in no others.
+_OF_MTP = re.compile(r"(^|[._])(mtp|nextn|eh_proj)[._]")
 _OTHER_MODELS = (
     "'blazr generate', 'chat', 'serve' and 'info' run what transformers knows through that library"
     " (pip install 'blazr[transformers]')"
@@ -130,7 +133,8 @@ def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = Fals
     checkpoint = open_checkpoint(files.path)
     family = detect_family(checkpoint)
     derivation = family.derive(checkpoint)
-    if with_mtp and derivation.config.mtp is None:
+    has_known_mtp = derivation.config.mtp is not None
+    if with_mtp and not has_known_mtp:
         raise ConfigError(
             f"{files.name} has no module for multi-token prediction that blazr knows.",
             found=f"a model of the kind {family.name}",
@@ -152,6 +156,12 @@ def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = Fals
         ignored_beginnings=(*derivation.unused, *zero_biases),
     )
     plan.check()
+    if not has_known_mtp and any(map(_OF_MTP.search, plan.ignored)):
+        warning = (
+            "a module for multi-token prediction is left out, as blazr knows none of this kind of "
+            "model: --spec mtp cannot be used."
+        )
+        derivation = replace(derivation, warnings=(*derivation.warnings, warning))
     return PlannedModel(
         name=files.name,
         checkpoint=checkpoint,
