@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -155,6 +156,8 @@ PEFT = {
         "alpha_pattern": {"q_proj": 30, "v_proj": 9},
         "rank_pattern": {"k_proj.weight": 3},
     },
+    "mixtral router": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
+    "olmoe router": {"target_modules": ["q_proj"], "modules_to_save": ["gate"]},
     "llama whole": {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
     "llama more": {"target_modules": ["v_proj"], "modules_to_save": ["q_proj", "down_proj"]},
     "phi3 whole": {"target_modules": ["o_proj"], "modules_to_save": ["qkv_proj", "gate_up_proj"]},
@@ -386,6 +389,69 @@ def test_experts_one_by_one(tmp_path: Path) -> None:
         changed = ask(llm, "mine")
     assert distance(changed, merged) < 1e-5
     assert distance(changed, model) > 1e-2
+
+
+# What chooses experts, which is a linear layer in some versions of the library, and where those
+# before the fifth had it under another name.
+ROUTER = re.compile(r"\.(gate|router|router\.proj)$")
+BEFORE = {
+    "mixtral": (".mlp.gate.", ".block_sparse_moe.gate."),
+    "granitemoe": (".router.", ".router.layer."),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        ("mixtral", {}),
+        ("mixtral", {"use_dora": True}),
+        ("qwen2_moe", {}),
+        ("granitemoe", {}),
+        ("gpt_oss", {}),
+        ("deepseek_v3", {}),
+        ("gemma4_text experts", {}),
+    ],
+)
+def test_routers(case: str, config: dict[str, object], tmp_path: Path) -> None:
+    """As PEFT's all-linear adapts them where they are modules of linear layers."""
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    names = [
+        name
+        for name, part in model.named_modules()
+        if ROUTER.search(name) and hasattr(part, "weight")
+    ]
+    assert names
+    old, new = BEFORE.get(kind, ("", ""))
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in [*tensors]:
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    names += projections(model, "q_proj|o_proj")
+    merged = save_adapter(tmp_path / "adapter", model, names, config=config, tensors=rename)
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        before, changed, after = ask(llm), ask(llm, "mine"), ask(llm)
+    assert scores(before) == scores(after)
+    assert distance(changed, merged) < max(1e-5, 10 * distance(before, model))
+    assert distance(changed, model) > 1e-2
+
+
+def test_routers_decide_in_float32_whatever_the_weights_are(tmp_path: Path) -> None:
+    kind, changes = CASES["gpt_oss"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    save_adapter(tmp_path / "adapter", model, ["model.layers.1.mlp.router"])
+    adapter = f"mine={tmp_path / 'adapter'}"
+    with LLM(str(tmp_path / "model"), adapter=adapter, dtype="bfloat16") as llm:
+        module = llm.core.bundle.weights.module
+        router = module.layers[1].feed_forward.router
+        a, b = (getattr(router.lora.table.factors[1], name).double() for name in ("a", "b"))
+        x = torch.randn(5, a.shape[1]).bfloat16()
+        plain = x.double() @ router.weight.double().T + router.bias.double()
+        with torch.inference_mode(), module.step_adapters.using(torch.tensor([1, 0, 1, 0, 1])):
+            found = router(x)
+    expected = plain + torch.tensor([1, 0, 1, 0, 1])[:, None] * (x.double() @ a.T @ b)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_dora_of_heads_and_experts_says_what_to_train_instead(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
-from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM
+from blazr.models.causal_lm import CausalLM
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.models.families.rules import (
     AsStored,
@@ -165,9 +165,10 @@ def _factors_of_whole(
         is_embedding = isinstance(part, Embedding)
         is_left = is_embedding or outer <= inner
         size_of_one = inner if is_embedding or not is_left else outer
-        one = torch.eye(size_of_one, dtype=weight.dtype, device=weight.device)
-        a = _contiguous_like(difference, weight) if is_left else one
-        b = one if is_left else _contiguous_like(difference.T, weight)
+        dtype = _adapter_dtype(part)
+        one = torch.eye(size_of_one, dtype=dtype, device=weight.device)
+        a = _contiguous_like(difference, weight, dtype) if is_left else one
+        b = one if is_left else _contiguous_like(difference.T, weight, dtype)
         name = placement.parameter.removesuffix(".weight")
         made[name] = LoraFactors(a, b, is_whole=True)
     return made
@@ -207,11 +208,8 @@ def _select_rows(numbers: Tensor, rows: Rows | None) -> Tensor:
 def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | None:
     """The layer that multiplies with a matrix and can add an adapter's product; else None."""
     part = _module_of(module, placement.parameter)
-    name = placement.parameter.removesuffix(".weight")
     is_known = isinstance(placement.transform, AsStored | Transpose | TiledColumns)
-    if not is_known or name.endswith(READ_AS_TENSORS):
-        return None
-    return part if isinstance(part, Linear | Embedding) else None
+    return part if is_known and isinstance(part, Linear | Embedding) else None
 
 
 def _factors_of_experts(
@@ -370,7 +368,8 @@ def _factors_of_rows(
     elif isinstance(transform, TiledColumns):
         right = transform.read(right)
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
-    factors = LoraFactors(_contiguous_like(a, weight), _contiguous_like(b, weight))
+    dtype = _adapter_dtype(part)
+    factors = LoraFactors(_contiguous_like(a, weight, dtype), _contiguous_like(b, weight, dtype))
     lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
         lengths = _select_rows(lengths, rows).to(weight.device)
@@ -382,9 +381,16 @@ def _as_floats(weight: Tensor | Weight) -> Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Weight) else weight
 
 
-def _contiguous_like(numbers: Tensor, weight: Tensor | Weight) -> Tensor:
+def _adapter_dtype(part: Linear | Embedding) -> torch.dtype:
+    """What factors beside its matrix are multiplied in."""
+    return part.adapter_dtype if isinstance(part, Linear) else part.weight.dtype
+
+
+def _contiguous_like(
+    numbers: Tensor, weight: Tensor | Weight, dtype: torch.dtype | None = None
+) -> Tensor:
     """Numbers as kernels read them beside a weight: contiguous, on its device and in its dtype."""
-    return numbers.to(weight.device, weight.dtype).contiguous()
+    return numbers.to(weight.device, dtype or weight.dtype).contiguous()
 
 
 def _refit(table: LoraTable, old: Tensor, new: Tensor) -> None:

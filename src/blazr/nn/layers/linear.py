@@ -67,6 +67,11 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """What adapters are multiplied in."""
+        return self.weight.dtype
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out), in the weight's dtype."""
         return multiply(x, self.weight, self.bias, self.lora)

@@ -17,6 +17,7 @@ from blazr.nn.layers.lora import Lora
 from blazr.nn.layers.mlp import Mlp, MlpConfig
 from blazr.nn.layers.ranks import FirstRank, Held, Parts, Rank, Rows, under
 from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
+from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import wide_linear
 from blazr.nn.ops.moe import adapted_experts, experts, route
 from blazr.nn.ops.pointwise import add, scaled, sigmoid_gate, widen
@@ -221,13 +222,34 @@ def _stack(matrix: Matrix) -> Stack:
     return matrix.operand or matrix if isinstance(matrix, Weight) else matrix
 
 
+class Router(Linear):
+    """A matrix that decides, in float32: a rounded logit could choose another expert."""
+
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """What adapters are multiplied in."""
+        return torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T, C) to (T, E), float32."""
+        matrix, bias = self.weight, self.bias
+        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
+        if weight.dtype != x.dtype:
+            x, weight = widen(x), weight.float()
+        logits = wide_linear(x, weight, None if bias is None else bias.to(weight.dtype))
+        delta = None if self.lora is None else self.lora.delta(widen(x))
+        if delta is None:
+            return logits
+        return lora_expand(logits, delta, None if bias is None else widen(bias))
+
+
 class Moe(FeedForward):
     """Top-k routed experts, and perhaps a shared one that is always added."""
 
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
-        self.router = Linear(config.hidden_size, config.num_experts, bias=config.router_bias)
+        self.router = Router(config.hidden_size, config.num_experts, bias=config.router_bias)
         self.correction_bias = None
         if config.correction_bias:
             self.correction_bias = nn.Parameter(torch.empty(config.num_experts))
@@ -249,14 +271,8 @@ class Moe(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         rows = x.flatten(0, -2)
-        # the router decides in float32: a rounded logit could choose another expert
-        matrix, bias = self.router.weight, self.router.bias
-        weight: Tensor = matrix.dequantize(torch.float32) if isinstance(matrix, Weight) else matrix
-        wide = rows if self.router_norm is None else self.router_norm(rows)
-        wide = scaled(wide, self.config.router_multiplier)
-        if weight.dtype != wide.dtype:
-            wide, weight = widen(wide), weight.float()
-        logits = wide_linear(wide, weight, None if bias is None else bias.to(weight.dtype))
+        seen = rows if self.router_norm is None else self.router_norm(rows)
+        logits = self.router(scaled(seen, self.config.router_multiplier))
         correction = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(logits, self.config.routing, correction)
         if self.expert_scale is not None:

@@ -40,6 +40,19 @@ def test_merged_weights(config: dict[str, object], tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("case", ["qwen2_moe", "gpt_oss"])
+def test_merged_routers(case: str, tmp_path: Path) -> None:
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    names = [name for name, _ in model.named_modules() if name.endswith((".gate", ".router"))]
+    merged = save_adapter(tmp_path / "adapter", model, names)
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    found = load_file(made.path / "model.safetensors")
+    for name in names:
+        expected = merged.get_submodule(name).weight
+        torch.testing.assert_close(found[f"{name}.weight"], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_merging_comes_before_quantizing(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     model = save_reference("llama", tmp_path / "model", changes=sizes)
