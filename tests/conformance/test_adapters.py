@@ -391,6 +391,36 @@ def test_experts_one_by_one(tmp_path: Path) -> None:
     assert distance(changed, model) > 1e-2
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_change_of_a_tied_head_says_what_helps(tmp_path: Path) -> None:
+    """The hints are right: merging by PEFT for a whole head, a head of its own for low rank."""
+    peft = pytest.importorskip("peft")
+    model = save_reference("llama", tmp_path / "model", changes={"tie_word_embeddings": True})
+    apart = copy.deepcopy(model)
+    apart.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+    apart.config.tie_word_embeddings = False
+    apart.save_pretrained(tmp_path / "apart")
+    merged = save_adapter(tmp_path / "low", apart, ["lm_head", *projections(apart, "q_proj")])
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    adapted = peft.get_peft_model(copy.deepcopy(model), config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "whole")
+    with LLM(str(tmp_path / "model")) as llm:
+        for name, words in (("low", "head of its own"), ("whole", "merge_and_unload")):
+            with pytest.raises(CheckpointError, match="head is its embedding") as caught:
+                llm.core.adapters.load("mine", tmp_path / name)
+            assert words in caught.value.hint
+            assert "--merge-adapter" not in caught.value.hint  # which refuses it, too
+    with LLM(str(tmp_path / "apart"), adapter=f"mine={tmp_path / 'low'}") as llm:
+        assert distance(ask(llm, "mine"), merged) < 1e-5
+    unloaded = copy.deepcopy(adapted).merge_and_unload()
+    unloaded.save_pretrained(tmp_path / "unloaded")
+    with LLM(str(tmp_path / "unloaded")) as llm:
+        assert distance(ask(llm), adapted.eval()) < 1e-5
+
+
 # What chooses experts, which is a linear layer in some versions of the library, and where those
 # before the fifth had it under another name.
 ROUTER = re.compile(r"\.(gate|router|router\.proj)$")

@@ -93,15 +93,22 @@ def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -
     """Whether a whole tensor is what the model has anyway."""
     for name in spellings(change.name):
         for placement in rules.placements(name)[:1]:
-            part = _module_of(module, placement.parameter)
-            is_tied_head = part is None and placement.parameter == _HEAD
-            part = module.embed_tokens if is_tied_head else part
+            is_tied_head = _is_tied_head(module, [placement])
+            part = module.embed_tokens if is_tied_head else _module_of(module, placement.parameter)
             weight = None if part is None else part.weight
             is_as_stored = placement.cut is None and isinstance(placement.transform, AsStored)
             if is_as_stored and isinstance(weight, Tensor):
                 own = change.numbers.to(weight.device, weight.dtype)
                 return own.shape == weight.shape and bool((own == weight).all())
     return False
+
+
+def _is_tied_head(module: CausalLM, placements: Sequence[Placement]) -> bool:
+    """Whether a tensor would be the head of a network whose head is the embedding."""
+    return any(
+        each.parameter == _HEAD and _module_of(module, each.parameter) is None
+        for each in placements
+    )
 
 
 def _factors_of_change(
@@ -134,6 +141,8 @@ def _factors_of_change(
         is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
             raise _unsupported_dora(adapter.path, change)
+        if _is_tied_head(module, placements):
+            raise adapter.changes_tied_head(change.name)
         raise _unsupported_change(adapter.path, change)
     adapter.check_rank(change)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
@@ -151,6 +160,8 @@ def _factors_of_whole(
     known = [(each, found) for each in spellings(change.name) if (found := rules.placements(each))]
     tensor, placements = next(iter(known), ("", ()))
     parts = [part for each in placements if (part := _changeable(module, each)) is not None]
+    if _is_tied_head(module, placements):
+        raise adapter.changes_tied_head(change.name, is_whole=True)
     if not parts or len(parts) < len(placements):
         raise _unsupported_whole(adapter.path, change)
     size = tuple(change.numbers.shape)

@@ -137,6 +137,31 @@ class AdapterFile:
             expected="an adapter of this model, with its tensors' names",
         )
 
+    def changes_tied_head(self, name: str, *, is_whole: bool = False) -> CheckpointError:
+        """The error where the head that is changed is the embedding, too.
+
+        PEFT's merge_and_unload() adds a change of low rank to both, and so gives another model; a
+        whole head it gives the model as one of its own.
+
+        Args:
+            name: Of the head's tensor.
+            is_whole: Whether it is replaced.
+        """
+        hint = (
+            "train it without the head in target_modules; or give the model a head of its own: "
+            "save it with a copy of the embedding as head and tie_word_embeddings=False, and take "
+            "the adapter beside that"
+        )
+        if is_whole:
+            hint = "merge it with PEFT's merge_and_unload(), and serve what that saves"
+        return CheckpointError(
+            f"{self.path}: the change of {name[:100]} is not supported, as the model's head is its "
+            "embedding.",
+            found="a change of the head alone",
+            expected="changes of projections, or a model with a head of its own",
+            hint=hint,
+        )
+
     def changes_twice(self, name: str) -> CheckpointError:
         """The error where several of its tensors are changes of one of the model's."""
         return CheckpointError(

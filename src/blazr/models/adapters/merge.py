@@ -73,7 +73,9 @@ def plan_merge(
             )
         if info is None:
             if not adapter.is_redundant(change):
-                raise adapter.lacks(change.name)
+                is_head = is_tied and any(each.name.endswith(_HEAD) for each in change.meanings)
+                lacks = adapter.changes_tied_head if is_head else adapter.lacks
+                raise lacks(change.name)
             redundant.append(change.name)
             continue
         if info.name.endswith(_EMBEDDING) and is_tied:
@@ -146,11 +148,7 @@ def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkp
     others = [each.numbers for each in adapter.whole if each.name.endswith(_EMBEDDING)]
     others += [checkpoint.read(name) for name in names[:1]]
     if not others or not torch.equal(others[0].float(), head.numbers.float()):
-        raise CheckpointError(
-            f"{adapter.path}: its head cannot be merged.",
-            found=f"{head.name[:100]} of its own",
-            expected="the embedding, which is the head of this model",
-        )
+        raise adapter.changes_tied_head(head.name, is_whole=True)
 
 
 def _stored(

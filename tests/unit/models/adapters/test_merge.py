@@ -215,10 +215,12 @@ def test_what_cannot_be_merged_is_told_and_leaves_nothing(tmp_path: Path) -> Non
     save_adapter(
         tmp_path / "head", tied, [*projections(tied, "q_proj")], tensors=_with_a_head(tied)
     )
+    save_adapter(tmp_path / "low rank", tied, ["lm_head"])
     save_adapter(tmp_path / "other", wide, [*projections(wide, "mlp")])
     for name, words in (
         ("embedding", "cannot be merged"),
-        ("head", "head cannot be merged"),
+        ("head", "head is its embedding"),
+        ("low rank", "head is its embedding"),
         ("other", "not of this model"),
         ("nothing", "is no adapter"),
     ):
