@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from blazr.bench.float64 import float64_layers, float64_logits
 from blazr.bench.independent import THEIRS, Witness, ask_witness, relative, transformers_logits
+from blazr.bench.near_ties import Tally, following, recorded_scores
 from blazr.core.errors import ConfigError, EngineError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.build import build_engine
@@ -81,6 +82,7 @@ class Verdict:
         first_diverging_layer: The first that the engine computes otherwise than the network, or
             None; the first that the network computes wrongly is the witness's.
         greedy: Agreement of greedy tokens.
+        choices: Of experts in the layers' comparison; see `blazr.bench.near_ties`.
         witness: What judged the network itself, apart from the engine.
         transformers: ``"agrees"``, ``"differs"``, or why it was not asked.
         transformers_error: The error of the network's scores beside theirs, or None.
@@ -95,6 +97,7 @@ class Verdict:
     logits_error: float
     first_diverging_layer: int | None
     greedy: Greedy
+    choices: Tally
     witness: Witness
     transformers: str
     transformers_error: float | None
@@ -145,9 +148,11 @@ def verify(
     allowed = usual if tolerance is None else tolerance
     prompts = _random_prompts(module)
     found = _run_engine(module, device, prompts, max_tokens)
-    layers, logits_error = _compare_outputs(module, prompts[0], found.outputs, found.logits)
+    choices = Tally()
+    with following(module, found.scores, allowed=allowed, tally=choices):
+        layers, logits_error = _compare_outputs(module, prompts[0], found.outputs, found.logits)
     first = next((each.index for each in layers if not each.error <= allowed), None)
-    greedy = _compare_greedy(module, prompts, found.replies, allowed)
+    greedy = _compare_greedy(module, prompts, found, allowed)
     name = loaded.name
     family = loaded.family
     is_exact = quantize is None
@@ -167,6 +172,7 @@ def verify(
         logits_error=logits_error,
         first_diverging_layer=first,
         greedy=greedy,
+        choices=choices,
         witness=ask_witness(module, checkpoint, prompts[0]),
         transformers=transformers,
         transformers_error=transformers_error,
@@ -190,12 +196,16 @@ class _EngineRun(NamedTuple):
     Args:
         outputs: Of the embedding and of every layer, for the first prompt, in pieces.
         logits: At every position of the first prompt, (T, V).
+        scores: Of the first prompt's tokens, by router; see `recorded_scores`.
         replies: Greedy tokens for each prompt.
+        reply_scores: The same of each prompt with its reply.
     """
 
     outputs: list[list[Tensor]]
     logits: Tensor
+    scores: list[list[Tensor]]
     replies: list[list[int]]
+    reply_scores: list[list[list[Tensor]]]
 
 
 def _run_engine(
@@ -205,11 +215,22 @@ def _run_engine(
     config = EngineConfig(max_running=len(prompts), max_seq_len=max_seq_len)
     engine = build_engine(module, device, config=config)
     try:
-        with _recorded_outputs(module) as outputs:
+        with _recorded_outputs(module) as outputs, recorded_scores(module) as scores:
             logits = engine.logits(prompts[0], (len(prompts[0]) // 2,))
-        return _EngineRun(outputs, logits, _generate(engine, prompts, max_tokens))
+        replies = _generate(engine, prompts, max_tokens)
+        texts = [[*prompt, *reply[:-1]] for prompt, reply in zip(prompts, replies, strict=True)]
+        again = [_scores_of(engine, module, text) for text in texts]
+        return _EngineRun(outputs, logits, scores, replies, again)
     finally:
         engine.close()
+
+
+def _scores_of(engine: AsyncEngine, module: CausalLM, ids: list[int]) -> list[list[Tensor]]:
+    """What the routers make of a text in the engine; steps that were replayed do not tell it."""
+    with recorded_scores(module) as scores:
+        if scores:
+            engine.logits(ids)
+    return scores
 
 
 def _compare_transformers(
@@ -293,14 +314,15 @@ def _generate(engine: AsyncEngine, prompts: list[list[int]], count: int) -> list
 
 
 def _compare_greedy(
-    module: CausalLM, prompts: list[list[int]], replies: list[list[int]], allowed: float
+    module: CausalLM, prompts: list[list[int]], found: _EngineRun, allowed: float
 ) -> Greedy:
     """Each token is the first choice of the reference, given those before it, or nearly."""
     total = 0
     faults = []
-    for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+    for index, (prompt, reply) in enumerate(zip(prompts, found.replies, strict=True)):
         ids = torch.tensor([*prompt, *reply[:-1]], dtype=torch.int64, device=module.device)
-        *_, hidden = float64_layers(module, ids)
+        with following(module, found.reply_scores[index], allowed=allowed, tally=Tally()):
+            *_, hidden = float64_layers(module, ids)
         scores = float64_logits(module, hidden[len(prompt) - 1 :])
         for position, (row, chosen) in enumerate(zip(scores, reply, strict=True)):
             total += 1

@@ -85,6 +85,9 @@ def _report_lines(verdict: Verdict) -> Iterator[str]:
     if witness.layers:
         yield f"{'':<15}layer by layer; allowed: 10 times what float32 loses in the reference"
     yield "engine         beside the network in float64; allowed: what its dtype explains"
+    if verdict.choices.total:
+        followed, total = verdict.choices.followed, verdict.choices.total
+        yield f"experts        {followed} of {total} choices were near ties: the engine's are taken"
     greedy = verdict.greedy
     yield f"greedy tokens  {greedy.agreeing} of {greedy.tokens} agree"
     for prompt, position, chosen, best in greedy.faults:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 import typer
+from torch import Tensor
 
 from blazr.bench.verify import verify
 from blazr.cli.verify import verify as command
 from blazr.core.errors import ConfigError
 from blazr.nn.device import resolve_device
+from blazr.nn.layers import moe
 from blazr.nn.layers.mla import Mla
+from blazr.nn.layers.moe import Router
+from blazr.nn.operands.experts import Routing
+from blazr.nn.ops.moe import route
 from tests.support import tiny
 from tests.support.quantized import quantize_directory
 from tests.support.references import CASES, save_reference
@@ -27,6 +33,8 @@ HYBRID = Tiny(
     layers=("Mamba2", "Mamba1", "MlaWithMoe", "Mamba3", "GqaWithMoe"), hidden_size=64,
     intermediate_size=64, kv_latent=32,
 )  # fmt: skip
+
+MIXTURE = Tiny(layers=("GqaWithMoe", "GqaWithMoe"), hidden_size=64, num_experts=8)
 
 
 @pytest.fixture
@@ -102,6 +110,56 @@ def test_wrong_tokens_are_told(hybrid: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert found.greedy.agreeing < found.greedy.tokens
     assert len(found.greedy.faults[0]) == 4
     assert not found.is_ok
+
+
+def swapped(most: float) -> Callable[[Router, Tensor], Tensor]:
+    """Routers of the engine that exchange the last expert with the next, if that is a near tie."""
+    forward = Router.forward
+
+    def wrong(self: Router, x: Tensor) -> Tensor:
+        scores = forward(self, x)
+        if scores.dtype == torch.float64:
+            return scores
+        top = MIXTURE.experts_per_tok
+        pair = scores.argsort(-1, descending=True)[:, top - 1 : top + 1]
+        other = scores.scatter(1, pair, scores.gather(1, pair).flip(1))
+        error = (other - scores).norm(dim=-1) / scores.norm(dim=-1)
+        return torch.where((error <= most).unsqueeze(-1), other, scores)
+
+    return wrong
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> str:
+    return str(tiny.save(MIXTURE, tmp_path / "m"))
+
+
+@pytest.mark.parametrize(("most", "is_right"), [(0.04, True), (10.0, False)])
+def test_experts_that_are_as_good_but_for_rounding(
+    mixture: str, monkeypatch: pytest.MonkeyPatch, most: float, *, is_right: bool
+) -> None:
+    """The engine may take either; scores that are off by more are wrong as before."""
+    monkeypatch.setattr(Router, "forward", swapped(most))
+    found = verify(mixture, CPU, dtype="bfloat16", max_tokens=4)
+    assert (found.first_diverging_layer is None) is is_right
+    assert found.choices.total == 2 * 48
+    assert found.choices.followed > 0
+    assert found.is_ok is is_right
+
+
+def test_the_wrong_experts_by_right_scores_are_wrong(
+    mixture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(scores: Tensor, routing: Routing, *more: Tensor | None) -> tuple[Tensor, Tensor]:
+        if scores.dtype != torch.float64:
+            best = scores.argmax(-1, keepdim=True)
+            scores = scores.scatter(1, best, -math.inf)
+        return route(scores, routing, *more)
+
+    monkeypatch.setattr(moe, "route", second)
+    found = verify(mixture, CPU, dtype="bfloat16", max_tokens=4)
+    assert not found.is_ok
+    assert found.first_diverging_layer is not None
 
 
 def test_json_for_other_programs(hybrid: str, capsys: pytest.CaptureFixture[str]) -> None:
