@@ -128,6 +128,7 @@ def test_as_peft_has_it(tmp_path: Path, packed: bool) -> None:
         ("phi3", "phi3", {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
         ("deepseek_v3", "deepseek2", _LATENT),
         ("qwen3_5_text", "qwen35", {"linear_attn.out_proj": "ssm_out"}),
+        ("qwen3_moe", "qwen3moe", {"mlp.gate": "ffn_gate_inp", "self_attn.v_proj": "attn_v"}),
         ("bamba", "granitehybrid", {"mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out"}),
     ],
 )
@@ -139,7 +140,7 @@ def test_of_other_architectures(
 ) -> None:
     kind, changes = CASES[case]
     model = save_reference(kind, tmp_path / "model", changes=changes)
-    chosen = [name for name in projections(model) if name.split(".", 3)[-1] in names]
+    chosen = [name for name, _ in model.named_modules() if name.split(".", 3)[-1] in names]
     merged = save_adapter(tmp_path / "peft", model, chosen)
     tensors = as_gguf(tmp_path / "peft", names)
     if architecture == "qwen35":  # values that share a key lie apart
