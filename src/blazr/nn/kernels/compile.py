@@ -39,7 +39,7 @@ _COMMON = (
     *("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-exceptions"),
     *("-ffp-contract=off", "-fno-trapping-math"),
 )
-_TIMEOUT_S = 1800  # a minute's work, on a machine that others use, too
+_TIMEOUT_S = 1800  # a few minutes' work, on a machine that others use, too
 
 
 def fingerprint() -> str:
