@@ -81,7 +81,7 @@ def check_refusals(llm):
     with pytest.raises(RequestError, match="not replaced"):
         llm.core.bundle.with_weights("nano")
     with pytest.raises(RequestError, match="several ranks"):
-        llm.core.engine.load_adapter({})
+        llm.core.engine.load_adapter({}, fingerprint="")
 
 
 def test_what_does_not_work_yet_is_refused():
