@@ -4,7 +4,7 @@ BIN := $(if $(wildcard .venv/bin/python),.venv/bin/,)
 PYTHON := $(BIN)python
 
 .DEFAULT_GOAL := help
-.PHONY: help site wheel setup fix lint types test test-fast smoke slow security triton isas seeds invariance mutation kernels sanitize arm check integration clients docs size
+.PHONY: help site wheel setup fix lint types test test-all test-fast smoke slow security triton isas seeds invariance mutation kernels sanitize arm check integration clients docs size
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -29,6 +29,9 @@ types: ## mypy, strict
 
 test: ## every test that needs no device, no network and no patience
 	$(PYTHON) -m pytest
+
+test-all: ## the same with all of each test's cases
+	$(PYTHON) -m pytest --all-cases
 
 test-fast: ## the half that never imports torch
 	$(PYTHON) -m pytest --torch-free tests/unit/core tests/unit/text tests/unit/llm tests/unit/server tests/security

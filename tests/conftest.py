@@ -7,9 +7,11 @@ import logging
 import os
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -57,6 +59,7 @@ from tests.support.seeds import choose, run_seed  # noqa: E402
 settings.register_profile("blazr", deadline=None, derandomize=True)
 settings.load_profile("blazr")
 MAX_WORKERS = 4
+SAMPLE = 8  # cases of a test with the marker ``sample``
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -75,7 +78,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --torch-free, --seed, and --templates for chat templates that are not ours to pass on."""
+    """Add --all-cases, --torch-free, --seed, and --templates for those not ours to pass on."""
+    parser.addoption("--all-cases", action="store_true", help="leave out none of a test's cases")
     parser.addoption("--torch-free", action="store_true", help="fail where torch is imported")
     parser.addoption("--templates", type=Path, help="more chat templates (*.jinja) to try tools on")
     parser.addoption("--seed", type=int, default=0, help="other random models, inputs and order")
@@ -94,6 +98,28 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TRITON_INTERPRET"] = "1"  # noqa: TID251  (a variable of Triton's)
     if config.getoption("--torch-free"):
         sys.modules["torch"] = None  # type: ignore[assignment]  # how Python spells "not to be had"
+
+
+@pytest.hookimpl(trylast=True)  # of those that are selected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most cases of a test with the marker ``sample``, where all of the tests run.
+
+    The seed decides which; where files, a keyword or other markers are chosen, all cases run.
+    """
+    is_whole = config.args == config.getini("testpaths") and not config.option.keyword
+    if config.getoption("--all-cases") or not is_whole or "not slow" not in config.option.markexpr:
+        return
+    cases = defaultdict(list)
+    for item in items:
+        if (marker := item.get_closest_marker("sample")) is not None:
+            size = marker.args[0] if marker.args else SAMPLE
+            cases[item.nodeid.partition("[")[0], size].append(item)
+    left_out: set[pytest.Item] = set()
+    for (_, size), of_test in cases.items():
+        of_test.sort(key=lambda item: crc32(f"{run_seed()} {item.nodeid}".encode()))
+        left_out.update(of_test[size:])
+    config.hook.pytest_deselected(items=[each for each in items if each in left_out])
+    items[:] = [each for each in items if each not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -84,7 +84,7 @@ def run(kernels: str, seed: int, tests: list[str], options: list[str]) -> Cell:
         draws.touch()
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-p", "tests.support.drawing"),
+                *(sys.executable, "-m", "pytest", "-p", "tests.support.drawing", "--all-cases"),
                 *("--draws", str(draws), "--seed", str(seed), "--timeout", "900"),
                 *(*options, *tests),
             ],

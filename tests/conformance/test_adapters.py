@@ -25,6 +25,8 @@ from blazr.nn.operands.lora import LoraFactors
 from tests.support.adapters import projections, save_adapter
 from tests.support.references import CASES, reference_logits, save_reference
 
+pytestmark = pytest.mark.sample
+
 pytest.importorskip("transformers")
 IDS = (3, 5, 7, 11, 13, 2, 9, 4, 30, 22)
 # Of each family the projections that adapters may change: all but these. Networks of transformers

@@ -14,6 +14,8 @@ from blazr.text.tool_calls.format import ToolFormat, ToolSpec, tool_specs
 from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.support.following import Following
 
+pytestmark = pytest.mark.sample
+
 NAMES = list(TOOL_FORMATS)
 # In the manner of the patches that coding agents apply.
 PATCH = r"""

@@ -130,6 +130,7 @@ def _one_of_each_kind() -> list[object]:
     return [case if case in first else pytest.param(case, marks=slow) for case in CASES]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("pair", _one_of_each_kind(), indirect=True)
 def test_greedy_tokens_are_the_same_alone_among_strangers_and_from_a_prefix(pair: Pair) -> None:
     prompts = [tokens_of(count, seed=9) for count in (5, 20, 60, 80)]
@@ -149,6 +150,7 @@ def test_greedy_tokens_are_the_same_alone_among_strangers_and_from_a_prefix(pair
     assert alone.answer(request)[0] == lab.answer(asked[1])[0]
 
 
+@pytest.mark.sample
 def test_its_family_alone_recognises_it(pair: Pair) -> None:
     checkpoint = open_checkpoint(pair.directory)
     names = [name for name in FAMILIES if FAMILIES[name].matches(checkpoint)]
@@ -180,6 +182,7 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
     return changes
 
 
+@pytest.mark.sample
 def test_the_classic_spelling_says_the_same(pair: Pair) -> None:
     path = pair.directory / "config.json"
     before, text = plan_model(str(pair.directory)).derivation.config, path.read_text()
@@ -190,6 +193,7 @@ def test_the_classic_spelling_says_the_same(pair: Pair) -> None:
         path.write_text(text)
 
 
+@pytest.mark.sample
 def test_no_key_that_the_library_writes_is_unknown(pair: Pair) -> None:
     """DeepSeek-V2's ``norm_topk_prob`` is: its own code looks at it, and the library does not."""
     unknown = [
@@ -210,6 +214,7 @@ def _derived_with(directory: Path, text: str, key: str, value: object) -> ModelC
         return None
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("pair", _one_of_each_kind(), indirect=True)
 def test_what_a_config_does_not_say_is_what_the_library_takes(pair: Pair) -> None:
     text = (pair.directory / "config.json").read_text()
@@ -235,6 +240,7 @@ def test_what_a_config_does_not_say_is_what_the_library_takes(pair: Pair) -> Non
     (pair.directory / "config.json").write_text(text)
 
 
+@pytest.mark.sample
 def test_where_a_config_says_nothing_of_rotation_the_librarys_is_taken(pair: Pair) -> None:
     text = (pair.directory / "config.json").read_text()
     # the library cannot read the infinite limit of steps that it writes
@@ -252,6 +258,7 @@ def test_where_a_config_says_nothing_of_rotation_the_librarys_is_taken(pair: Pai
     (pair.directory / "config.json").write_text(text)
 
 
+@pytest.mark.sample
 def test_a_key_that_nobody_knows_is_named_and_ignored(pair: Pair) -> None:
     before = plan_model(str(pair.directory)).derivation
     rewrite_config(pair.directory, attention_twist=0.5, lora_r=8)

@@ -232,6 +232,7 @@ def test_every_architecture_without_a_file_of_the_converter_is_here() -> None:
     assert {case.split()[0] for case in CASES} == named
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_logits_as_by_transformers(case: str, tmp_path: Path) -> None:
     kind, changes, said = CASES[case]

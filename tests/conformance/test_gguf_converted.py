@@ -14,6 +14,8 @@ from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support.tolerances import assert_same_network
 
+pytestmark = pytest.mark.sample
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gguf" / "converted"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 CPU = resolve_device("cpu")

@@ -274,6 +274,7 @@ def test_every_dialect_has_a_case() -> None:
     assert set(OLLAMA_DIALECTS) <= {name.split()[0] for name in CASES}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("case", CASES)
 def test_the_scores_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     name, lay_out = CASES[case]

@@ -20,6 +20,8 @@ from tests.support.converted import MODELS, Changes
 from tests.support.references import CASES, rewrite_config, save_reference
 from tests.support.tolerances import assert_same_network
 
+pytestmark = pytest.mark.sample
+
 pytest.importorskip("transformers", reason="the models are the transformers library's")
 
 CPU = resolve_device("cpu")

@@ -132,6 +132,7 @@ def test_every_row_has_an_example():
     assert set(EXAMPLES) == set(GRAMMARS)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_reply_that_ends_is_what_was_asked_for(compilers, name, source):

@@ -12,6 +12,8 @@ from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
 from tests.support.tolerances import assert_as_right, sensitivity
 
+pytestmark = pytest.mark.sample
+
 
 @pytest.fixture(scope="module", params=MIXER_EXAMPLES)
 def lab(request) -> Lab:

@@ -60,6 +60,7 @@ def test_every_tensor_has_its_place_and_every_key_is_read(name: str, tmp_path: P
     assert (said["hidden_size"], said["rope_theta"], said["vocab_size"]) == (24, 5_000.0, VOCAB)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", OWN)
 def test_the_same_scores_whole_cut_and_token_by_token(name: str, tmp_path: Path) -> None:
     module = save(FAMILIES[name], tmp_path)

@@ -41,6 +41,8 @@ from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
 from tests.support.tolerances import assert_as_right, assert_greedy, sensitivity
 
+pytestmark = pytest.mark.sample
+
 CPU = resolve_device("cpu")
 MODEL = Tiny(
     layers=("StandardTransformer", "StandardTransformer"), hidden_size=64, num_heads=4,

@@ -22,6 +22,8 @@ from tests.support.random_configs import Changes, random_changes
 from tests.support.references import CASES, SIZES, reference_truth, save_reference
 from tests.support.tolerances import assert_as_right
 
+pytestmark = pytest.mark.sample
+
 transformers = pytest.importorskip("transformers", reason="the reference is that library")
 
 CPU = resolve_device("cpu")

@@ -46,6 +46,8 @@ from tests.support.tiny import Tiny
 from tests.support.tolerances import error, sensitivity
 from tests.support.without_kernels import without_kernels
 
+pytestmark = pytest.mark.sample(3)
+
 # Of the greatest logit; what is added up in another order is rounded otherwise.
 TOLERANCE = 1e-5
 CPU = resolve_device("cpu")

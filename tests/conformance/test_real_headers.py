@@ -23,6 +23,8 @@ from blazr.nn.layers.base import LayerConfig
 from tests.support import headers
 from tests.support.references import is_vision, known_to_transformers
 
+pytestmark = pytest.mark.sample
+
 # Names at the edges, which extracts of names may leave out.
 EDGES = re.compile(r"lm_head|.*(embed_tokens|(?<!linear_attn\.)norm)\.weight")
 # What the network has no place for: images, sounds, and heads that predict further tokens.

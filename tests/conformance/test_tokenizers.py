@@ -153,6 +153,7 @@ def test_half_a_surrogate_pair_is_refused(name: str) -> None:
             load(name).encode("a\ud83d", allow_special=allow_special)
 
 
+@pytest.mark.sample(5)
 @every_tokenizer
 def test_long_runs_are_encoded_in_linear_time(name: str) -> None:
     for text in ("a" * 100_000, "^" * 100_000, " " * 100_000, "é\n" * 50_000):

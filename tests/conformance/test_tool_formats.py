@@ -20,6 +20,8 @@ from tests.support.recorded_calls import TOOLS, Recorded
 from tests.support.recorded_outputs import OUTPUTS
 from tests.support.seeds import examples, run_seed
 
+pytestmark = pytest.mark.sample
+
 NAMES = list(TOOL_FORMATS)
 RECORDED = (*DOCUMENTED, *OUTPUTS)
 LOST = "ẞ"  # a letter that is in no marker

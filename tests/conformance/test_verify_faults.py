@@ -446,6 +446,7 @@ def test_a_sound_network_is_found_so(name: str, models: Models) -> None:
     assert "formulas" in found.name
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("name", "fault"),
     [

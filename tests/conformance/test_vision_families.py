@@ -28,6 +28,8 @@ from tests.support.references import SIZES, reference_truth, rewrite_config
 from tests.support.seeds import run_seed
 from tests.support.tolerances import assert_as_right
 
+pytestmark = pytest.mark.sample
+
 transformers = pytest.importorskip("transformers", reason="the reference is transformers")
 
 CPU = resolve_device("cpu")

@@ -165,6 +165,7 @@ def check(server: Loopback, place: str, count: int) -> None:
         assert failed == {1: count}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_fault_ends_one_request_at_most(server: Loopback, place: str) -> None:
     check(server, place, 4)

@@ -233,6 +233,7 @@ def test_a_failure_of_one_is_no_failure_of_others(point: str, kept: Path, tmp_pa
     assert nth.n > 5
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("point", FATAL)
 def test_after_any_failure_the_next_are_answered(point: str, kept: Path, tmp_path: Path) -> None:
     for nth in every_nth(InjectedError):

@@ -109,6 +109,7 @@ def told(request) -> Iterator[tuple[Loopback, Teller]]:
         yield running, teller
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("agent", [Codex, ClaudeCode])
 def test_a_session_of_thirty_turns(told, agent) -> None:
     running, teller = told

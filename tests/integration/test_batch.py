@@ -51,15 +51,24 @@ def texts_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("kernels_as_before")
 @pytest.mark.parametrize(
-    "count", [80, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    ("count", "signs"),
+    [
+        (60, [signal.SIGKILL, signal.SIGINT]),
+        pytest.param(
+            2000,
+            [signal.SIGKILL, signal.SIGINT, signal.SIGTERM],
+            marks=[pytest.mark.slow, pytest.mark.timeout(900)],
+        ),
+    ],
+    ids=["some", "many"],
 )
-def test_killed_and_started_again(tmp_path: Path, count: int) -> None:
+def test_killed_and_started_again(tmp_path: Path, count: int, signs: list[int]) -> None:
     rng = random.Random(run_seed(1))
     write_requests(tmp_path / "in.jsonl", count)
     expected = answer_all(tmp_path, "whole.jsonl")
     assert len(expected) == count
     output = tmp_path / "out.jsonl"
-    for sign in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+    for sign in signs:
         before = output.read_bytes() if output.exists() else b""
         # never so many that the long one has to end for them
         wanted = min(before.count(b"\n") + rng.randint(1, count // 5), count - 1)

@@ -34,6 +34,7 @@ def save(kind: str, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "gguf", "transformers"])
 def test_answers_stay_the_same(tmp_path: Path, kind: str) -> None:
     model = save(kind, tmp_path / "model")

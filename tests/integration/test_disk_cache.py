@@ -30,6 +30,7 @@ SIZES = {"vocab_size": 1000, "hidden_size": 16, "max_seq_len": 4096}
 KINDS = ("Mamba2", "MlaWithMoe", "Mamba2")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", [*MIXES, *STORED_MIXES])
 def test_cold_warm_and_from_disk_are_the_same_bits(name: str, tmp_path: Path) -> None:
     mix, stored = STORED_MIXES.get(name, (name, {}))
@@ -213,6 +214,7 @@ def is_written(cache: dict) -> bool:
     return cache["disk"]["written"] > cache["blocks"] or cache["disk"]["read_states"] > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
     text = "Once upon a time there was a little girl. " * 40
     body = {"prompt": text, "max_tokens": 8, "temperature": 0}

@@ -73,6 +73,7 @@ def drafter_of(lab: Lab):
     return drafter
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_replies_are_the_same(large, small, expected, replay):
     """In a batch that changes, with preemption, from cached prefixes, and forked."""

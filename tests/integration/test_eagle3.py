@@ -159,6 +159,7 @@ def test_it_guesses_what_the_paper_says(tmp_path, kind):
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replies_are_the_same(tmp_path, monkeypatch, kind, dtype):

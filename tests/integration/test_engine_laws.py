@@ -29,6 +29,8 @@ from tests.support.examples import LENGTH_MIXES, MIXES, STORED_MIXES
 from tests.support.networks import VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
 
+pytestmark = pytest.mark.sample
+
 MAX_TOKENS = 10
 
 

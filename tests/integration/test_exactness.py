@@ -83,6 +83,7 @@ _SOME = list(
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "case"), [(k, _SOME[i % 4]) for i, k in enumerate(KINDS)], ids=str
 )

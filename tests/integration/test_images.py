@@ -28,6 +28,8 @@ from blazr.nn.operands.step import GRID
 from blazr.text.images import Sound
 from tests.support import vision_models
 
+pytestmark = pytest.mark.sample
+
 PICTURES = [
     vision_models.picture(31, 17, 1),
     vision_models.picture(90, 33, 2),

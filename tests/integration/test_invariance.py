@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind", ["hybrid of all", "gated delta", "packed in turns", "deepseek in fp8"]
 )

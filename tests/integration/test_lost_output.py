@@ -45,6 +45,7 @@ STOPS = [("text", signal.SIGTERM), ("json", signal.SIGHUP), ("json", signal.SIGT
 USUAL = set(zip(LOST, STOPS, strict=True))  # each of both once: a server takes seconds
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("lost", "log", "stop"),
     [

@@ -46,6 +46,7 @@ def move(sender: DiskCache, receiver: DiskCache, names: list[bytes]) -> None:
     incoming.end()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", [*MIXES, *STORED_MIXES])
 def test_a_moved_prompt_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     mix, stored = STORED_MIXES.get(name, (name, {}))
@@ -359,6 +360,7 @@ def nano_servers(*words: tuple[str, ...]) -> Iterator[list[httpx2.Client]]:
         yield clients
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     text = "Once upon a time there was a little girl. " * 40
     asked = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}

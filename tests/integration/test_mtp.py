@@ -132,6 +132,7 @@ def test_replies_are_the_same(networks):
     assert lab.cached[asked[-1]] > 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_its_guesses_are_those_of_the_whole_text(request, networks, turn):
     """Guess after guess, from memory that was filled in other steps, is as from nothing.

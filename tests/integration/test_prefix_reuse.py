@@ -10,6 +10,8 @@ from tests.support.examples import MIXES
 from tests.support.networks import CONTEXT, VOCAB, Lab, build_network
 from tests.support.seeds import run_seed
 
+pytestmark = pytest.mark.sample
+
 GRID = 64
 
 

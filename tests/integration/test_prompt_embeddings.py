@@ -45,6 +45,7 @@ def same(lab: Lab, found: int, other: Lab, wanted: int) -> bool:
     return tokens == expected and torch.equal(logits, rows)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("mix", "budget"),
     [

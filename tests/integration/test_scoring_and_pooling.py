@@ -84,6 +84,7 @@ def test_many_answers_to_one_context_compute_it_once(model, together: bool) -> N
     assert lab.engine.counts.computed_tokens <= len(context) + own + again
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("length", [20, 100, 128])
 @pytest.mark.parametrize("budget", [30, 512])
 def test_answers_part_from_one_another_anywhere(model, length: int, budget: int) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from ast import literal_eval
 
+import pytest
+
 # Nothing has computed when it forks: each script is as one that has imported torch itself.
 _SCRIPTS = """
 import os, sys
@@ -26,6 +28,7 @@ else:
 _ENDS = {"": 0, "events.close()": 0, "raise ValueError": 1}
 
 
+@pytest.mark.slow
 def test_in_the_middle_of_a_reply() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPTS, *_ENDS], capture_output=True, text=True, check=False

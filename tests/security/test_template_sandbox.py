@@ -217,6 +217,7 @@ MANY = BIG + "{% for i in range(99999) %}%s{% endfor %}"
 LONG = "{% macro m() %}" + "{% set y = 1 %}" * 3000 + "{% endmacro %}"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "source",
     [

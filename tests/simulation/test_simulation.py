@@ -39,6 +39,7 @@ def test_the_interesting_happens():
     assert len({each.split(":")[0] for result in results for each in result.hit}) >= 5
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -65,6 +66,7 @@ def num_failed(result: Result) -> int:
     return sum(number for how, number in result.outcomes.items() if how.endswith(errors))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("point", ["text", "encode", "nan"])
 def test_a_failure_in_one_reply_is_no_failure_of_others(point):
     assert not num_failed(simulate(8, ()))

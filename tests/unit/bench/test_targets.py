@@ -147,6 +147,7 @@ def test_the_command_measures_here(tmp_path: Path) -> None:
         assert level["bandwidth_share"] > 0  # of so small a model it may be more than all
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("option", ["history", "plot"])
 def test_figures_are_printed_before_a_file_is_refused(tmp_path: Path, option: str) -> None:
     words = "bench --random=nano --device=cpu --prompt-tokens=4 --output-tokens=2 --requests=1"

@@ -91,6 +91,7 @@ def test_their_side_gives_tokens_per_second_or_says_why_not(tmp_path: Path) -> N
         RivalSide("llama.cpp", broken, threads=1, context=64, streams=1)
 
 
+@pytest.mark.slow
 def test_transformers_runs_a_directory(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -55,6 +55,7 @@ def said(row: TyperOption, value: str) -> list[str]:
     return [row.opts[0], value]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.name)
 def test_every_flag_is_also_a_variable_and_a_setting(
     row: TyperOption, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

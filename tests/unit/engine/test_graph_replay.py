@@ -288,6 +288,7 @@ SLOWLY_NOTICED = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "bug", [*PLANTED, *(pytest.param(bug, marks=pytest.mark.slow) for bug in SLOWLY_NOTICED)]
 )
@@ -322,6 +323,7 @@ def test_the_host_is_a_step_behind(wish):
     assert got == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("mix", [*MIXES, *LENGTH_MIXES])
 def test_layers_that_can_be_captured_answer_alike(mix):
     model = build_network((MIXES | LENGTH_MIXES)[mix], seed=5)

@@ -30,6 +30,7 @@ def answers(model, *, replay: bool, **stored: str):
     return [lab.answer(request) for request in asked], lab.runner.replays
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("mix", [*MIXES, *STORED_MIXES])
 def test_replayed_steps_give_the_same_bits(mix):
     mix, stored = STORED_MIXES.get(mix, (mix, {}))

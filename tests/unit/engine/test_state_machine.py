@@ -689,6 +689,7 @@ def test_random_use_keeps_every_invariant_at_length():
     run_state_machine_as_test(EngineMachine, settings=profile(5000, steps=50))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "bug", [pytest.param(bug, marks=pytest.mark.slow if bug in RARE else []) for bug in PLANTED]
 )

@@ -19,6 +19,8 @@ from tests.support.mixers import copy_of, memory_of, mixer_of, step_of
 from tests.support.step_samples import STEP_SAMPLES
 from tests.support.without_kernels import without_kernels
 
+pytestmark = pytest.mark.sample
+
 NAMES = [name for name, each in MIXER_EXAMPLES.items() if each.cache_spec(torch.float32).states]
 # One with a part that joins what it sees with the embedding takes twice the channels.
 NAMES.remove("shared_block")

@@ -116,6 +116,7 @@ def called_on_loop(running: Loopback, path: str, body: dict[str, object]) -> set
     return TRANSLATORS & {*found}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("path", sorted(BODIES))
 def test_a_large_body_is_translated_on_another_thread(running: Loopback, path: str) -> None:
     for body in BODIES[path]:

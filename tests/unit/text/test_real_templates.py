@@ -89,6 +89,7 @@ WITHOUT_TOOLS = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("file", sorted(TEMPLATES.glob("*.jinja")), ids=lambda file: file.stem)
 def test_real_templates_render_as_in_a_plain_sandbox(file: Path, chat: str) -> None:

@@ -26,6 +26,7 @@ EVERY_KIND = Tiny(layers=("Mamba2", "Mamba3", "MlaWithMoe", "StandardTransformer
 ALONE = ("conv1d.weight", "mamba.a_log")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("name", "dim"),
     [

@@ -50,6 +50,7 @@ def test_no_tensor_is_a_view_of_a_file(tmp_path: Path, stored, dtype, quantize) 
     assert model.module.training is False
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", quantized.KINDS)
 def test_nor_is_one_of_a_quantized_checkpoint(tmp_path: Path, monkeypatch, kind) -> None:
     """With room for plain numbers and without: then floats and tables stay as they are stored."""

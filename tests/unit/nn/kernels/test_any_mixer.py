@@ -234,6 +234,7 @@ def _error(found: Tensor, truth: Tensor) -> float:
     return float(wide.square().mean().sqrt() / truth.abs().max().clamp(min=1e-3))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12)
 @given(data=st.data())

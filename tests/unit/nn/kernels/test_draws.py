@@ -98,6 +98,7 @@ def assert_drawn(scores: Tensor, wish: Tensor, token: int) -> None:
     ), (wish.tolist(), token)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_the_definition(kind: str, isa: str) -> None:
     torch.manual_seed(run_seed(len(kind) * 7 + len(isa)))

@@ -75,6 +75,7 @@ def test_activations_lose_less_than_a_hundredth() -> None:
     assert 0 < error < 0.01
 
 
+@pytest.mark.sample
 @needs_library
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", PACKINGS)

@@ -25,6 +25,8 @@ from tests.support.seeds import examples, some_of
 from tests.support.tolerances import assert_as_right, error
 from tests.support.without_kernels import without_kernels
 
+pytestmark = pytest.mark.sample
+
 RECURRENT = {
     name: each for name, each in MIXER_EXAMPLES.items() if each.cache_spec(torch.float32).checkpoint
 }

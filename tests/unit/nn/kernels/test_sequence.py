@@ -50,7 +50,10 @@ TRIED = [
     for is_slow in [turn == 2 or (state_dtype != "auto" and bool((NAMES.index(name) + turn) % 2))]
 ]
 
-pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled")
+pytestmark = [
+    pytest.mark.sample,
+    pytest.mark.skipif(bool(compiled.missing()), reason="kernels are not compiled"),
+]
 
 
 def model_of(name: str, dtype: torch.dtype) -> CausalLM:

@@ -47,6 +47,7 @@ def first(speaker: Speaker) -> Said:
     return say(speaker)
 
 
+@pytest.mark.sample(2)
 def test_sounds_and_seeds(speaker: Speaker, first: Said, name: str) -> None:
     state = torch.get_rng_state()
     second, other = say(speaker), say(speaker, seed=4)
@@ -59,6 +60,7 @@ def test_sounds_and_seeds(speaker: Speaker, first: Said, name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.sample(2)
 def test_voices(speaker: Speaker) -> None:
     assert len(speaker.voices) > 1
     by_name = say(speaker, "hello", voice=speaker.voices[1]).sound
@@ -70,6 +72,7 @@ def test_voices(speaker: Speaker) -> None:
         say(speaker, speed=2.0)
 
 
+@pytest.mark.sample(2)
 def test_a_client_that_leaves_ends_the_work(speaker: Speaker, first: Said) -> None:
     """Within a sentence, too: the network is asked for its next step no more."""
     steps = first.num_checks
@@ -90,6 +93,7 @@ def test_what_cannot_be_said(speaker: Speaker, text: str) -> None:
         say(speaker, text)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "spoil",
     [
