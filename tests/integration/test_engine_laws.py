@@ -20,7 +20,6 @@ from blazr.nn.kernels.cpu import compiled
 from blazr.nn.operands.step import GRID
 from tests.support.constrained import Automaton
 from tests.support.drafts import (
-    EagerSpeculator,
     GuessingDrafter,
     compute_drafts,
     most_drafts,
@@ -263,7 +262,7 @@ def test_with_drafts_grammars_and_stops(lab_of, alone):
     ]
     assert len({len(tokens) for _, tokens, _ in expected}) > 1
     drafter = GuessingDrafter(partial(following, expected), VOCAB, 0.5)
-    lab = lab_of(speculator=EagerSpeculator([drafter], grid=GRID))
+    lab = lab_of(drafter=drafter)
     asked = ask_all(lab)
     for step in itertools.count():
         if not lab.engine.has_work():
@@ -296,7 +295,7 @@ def following(alone, history):
 def test_with_drafts(lab_of, alone, right):
     """In a batch that changes, with preemption and from cached prefixes."""
     drafter = GuessingDrafter(partial(following, alone), VOCAB, right)
-    lab = lab_of(speculator=EagerSpeculator([drafter], grid=GRID))
+    lab = lab_of(drafter=drafter)
     for _ in range(2):
         asked = [lab.ask(prompt, max_tokens=MAX_TOKENS) for prompt, *_ in alone]
         for step in range(100):

@@ -71,7 +71,12 @@ class EagerSpeculator(Speculator):
         """Ask again for each token."""
 
 
-class GuessingDrafter:
+def eager_speculator(drafter: Drafter, shape: CacheShape) -> EagerSpeculator:
+    """As an engine over such memory has one."""
+    return EagerSpeculator([drafter], grid=shape.grid, crosses_blocks=not shape.has_states)
+
+
+class GuessingDrafter(Drafter):
     """Knows what comes next, but errs; the same after the same tokens.
 
     Args:
@@ -98,9 +103,6 @@ class GuessingDrafter:
         drafts = history[len(sequence.tokens) :]
         return Draft(tuple(drafts), "guess") if drafts else None
 
-    def forget(self, sequence: RunningSequence) -> None:
-        """Nothing is kept of a sequence."""
-
 
 def fake_engine(drafter: Drafter | None, *, grid: int) -> Engine:
     """An engine over the fake model; all drafts are computed, if there is a drafter."""
@@ -113,7 +115,7 @@ def fake_engine(drafter: Drafter | None, *, grid: int) -> Engine:
         max_blocks=64,
     )
     memory = CacheManager(shape)
-    speculator = None if drafter is None else EagerSpeculator([drafter], grid=grid)
+    speculator = None if drafter is None else eager_speculator(drafter, shape)
     scheduler = Scheduler(memory, token_budget=32, speculator=speculator)
     return Engine(scheduler, FakeModel(memory).execute, vocab_size=VOCAB, max_seq_len=200)
 

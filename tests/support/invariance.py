@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.operands.step import GRID
-from tests.support.drafts import EagerSpeculator, GuessingDrafter
+from tests.support.drafts import GuessingDrafter
 from tests.support.networks import CONTEXT, VOCAB, Lab
 
 Prompt = tuple[int, ...]
@@ -188,7 +188,7 @@ def _forked(trial: Trial) -> Answers:
 
 def _with_drafts(right: float, trial: Trial) -> Answers:
     drafter = GuessingDrafter(trial.following, VOCAB, right)
-    lab = trial.lab(prefix_cache=True, speculator=EagerSpeculator([drafter], grid=GRID))
+    lab = trial.lab(prefix_cache=True, drafter=drafter)
     asked = trial.ask(lab, trial.some())
     lab.run()
     assert lab.scheduler.counts.drafts, "nothing was drafted"

@@ -24,8 +24,8 @@ from blazr.engine.request import PromptEmbeddings, Request
 from blazr.engine.runner import ModelRunner, StepResult
 from blazr.engine.sampling_params import SamplingParams
 from blazr.engine.scheduler import Scheduler, StepPlan
+from blazr.engine.speculation.drafter import Drafter
 from blazr.engine.speculation.mtp import MtpDrafter
-from blazr.engine.speculation.speculator import Speculator
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.eagle import Eagle3Config
@@ -34,7 +34,7 @@ from blazr.nn.layers.parallel import ParallelMixerConfig
 from blazr.nn.layers.shared_block import SharedBlockConfig
 from blazr.nn.operands.step import GRID
 from blazr.nn.ops.graphs import GraphDevice
-from tests.support.drafts import EagerSpeculator
+from tests.support.drafts import eager_speculator
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN, MIXER_EXAMPLES, SHARED_AGAIN
 from tests.support.seeds import run_seed
 
@@ -111,9 +111,9 @@ class Lab:
         cache_dir: Where prefixes are kept on disk, if anywhere.
         kv_dtype: What keys, values and latents are stored in.
         state_dtype: What recurrent states are kept in.
-        speculator: Drafts what may follow, if anything does.
-        drafts_itself: Whether the network's own module does, as often as it can.
-        draft_model: A lab of the network that does, as often as it can; no request is put to it.
+        drafter: Guesses what may follow, if anything does; as much as can be computed of it is.
+        drafts_itself: Whether the network's own module does.
+        draft_model: A lab of the network that does; no request is put to it.
         processes: The other ranks, where the network is the first one's part.
         graphs: Captures decode steps as graphs; the engine is then a step ahead where it can be.
 
@@ -133,7 +133,7 @@ class Lab:
         cache_dir: Path | None = None,
         kv_dtype: str = "auto",
         state_dtype: str = "auto",
-        speculator: Speculator | None = None,
+        drafter: Drafter | None = None,
         drafts_itself: bool = False,
         draft_model: Lab | None = None,
         processes: RankProcesses | None = None,
@@ -144,7 +144,7 @@ class Lab:
                 spec.stored_as(kv_dtype, state_dtype)
                 for spec in model.config.cache_specs(model.dtype)
             ],
-            working_copies=2 if speculator or drafts_itself or draft_model else 1,
+            working_copies=2 if drafter or drafts_itself or draft_model else 1,
         )
         pages, states = layout.pages_per_superpage, layout.states_per_superpage
         superpages = 2 + (-(-tokens // GRID // pages) if pages else 0)
@@ -167,10 +167,9 @@ class Lab:
         self.memory = CacheManager(shape, prefix_cache=prefix_cache, disk=disk)
         if drafts_itself:
             drafter = MtpDrafter(partial(self.runner.draft, memory=self.memory), GRID)
-            speculator = EagerSpeculator([drafter], grid=GRID)
         if draft_model is not None:
             drafter = DraftModel(draft_model.runner, draft_model.memory, token_budget=budget)
-            speculator = EagerSpeculator([drafter], grid=GRID)
+        speculator = None if drafter is None else eager_speculator(drafter, shape)
         self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(
             self.scheduler,

@@ -84,7 +84,11 @@ def build_engine(
             follower = DraftModel(small, own, token_budget=config.token_budget)
         compute = partial(runner.draft, memory=memory)
         sources = Sources(grid=shape.grid, compute=compute, draft_model=follower)
-        return Speculator((make(sources) for make in drafters), grid=shape.grid)
+        return Speculator(
+            (make(sources) for make in drafters),
+            grid=shape.grid,
+            crosses_blocks=not shape.has_states,
+        )
 
     def build() -> Engine:
         memory = CacheManager(shape, prefix_cache=config.prefix_cache, disk=disk)

@@ -541,13 +541,15 @@ class Scheduler:
         """Reserve memory for one sequence, taking it from younger ones if need be."""
         while sequence.phase is Phase.RUNNING:
             try:
-                self.memory.reserve(sequence, num_tokens)  # drafts lie on the same page
+                self.memory.reserve(sequence, num_tokens)
             except OutOfMemoryError:
                 # the youngest has the least to compute again, and the oldest always advances
                 self.preempt(self.running[-1])
                 # it would be admitted at once and preempted again, so fewer run until one finishes
                 self._limit = max(1, len(self.running))
                 continue
+            if drafts:
+                drafts = drafts[: self.memory.reserve_drafts(sequence, len(drafts))]
             is_last = sequence.remaining == num_tokens
             return PlannedSequence(sequence, num_tokens + len(drafts), is_last, drafts)
         return None

@@ -365,6 +365,32 @@ def test_drafts_count_when_they_are_accepted(copies, states, drafts, kept) -> No
     assert not sequence.was_truncated
 
 
+def test_drafts_have_room_on_the_next_page_if_there_is_one() -> None:
+    memory = CacheManager(shape_of(states=0, superpages=1, pages=2))
+    sequence = sequence_of(numbers(4))
+    memory.start(sequence)
+    compute(memory, sequence, 3)
+    memory.reserve(sequence, 1)
+    assert len(sequence.pages) == 1
+    assert [memory.reserve_drafts(sequence, count) for count in (0, 1, 4, 5, 9)] == [0, 1, 4, 4, 4]
+    assert len(sequence.pages) == 2
+
+
+@pytest.mark.parametrize(("kept", "published"), [(-1, 0), (0, 1), (3, 1), (4, 2)])
+def test_a_block_is_published_when_it_is_known_what_stays(kept, published) -> None:
+    memory = CacheManager(shape_of(states=0))
+    sequence = sequence_of(numbers(4))
+    memory.start(sequence)
+    compute(memory, sequence, 3)
+    memory.reserve(sequence, 1)
+    assert memory.reserve_drafts(sequence, 4) == 4
+    memory.commit(sequence, 1, num_drafts=4)
+    assert memory.trie.num_nodes == 0
+    sequence.tokens.extend([1] * (kept + 1))
+    memory.accept(sequence, kept, num_drafts=4)
+    assert memory.trie.num_nodes == published
+
+
 @kinds
 def test_without_a_cache_nothing_is_kept(shape) -> None:
     memory = CacheManager(shape, prefix_cache=False)

@@ -27,7 +27,7 @@ from blazr.engine.scheduler import (
     _shared_length,
 )
 from blazr.engine.sequence import Phase, Sequence
-from tests.support.drafts import EagerSpeculator, GuessingDrafter
+from tests.support.drafts import EagerSpeculator, GuessingDrafter, eager_speculator
 from tests.support.fake_model import VOCAB as DRAWN
 from tests.support.fake_model import FakeModel, next_token, outlook, scored
 from tests.support.seeds import examples
@@ -72,7 +72,7 @@ class Steps:
         speculator = None
         if drafts:
             drafter = GuessingDrafter(next_token, DRAWN, 0.7)
-            speculator = EagerSpeculator([drafter], grid=GRID)
+            speculator = eager_speculator(drafter, shape)
         self.scheduler = Scheduler(
             self.memory, token_budget=budget, speculator=speculator, cuts_prompts=cuts_prompts
         )

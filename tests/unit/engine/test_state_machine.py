@@ -115,9 +115,9 @@ class EngineMachine(RuleBasedStateMachine):
         plant(self.memory, self.bugs)
         speculator = None
         if self.right is not None:
-            grid = 2 * GRID if "drafts computed beyond the block" in self.bugs else GRID
             drafter = GuessingDrafter(next_token, VOCAB, self.right)
-            speculator = EagerSpeculator([drafter], grid=grid)
+            crosses = not shape.has_states or "drafts computed beyond the block" in self.bugs
+            speculator = EagerSpeculator([drafter], grid=GRID, crosses_blocks=crosses)
         self.scheduler = Scheduler(self.memory, token_budget=budget, speculator=speculator)
         self.engine = Engine(self.scheduler, self.model.execute, vocab_size=VOCAB, max_seq_len=64)
 

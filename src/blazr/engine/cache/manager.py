@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from blazr.engine.block import NO_PAGE, Node, StateKind
@@ -178,8 +179,29 @@ class CacheManager:
                     before = edge
         sequence.pending.append((last_edge - sequence.computed, self._next_checkpoint(sequence)))
 
+    def reserve_drafts(self, sequence: Sequence, num_drafts: int) -> int:
+        """Make room for drafts behind the next token, on further pages if they reach that far.
+
+        Where states are kept at the ends of blocks, drafts must not reach them.
+
+        Args:
+            sequence: A running one that decodes, after `reserve`.
+            num_drafts: How many are wanted.
+
+        Returns:
+            How many there is room for.
+        """
+        if not self.shape.has_pages:
+            return num_drafts
+        with suppress(OutOfMemoryError):
+            self.reserve(sequence, 1 + num_drafts)
+        return min(num_drafts, len(sequence.pages) * self.shape.grid - sequence.computed - 1)
+
     def commit(self, sequence: Sequence, num_tokens: int, *, num_drafts: int = 0) -> None:
         """The tokens are in memory: publish whole blocks, move to the last state written.
+
+        Behind drafts nothing is published before `accept`: it may be found out that all of it has
+        to be computed again.
 
         Args:
             sequence: A running one.
@@ -190,7 +212,8 @@ class CacheManager:
         grid = self.shape.grid
         sequence.computed += num_tokens
         sequence.was_truncated = num_drafts > 0 and self.shape.working_copies > 0
-        self._publish(sequence)
+        if not num_drafts:
+            self._publish(sequence)
         for offset, slot in sequence.pending:
             edge = start + offset
             if edge == sequence.computed // grid * grid:
@@ -247,6 +270,7 @@ class CacheManager:
         sequence.was_truncated = self.shape.working_copies > 0 and not is_whole and is_behind
         if is_whole and self.shape.working_copies > 1:
             sequence.working_copy = 1 - sequence.working_copy
+        self._publish(sequence)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget what was computed from ``length`` on, and drop these tokens.

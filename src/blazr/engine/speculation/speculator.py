@@ -125,7 +125,10 @@ class Speculator:
 
     Args:
         drafters: Asked in this order; the first that knows something counts.
-        grid: Drafts end before the next multiple of it, since what is kept there stays.
+        grid: Tokens of a block. Computed drafts end with the block, as their drafter has no page
+            beyond it.
+        crosses_blocks: Whether others do not: no state is kept at the end of a block, which could
+            not be taken back.
 
     Attributes:
         has_looked: Whether drafts were looked for before the current step. Only such steps are
@@ -134,8 +137,11 @@ class Speculator:
             follows accepted ones. They are costs of drafts and not part of the step's time.
     """
 
-    def __init__(self, drafters: Iterable[Drafter], *, grid: int) -> None:
+    def __init__(
+        self, drafters: Iterable[Drafter], *, grid: int, crosses_blocks: bool = False
+    ) -> None:
         self._drafters = tuple(drafters)
+        self._crosses_blocks = crosses_blocks
         self._computes = any(isinstance(each, ComputingDrafter) for each in self._drafters)
         self._grid = grid
         self.has_looked = False
@@ -272,18 +278,19 @@ class Speculator:
         length = len(sequence.tokens)
         most = min(
             MOST_DRAFTS,
-            self._grid - 2 - (length - 1) % self._grid,
             sequence.max_length - length - 1,
             sequence.max_output - sequence.num_output - 1,
         )
+        most_in_block = min(most, self._grid - 2 - (length - 1) % self._grid)
         if most < 1 or not sequence.takes_drafts:
             return None
         if sequence.asks_of_prompt or not sequence.num_output:
             return None
         for drafter in self._drafters:
-            draft = drafter.propose(sequence, most)
+            by = drafter if isinstance(drafter, ComputingDrafter) else None
+            room = most if self._crosses_blocks and by is None else most_in_block
+            draft = drafter.propose(sequence, room) if room > 0 else None
             if draft is not None:
-                by = drafter if isinstance(drafter, ComputingDrafter) else None
                 return Proposal(draft, sequence.num_output, by)
         return None
 

@@ -8,7 +8,7 @@ from blazr.engine.sequence import Sequence
 from blazr.engine.speculation import speculator as speculator_module
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
 from blazr.engine.speculation.speculator import FIRST_STEPS, LEAST_GAIN, MOST_DRAFTS, Speculator
-from tests.support.drafts import running_sequence
+from tests.support.drafts import EagerSpeculator, running_sequence
 
 pytestmark = pytest.mark.smoke
 GRID = 64
@@ -118,6 +118,17 @@ def test_drafts_end_before_the_block_does_and_before_the_reply() -> None:
     short = running_sequence([1] * 20, max_output=15)
     drafts = Speculator([Ones()], grid=GRID).propose([short], room=100).get(short, ())
     assert len(drafts) <= 15 - short.num_output - 1
+
+
+def test_where_no_state_is_kept_drafts_go_on_in_the_next_block(monkeypatch) -> None:
+    """But for those that are computed."""
+    for length in range(20, 2 * GRID + 2):
+        sequence = running_sequence([1] * length)
+        looking = EagerSpeculator([Ones()], grid=GRID, crosses_blocks=True)
+        assert len(looking.propose([sequence], room=100)[sequence]) == MOST_DRAFTS
+        computing = EagerSpeculator([Thinker(0.1, monkeypatch)], grid=GRID, crosses_blocks=True)
+        drafts = computing.propose([sequence], room=100).get(sequence, ())
+        assert (length - 1) % GRID + len(drafts) < GRID - 1 + (not drafts)
 
 
 def test_the_room_of_a_step_is_kept_to() -> None:

@@ -7,8 +7,6 @@ import torch
 
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import Draft, Drafter
-from blazr.nn.operands.step import GRID
-from tests.support.drafts import EagerSpeculator
 from tests.support.networks import VOCAB, Lab, build_network
 
 PROMPT = (5, 12, 19)
@@ -34,7 +32,7 @@ class HalfRight(Drafter):
 def lab_of(reply: list[int], behind: int) -> Lab:
     """One whose scores are NaN so many drafts behind the first that is wrong, and from there on."""
     drafter = HalfRight(reply)
-    lab = Lab(build_network(("gqa+mlp",), seed=3), speculator=EagerSpeculator([drafter], grid=GRID))
+    lab = Lab(build_network(("gqa+mlp",), seed=3), drafter=drafter)
     draws = lab.runner.sampler.draws
 
     def spoiled(logits: torch.Tensor) -> object:
@@ -93,6 +91,6 @@ def test_a_draft_whose_keys_and_values_are_nan_changes_no_reply(
     model.lm_head.weight[NAN_TOKEN] = 0
     reply = reply_of(Lab(model), **params)
     assert NAN_TOKEN not in reply
-    lab = Lab(model, speculator=EagerSpeculator([Spoiling(reply)], grid=GRID))
+    lab = Lab(model, drafter=Spoiling(reply))
     assert reply_of(lab, **params) == reply
     assert lab.scheduler.counts.drafts > 0
