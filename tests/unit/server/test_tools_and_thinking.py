@@ -51,6 +51,18 @@ def payloads(running: Loopback, path: str, body: dict) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def test_reasoning_is_left_out_where_it_is_not_wanted(running: Loopback) -> None:
+    body = {**CHAT, "include_reasoning": False}
+    reply = post(running, "/v1/chat/completions", body)
+    assert not {"reasoning", "reasoning_content"} & set(reply["choices"][0]["message"])
+    assert reply["choices"][0]["message"]["content"].strip() == "Let me look."
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    chunks = payloads(running, "/v1/chat/completions", body)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Let me look."
+    assert not any({"reasoning", "reasoning_content"} & set(delta) for delta in deltas)
+
+
 def test_chats(running: Loopback) -> None:
     reply = post(running, "/v1/chat/completions", CHAT)
     (choice,) = reply["choices"]

@@ -79,6 +79,7 @@ class ChatBody(SamplingBody, kw_only=True):
     enable_thinking: bool | None = None
     max_thinking_tokens: ThinkingBudget | None = None
     thinking_token_budget: ThinkingBudget | None = None  # vLLM's name for the same
+    include_reasoning: bool | None = None
     agent: bool | None = None
     max_tool_rounds: MostRounds | None = None
     approved_tool_calls: list[str] | None = None
@@ -308,6 +309,7 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
     def __init__(self, call: Call[ChatBody], *, n: int) -> None:
         super().__init__(call, ChatChunk, n=n, prefix="chatcmpl")
         self._wants_logprobs = bool(call.body.logprobs)
+        self._tells_reasoning = call.body.include_reasoning is not False
 
     @override
     def choices(self, event: Event) -> Iterable[ChunkChoice]:
@@ -318,8 +320,9 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
                 logprobs = self._logprobs(event.logprobs)
                 yield ChunkChoice(event.index, ChatDelta(content=event.text), logprobs)
         elif isinstance(event, ReasoningDelta):
-            delta = ChatDelta(reasoning=event.text, reasoning_content=event.text)
-            yield ChunkChoice(event.index, delta)
+            if self._tells_reasoning:
+                delta = ChatDelta(reasoning=event.text, reasoning_content=event.text)
+                yield ChunkChoice(event.index, delta)
         elif isinstance(event, ToolCallDelta):
             yield ChunkChoice(event.index, ChatDelta(tool_calls=[_call_delta(event)]))
         elif isinstance(event, ToolStep):
@@ -340,10 +343,11 @@ class ChatRenderer(ChoicesRenderer[ChatCompletion, ChatChunk, ChunkChoice]):
                 else:
                     function = CalledFunction(call.name, call.arguments)
                     calls.append(FunctionCall(id=call.id, function=function))
+            reasoning = (each.reasoning if self._tells_reasoning else "") or UNSET
             message = AssistantMessage(
                 content=each.text if each.text or not calls else None,
-                reasoning=each.reasoning or UNSET,
-                reasoning_content=each.reasoning or UNSET,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
                 tool_calls=calls or UNSET,
                 mcp_calls=[_mcp_call(step) for step in each.tool_steps] or UNSET,
             )
