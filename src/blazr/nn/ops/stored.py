@@ -41,11 +41,11 @@ def stored_linear(x: Tensor, weight: StoredMatrix, bias: Tensor | None = None) -
     """
     rows, step = weight.shape[0], max(1, TILE // max(1, x.shape[-1]))
     out = x.new_empty((*x.shape[:-1], rows))
+    room = x.new_empty(min(step, rows), weight.shape[-1])  # for all tiles: new memory is slow
     for low in range(0, rows, step):
-        tile = slice(low, low + step)
+        tile = slice(low, min(low + step, rows))
         if isinstance(weight, ScaledFloats):
-            room = x.new_empty(len(range(*tile.indices(rows))), weight.shape[-1])
-            numbers = decode_floats(room, weight, low)
+            numbers = decode_floats(room[: tile.stop - low], weight, low)
         else:
             numbers = weight.decode(tile).to(x.dtype)
         out[..., tile] = linear(x, numbers, None if bias is None else bias[tile])
