@@ -104,9 +104,8 @@ template <int N = kPerLanes, class T>
 }
 [[gnu::always_inline]] inline void store_register(bf16* p, const FloatRegister& x) {
   using Bits = Registers<uint32_t, 1>::Vector;
-  const Bits bits = (Bits)x.v, is_nan = (Bits)((bits & 0x7fffffff) > 0x7f800000);
-  const Bits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-  const Bits upper = ((is_nan & quiet) | (~is_nan & rounded)) >> 16;
+  const Bits bits = (Bits)x.v, rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const Bits upper = (x.v == x.v ? rounded : Bits{} + 0x7fc00000) >> 16;
 #if defined(__AVX512F__)
   const __m256i halves = _mm512_cvtepi32_epi16((__m512i)upper);
 #elif defined(__AVX2__)
