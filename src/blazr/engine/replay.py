@@ -247,18 +247,17 @@ class _Inputs:
             state = sequence.checkpoint or 0
             assert run is not None
             logged = start - sequence.checkpoint_length if has_states else 0
-            slot = sequence.pages[start // grid] * grid + start % grid if sequence.pages else 0
+            pages, places = sequence.pages, range(start, start + num_ids)
             spans += (len(tokens), num_ids, start, logged)
             spans += (state, run, len(edges) // 2, len(pending))
             spans += working_rows(sequence, num_ids - 1, shape)
             tokens.append(ids[0])
             position = start + sequence.position_shift
             positions.append(position)
-            slots.append(slot)
+            slots += [pages[at // grid] * grid + at % grid if pages else 0 for at in places]
             if num_ids > 1:
                 tokens += ids[1:]
                 positions += range(position + 1, position + num_ids)
-                slots += _slots_behind(sequence.pages, start, num_ids - 1, grid)
             if self.batch.adapters is not None:
                 adapters += [sequence.adapter_slot] * num_ids
             for edge in pending:
@@ -270,19 +269,6 @@ class _Inputs:
         self._numbers[: len(numbers)] = numbers
         if self.rotary.turns_by_length:
             self.rotary.take([each.max_computed for each, _, ids, _ in rows for _ in ids])
-
-
-def _slots_behind(pages: Sequence[int], start: int, count: int, grid: int) -> Sequence[int]:
-    """Where so many tokens behind a place lie: on its page, and on the next where they reach it."""
-    if not pages:
-        return [0] * count
-    first = pages[start // grid] * grid + start % grid + 1
-    num_here = min(count, grid - 1 - start % grid)
-    here = range(first, first + num_here)
-    if num_here == count:
-        return here
-    following = pages[start // grid + 1] * grid
-    return [*here, *range(following, following + count - num_here)]
 
 
 class _RecordedPositions(Positions):
