@@ -69,7 +69,7 @@ def expected(large) -> list[list[int]]:
 
 
 def drafter_of(lab: Lab):
-    (drafter,) = lab.scheduler.speculator._drafters
+    ((drafter, _),) = lab.scheduler.speculator._drafters
     return drafter
 
 

@@ -151,7 +151,7 @@ def test_its_guesses_are_those_of_the_whole_text(request, networks, turn):
         guesses.extend((each.tokens.tolist(), drafts) for each, drafts in found.items())
         return found
 
-    (drafter,) = lab.scheduler.speculator._drafters
+    ((drafter, _),) = lab.scheduler.speculator._drafters
     drafter._compute = partial(note, memory=lab.memory)
     for prompt in some_prompts(6):
         lab.ask(prompt, max_tokens=20)
@@ -230,7 +230,7 @@ def test_a_trained_module_is_accepted_as_the_arithmetic_predicts(most, kind):
     counts = 0, 0
     for prompt, text in zip(prompts, texts, strict=True):
         lab = Lab(model, drafts_itself=True)
-        (drafter,) = lab.scheduler.speculator._drafters
+        ((drafter, _),) = lab.scheduler.speculator._drafters
         propose = drafter.propose
         drafter.propose = lambda sequence, room, propose=propose: propose(sequence, min(room, most))
         asked = lab.ask(prompt, max_tokens=50)

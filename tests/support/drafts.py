@@ -63,7 +63,7 @@ class EagerSpeculator(Speculator):
     def _choose_depths(self, num_sequences, proposed, room):
         depths = {}
         for sequence in proposed:
-            depths[sequence] = min(max(room, 0), self._proposal(sequence).draft.most)
+            depths[sequence] = min(max(room, 0), self._draft(sequence).most)
             room -= depths[sequence]
         return {sequence: depth for sequence, depth in depths.items() if depth}
 

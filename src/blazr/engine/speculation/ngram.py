@@ -46,8 +46,6 @@ class NgramDrafter(Drafter):
         if found <= match:
             return None
         only, agreed, alone = _KINDS[is_edited, bisect(_MATCHES, found)]
-        if num_agreed == NONE:
-            return Draft(drafts, only)
-        if not num_agreed:
-            return Draft(drafts, alone)
-        return Draft(drafts, agreed, num_first=num_agreed, kind_behind=alone)
+        if num_agreed > 0:
+            return Draft(drafts, agreed, 0, num_agreed, alone)
+        return Draft(drafts, only if num_agreed == NONE else alone)

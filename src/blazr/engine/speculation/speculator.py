@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
-from typing import NamedTuple
 
 from blazr.engine.sequence import Sequence
 from blazr.engine.speculation.drafter import ComputingDrafter, Draft, Drafter
@@ -35,14 +35,9 @@ FADING = 0.98  # of what is known of computed drafts each time that none is wort
 
 
 KEPT, FAILED = 2.0, 1.0  # outcomes that a kind of draft starts with
-
-
-class Proposal(NamedTuple):
-    """Drafts for a sequence, how long its reply was then, and who computes those that are not."""
-
-    draft: Draft
-    num_output: int
-    computed_by: ComputingDrafter | None = None
+# What accepted drafts make of the outcomes before them, by how many they are, and what they add.
+_FADED = [DECAY**count for count in range(MOST_DRAFTS + 1)]
+_ADDED = [(1 - faded) / (1 - DECAY) for faded in _FADED]
 
 
 @dataclass(slots=True)
@@ -52,11 +47,11 @@ class _Outcomes:
     kept: float = KEPT
     failed: float = FAILED
 
-    def add(self, num_kept: int, *, has_failed: bool) -> None:
-        faded = DECAY**num_kept
-        self.kept = faded * self.kept + (1 - faded) / (1 - DECAY)
+    def add(self, num_kept: int, num_failed: int) -> None:
+        faded = _FADED[num_kept]
+        self.kept = faded * self.kept + _ADDED[num_kept]
         self.failed *= faded
-        if has_failed:
+        if num_failed:
             self.kept *= DECAY
             self.failed = DECAY * self.failed + 1
 
@@ -75,15 +70,19 @@ class _Reply:
     """What is known of one reply.
 
     Attributes:
-        proposal: Drafts of its next tokens, until it is known which are right.
-        outcomes: How often its drafts were kept, by kind.
+        draft: Of its next tokens, until it is known which are right.
+        asked_at: How long the reply was when that was proposed.
+        computed_by: Who computes the draft once it is known how many tokens are wanted.
+        outcomes: How often drafts were kept, by kind: its own, and those of all replies.
         wake_at: How many tokens there are of it when drafts are looked for again.
         num_vain: How often there were none that were worth it; drafts that were kept make up for
             some.
     """
 
-    proposal: Proposal | None = None
-    outcomes: dict[str, _Outcomes] = field(default_factory=dict)
+    draft: Draft | None = None
+    asked_at: int = 0
+    computed_by: ComputingDrafter | None = None
+    outcomes: dict[str, tuple[_Outcomes, _Outcomes]] = field(default_factory=dict)
     wake_at: int = 0
     num_vain: int = 0
 
@@ -107,13 +106,6 @@ class _Time:
         if self.num_steps > FIRST_STEPS:
             self.seconds = min(seconds, PACE * (self.seconds or seconds))
             self.measured_at = now
-
-
-# A draft that may be computed: how often such a one is kept; whose it is; how long it takes to draw
-# what follows it, on average; how many have to be guessed one after the other to have it. Plain
-# tuples, as there are many in each step.
-_Chance = tuple[float, Sequence, float, int]
-_rate_of = itemgetter(0)
 
 
 class Speculator:
@@ -140,16 +132,18 @@ class Speculator:
     def __init__(
         self, drafters: Iterable[Drafter], *, grid: int, crosses_blocks: bool = False
     ) -> None:
-        self._drafters = tuple(drafters)
+        self._drafters = tuple(
+            (each, each if isinstance(each, ComputingDrafter) else None) for each in drafters
+        )
         self._crosses_blocks = crosses_blocks
-        self._computes = any(isinstance(each, ComputingDrafter) for each in self._drafters)
+        self._computes = any(by is not None for _, by in self._drafters)
         self._grid = grid
         self.has_looked = False
         self.apart_s = 0.0
         self._replies: dict[Sequence, _Reply] = {}
         self._common: dict[str, _Outcomes] = {}
         self._draw_s: dict[bool, float] = {}  # what a kept draft costs, by whether argmax will do
-        self._times: dict[tuple[int, int], _Time] = {}
+        self._times: dict[int, dict[int, _Time]] = {}  # by numbers of sequences and of drafts
         self._computing: dict[int, _Time] = {}  # one draft of each of so many sequences
         self._vain_s = 0.0  # what it takes to look for drafts of a sequence where there are none
         self._num_vain = 0  # of the last reply that was long enough to tell
@@ -177,12 +171,11 @@ class Speculator:
         if not asked:
             return {}
         started = perf_counter()
-        proposed: list[Sequence] = []
+        proposed: dict[Sequence, _Reply] = {}
         for sequence, reply in asked.items():
-            self._learn_from_what_came(sequence, reply)
-            reply.proposal = self._ask(sequence)
-            if reply.proposal is not None:
-                proposed.append(sequence)
+            reply.draft = self._ask(sequence, reply)
+            if reply.draft is not None:
+                proposed[sequence] = reply
         depths = self._choose_depths(len(sequences), proposed, room) if proposed else {}
         if not depths:
             self._learn_vain_time(asked.values(), perf_counter() - started)
@@ -193,14 +186,13 @@ class Speculator:
             self._compute(depths)
             self.apart_s = perf_counter() - started
         return {
-            sequence: self._proposal(sequence).draft.token_ids[:depth]
-            for sequence, depth in depths.items()
+            sequence: self._draft(sequence).token_ids[:depth] for sequence, depth in depths.items()
         }
 
-    def _proposal(self, sequence: Sequence) -> Proposal:
-        proposal = self._replies[sequence].proposal
-        assert proposal is not None
-        return proposal
+    def _draft(self, sequence: Sequence) -> Draft:
+        draft = self._replies[sequence].draft
+        assert draft is not None
+        return draft
 
     def learn_outcome(
         self, sequence: Sequence, num_drafts: int, num_kept: int, seconds: float = 0.0
@@ -214,8 +206,8 @@ class Speculator:
             seconds: How long the draws took that decided so.
         """
         reply = self._replies[sequence]
-        self._add_outcome(reply, self._proposal(sequence).draft, num_drafts, num_kept)
-        reply.proposal, reply.wake_at = None, 0
+        self._add_outcome(reply, self._draft(sequence), num_drafts, num_kept)
+        reply.draft, reply.wake_at = None, 0
         self.apart_s += seconds
         if num_kept:
             reply.num_vain = max(reply.num_vain - REDEEMED * num_kept, 0)
@@ -229,10 +221,11 @@ class Speculator:
     def learn_time(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
         """Record how long a step of this size took."""
         self._num_steps += 1
-        size = num_sequences, num_tokens
-        time = self._times.get(size)
+        times = self._times.setdefault(num_sequences, {})
+        num_drafts = num_tokens - num_sequences
+        time = times.get(num_drafts)
         if time is None:
-            time = self._times[size] = _Time()
+            time = times[num_drafts] = _Time()
         time.add(seconds, self._num_steps)
 
     def forget(self, sequence: Sequence) -> None:
@@ -241,7 +234,7 @@ class Speculator:
         has_tried = sequence.request.params.speculate and sequence.num_output > LONGEST_PAUSE
         if reply is not None and has_tried:
             self._num_vain = reply.num_vain
-        for drafter in self._drafters:
+        for drafter, _ in self._drafters:
             drafter.forget(sequence)
 
     def _learn_vain_time(self, replies: Collection[_Reply], seconds: float) -> None:
@@ -266,37 +259,36 @@ class Speculator:
             longest = min(int(num_sequences * self._vain_s / (MOST_VAIN * base_s)), longest)
         for sequence, reply in replies.items():
             pause = longest
-            if reply.proposal is not None and reply.proposal.computed_by is not None:
+            if reply.draft is not None and reply.computed_by is not None:
                 pause = COMPUTED_PAUSE
-                for outcomes in self._all_outcomes(reply, reply.proposal.draft.kind):
+                for outcomes in self._outcomes(reply, reply.draft.kind):
                     outcomes.fade()
             if reply.num_vain**2 < PATIENCE * pause or not reply.num_vain:
                 reply.num_vain += 1
             reply.wake_at = sequence.num_output + min(reply.num_vain**2 // PATIENCE, pause)
 
-    def _ask(self, sequence: Sequence) -> Proposal | None:
+    def _ask(self, sequence: Sequence, reply: _Reply) -> Draft | None:
+        if reply.draft is not None:
+            self._learn_from_what_came(sequence, reply, reply.draft)
+        num_output = sequence.num_output
+        if not num_output or not sequence.takes_drafts or sequence.asks_of_prompt:
+            return None
         length = len(sequence.tokens)
         most = min(
-            MOST_DRAFTS,
-            sequence.max_length - length - 1,
-            sequence.max_output - sequence.num_output - 1,
+            MOST_DRAFTS, sequence.max_length - length - 1, sequence.max_output - num_output - 1
         )
         most_in_block = min(most, self._grid - 2 - (length - 1) % self._grid)
-        if most < 1 or not sequence.takes_drafts:
-            return None
-        if sequence.asks_of_prompt or not sequence.num_output:
-            return None
-        for drafter in self._drafters:
-            by = drafter if isinstance(drafter, ComputingDrafter) else None
+        for drafter, by in self._drafters:
             room = most if self._crosses_blocks and by is None else most_in_block
             draft = drafter.propose(sequence, room) if room > 0 else None
             if draft is not None:
-                return Proposal(draft, sequence.num_output, by)
+                reply.asked_at, reply.computed_by = num_output, by
+                return draft
         return None
 
     def _compute(self, depths: dict[Sequence, int]) -> None:
         """Let drafters compute the chosen drafts that they have only announced so far."""
-        by = {each: self._proposal(each).computed_by for each in depths}
+        by = {each: self._replies[each].computed_by for each in depths}
         for drafter in {each: None for each in by.values() if each is not None}:
             ready = drafter.prepare([each for each in depths if by[each] is drafter])
             wanted = {each: depths[each] for each in ready}
@@ -307,122 +299,122 @@ class Speculator:
             seconds = (perf_counter() - started) / max(wanted.values())
             self._computing.setdefault(len(wanted), _Time()).add(seconds, self._num_steps)
             for sequence, token_ids in found.items():
-                proposal = self._proposal(sequence)
-                draft = proposal.draft._replace(token_ids=token_ids)
-                self._replies[sequence].proposal = proposal._replace(draft=draft)
+                draft = self._draft(sequence)
+                self._replies[sequence].draft = draft._replace(token_ids=token_ids)
 
-    def _learn_from_what_came(self, sequence: Sequence, reply: _Reply) -> None:
+    def _learn_from_what_came(self, sequence: Sequence, reply: _Reply, draft: Draft) -> None:
         """Compare the first token of a draft that was not computed with the one that was drawn."""
-        proposal = reply.proposal
-        if proposal is None or not proposal.draft.token_ids:
-            return
-        place = len(sequence.tokens) - (sequence.num_output - proposal.num_output)
-        if not 0 <= place < len(sequence.tokens):
-            return
-        is_right = sequence.tokens[place] == proposal.draft.token_ids[0]
-        self._add_outcome(reply, proposal.draft, 1, int(is_right))
+        place = len(sequence.tokens) - (sequence.num_output - reply.asked_at)
+        if draft.token_ids and 0 <= place < len(sequence.tokens):
+            is_right = sequence.tokens[place] == draft.token_ids[0]
+            self._add_outcome(reply, draft, 1, int(is_right))
 
     def _add_outcome(self, reply: _Reply, draft: Draft, num_drafts: int, num_kept: int) -> None:
         """Record that ``num_kept`` of the first ``num_drafts`` tokens of a draft were right."""
-        num_first = draft.num_first
-        for outcomes in self._all_outcomes(reply, draft.kind):
-            outcomes.add(min(num_kept, num_first), has_failed=num_kept < min(num_drafts, num_first))
-        if num_kept >= num_first and num_drafts > num_first:
-            for outcomes in self._all_outcomes(reply, draft.kind_behind):
-                outcomes.add(num_kept - num_first, has_failed=num_kept < num_drafts)
+        num_first = min(draft.num_first, num_drafts)
+        for outcomes in self._outcomes(reply, draft.kind):
+            outcomes.add(min(num_kept, num_first), num_kept < num_first)
+        if num_kept >= num_first < num_drafts:
+            for outcomes in self._outcomes(reply, draft.kind_behind):
+                outcomes.add(num_kept - num_first, num_kept < num_drafts)
 
-    def _all_outcomes(self, reply: _Reply, kind: str) -> tuple[_Outcomes, _Outcomes]:
+    def _outcomes(self, reply: _Reply, kind: str) -> tuple[_Outcomes, _Outcomes]:
         """The outcomes of a kind of draft, in this reply and in all."""
-        return self._outcomes(reply, kind), self._common[kind]
-
-    def _outcomes(self, reply: _Reply, kind: str) -> _Outcomes:
         outcomes = reply.outcomes.get(kind)
         if outcomes is None:
             common = self._common.setdefault(kind, _Outcomes())
-            outcomes = reply.outcomes[kind] = _Outcomes(
-                PRIOR * common.rate, PRIOR * (1 - common.rate)
-            )
+            own = _Outcomes(PRIOR * common.rate, PRIOR * (1 - common.rate))
+            outcomes = reply.outcomes[kind] = own, common
         return outcomes
 
     def _choose_depths(
-        self, num_sequences: int, proposed: list[Sequence], room: int
+        self, num_sequences: int, proposed: dict[Sequence, _Reply], room: int
     ) -> dict[Sequence, int]:
         """Choose how many drafts of each sequence give most expected tokens a second."""
-        base = self._measured(num_sequences, 0)
-        chances, compute_s = self._chances(proposed, may_compute=base > 0)
-        if not chances:
+        compute_s = 0.0
+        if self._computes:
+            computed = [each for each, reply in proposed.items() if reply.computed_by is not None]
+            compute_s = self._computing.get(len(computed), _Time()).seconds
+            # what they cost beside a step is known once one has been measured
+            if not self._measured(num_sequences, 0):
+                proposed = {each: proposed[each] for each in proposed if each not in computed}
+        if not proposed:
             return {}
-        expected, beside_s, farthest = float(num_sequences), 0.0, 0
-        time, share = 1.0, TOKEN_SHARE  # of the step, where one without drafts takes 1
+        rates: list[float] = []
+        owners: list[Sequence] = []
+        for sequence, reply in proposed.items():
+            its = self._rates(reply, self._draft(sequence))
+            rates += its
+            owners += [sequence] * len(its)
+        if len(proposed) > 1:
+            order = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)
+            rates, owners = [rates[each] for each in order], [owners[each] for each in order]
+        draw_s = sum(self._draw_s.get(each.takes_likeliest, 0.0) for each in proposed)
+        guess_s: list[float] = []
+        if compute_s:
+            num_guessed = dict.fromkeys(computed, 0)
+            for owner in owners:
+                if owner in num_guessed:
+                    num_guessed[owner] += 1
+                guess_s.append(max(num_guessed.values()) * compute_s)
+        draw_s /= len(proposed)
+        best = self._choose_count(num_sequences, rates[: max(room, 0)], draw_s, guess_s)
+        depths: dict[Sequence, int] = {}
+        for owner in owners[:best]:
+            depths[owner] = depths.get(owner, 0) + 1
+        return depths
+
+    def _rates(self, reply: _Reply, draft: Draft) -> list[float]:
+        """How often tokens like those of a draft are kept, as far as they are worth weighing."""
+        num_first = min(draft.num_first, draft.most)
+        steps = [self._outcomes(reply, draft.kind)[0].rate] * num_first
+        if num_first < draft.most:
+            behind = self._outcomes(reply, draft.kind_behind)[0].rate
+            steps += [behind] * (draft.most - num_first)
+        return [rate for rate in accumulate(steps, mul) if rate >= LEAST_RATE]
+
+    def _choose_count(
+        self, num_sequences: int, rates: list[float], draw_s: float, guess_s: list[float]
+    ) -> int:
+        """Choose with how many drafts a step gives most expected tokens a second.
+
+        Args:
+            num_sequences: How many decode in it.
+            rates: How often such drafts are kept as may be computed, the likeliest first.
+            draw_s: How long it takes to draw what follows a kept one, on average.
+            guess_s: How long it takes to guess the drafts up to each, where any are guessed.
+        """
+        times = self._times.get(num_sequences, {})
+        base = self._measured(num_sequences, 0)
+        expected, time, share = float(num_sequences), 1.0, TOKEN_SHARE  # a step without takes 1
         best, most, last = 0, LEAST_GAIN * expected, 0
-        allowed, possible = FIRST_TRY, min(room, len(chances))
+        allowed, oldest = FIRST_TRY, self._num_steps - LASTING
         for count in COUNTS:
-            if count > allowed or count > possible:
+            if count > allowed or count > len(rates):
                 break
-            for rate, _, draw_s, num_guessed in chances[last:count]:
-                expected += rate
-                beside_s += draw_s
-                farthest = max(farthest, num_guessed)
-            measured = self._measured(num_sequences, count) if base else 0.0
-            if measured:
-                time, allowed = measured / base, 2 * count
+            expected += sum(rates[last:count])
+            known = times.get(count)
+            if base and known is not None and known.seconds and known.measured_at >= oldest:
+                time, allowed = known.seconds / base, 2 * count
                 share = (time - 1) / count
             else:
                 time += share * (count - last)
             last = count
             whole = time
             if base:
-                whole += (beside_s + farthest * compute_s) / base
+                beside_s = (expected - num_sequences) * draw_s
+                if guess_s:
+                    beside_s += guess_s[count - 1]
+                whole += beside_s / base
             if expected > most * whole:
                 best, most = count, expected / whole
             elif best and count >= 2 * best:
                 break  # later ones are less likely still
-        depths: dict[Sequence, int] = {}
-        for _, owner, _, _ in chances[:best]:
-            depths[owner] = depths.get(owner, 0) + 1
-        return depths
-
-    def _chances(
-        self, proposed: list[Sequence], *, may_compute: bool
-    ) -> tuple[list[_Chance], float]:
-        """Drafts that may be computed, the likeliest first, and seconds that guessing one takes.
-
-        Args:
-            proposed: Whose.
-            may_compute: Whether there may be some that have to be guessed first.
-        """
-        compute_s = 0.0
-        if self._computes:
-            computed = {each for each in proposed if self._proposal(each).computed_by is not None}
-            compute_s = self._computing.get(len(computed), _Time()).seconds
-            # what they cost beside a step is known once one has been measured
-            if not may_compute:
-                proposed = [each for each in proposed if each not in computed]
-        chances: list[_Chance] = []
-        for sequence in proposed:
-            self._add_chances(sequence, chances)
-        if len(proposed) > 1:
-            chances.sort(key=_rate_of, reverse=True)
-        return chances, compute_s
-
-    def _add_chances(self, sequence: Sequence, chances: list[_Chance]) -> None:
-        """A sequence's drafts, as far as they are worth weighing."""
-        reply, (draft, _, computed_by) = self._replies[sequence], self._proposal(sequence)
-        draw_s = self._draw_s.get(sequence.takes_likeliest, 0.0)
-        rate = self._outcomes(reply, draft.kind).rate
-        chance = 1.0
-        is_guessed, num_first = computed_by is not None, draft.num_first
-        for place in range(draft.most):
-            if place == num_first:
-                rate = self._outcomes(reply, draft.kind_behind).rate
-            chance *= rate
-            if chance < LEAST_RATE:
-                break
-            chances.append((chance, sequence, chance * draw_s, place + 1 if is_guessed else 0))
+        return best
 
     def _measured(self, num_sequences: int, num_drafts: int) -> float:
         """Seconds that a step of this size takes, or 0 where that is not known."""
-        time = self._times.get((num_sequences, num_sequences + num_drafts))
+        time = self._times.get(num_sequences, {}).get(num_drafts)
         lasting = LASTING if num_drafts else PLAIN_LASTING
         if time is None or time.measured_at + lasting < self._num_steps:
             return 0.0
