@@ -68,6 +68,10 @@ COMPRESSED = {
                         {"num_bits": 8, "strategy": "tensor", "type": "float"},
                         {"num_bits": 8, "strategy": "block", "block_structure": [16, 64],
                          "type": "float"}],
+    "mxfp4-pack-quantized": [{"num_bits": 4, "strategy": "group", "group_size": 32, "type": "float",
+                              "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}],
+    "mxfp8-quantized": [{"num_bits": 8, "strategy": "group", "group_size": 32, "type": "float",
+                         "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}],
 }  # fmt: skip
 CASES = [(kind, settings) for kind, rows in COMPRESSED.items() for settings in rows]
 

@@ -58,7 +58,8 @@ IN_BLOCKS = {
     "compressed int4 channel": "Q4_0", "compressed int8 packed": "Q8_0",
     "compressed int8": "Q8_0", "compressed int8 half": "Q8_0", "compressed int8 zeros": "Q8_0",
     "compressed int8 ordered": "Q8_0",
-    "bitsandbytes int8": "Q8_0",
+    "bitsandbytes int8": "Q8_0", "auto-round": "Q4_0", "auto-round gptq": "Q4_0",
+    "auto-round awq": "Q4_0",
 }  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def test_numbers_products_and_rows(name: str, tmp_path: Path, *, as_stored: bool
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("rows", [1, 16, 48, 2000])
 def test_tiles_change_nothing(name: str, rows: int, tmp_path: Path) -> None:
-    if rows % 16 and name.startswith(("gptq", "awq")):
+    if rows % 16 and name.startswith(("gptq", "awq", "auto-round")):
         return  # whole words of zero points
     whole = write_matrix(name, tmp_path, rows, 480)
     stored = read_matrix(tmp_path, as_stored=True)
@@ -157,7 +158,7 @@ def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
 
 
 def is_of_floats(name: str) -> bool:
-    return "fp8" in name or "nvfp4" in name
+    return "fp8" in name or "fp4" in name
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -206,7 +207,8 @@ def test_what_is_stored_moves_with_its_module_and_is_not_cast(name: str, tmp_pat
 
 
 @pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
-@pytest.mark.parametrize("name", [*IN_BLOCKS, "compressed nvfp4", "modelopt nvfp4"])
+@pytest.mark.parametrize("name", [*IN_BLOCKS, "compressed nvfp4", "modelopt nvfp4",
+                                  "compressed mxfp4", "quark mxfp4"])  # fmt: skip
 def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     whole = write_matrix(name, tmp_path, 264, 256)
     packed = pack_weight(read_matrix(tmp_path))

@@ -242,6 +242,8 @@ FLOATS: dict[str, tuple[torch.dtype, tuple[int | None, int | None], torch.dtype,
     "FP8 E5M2": (_E5M2, (None, None), torch.float16, ""),
     "NVFP4": (torch.uint8, (1, 16), _E4M3, "multiplied"),
     "NVFP4 divided": (torch.uint8, (1, 16), _E4M3, "divided"),
+    "MXFP4": (torch.uint8, (1, 32), torch.float8_e8m0fnu, ""),
+    "MXFP8": (_E4M3, (1, 32), torch.float8_e8m0fnu, ""),
 }
 
 

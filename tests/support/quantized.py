@@ -223,6 +223,37 @@ def nvfp4(weight: Tensor) -> Encoded:
     return {**parts, "weight_global_scale": outer.reshape(1)}, whole
 
 
+def mx(weight: Tensor, *, bits: int, numbers: str) -> Encoded:
+    """Source: OCP Microscaling Formats 1.0; a last group may not be shorter."""
+    groups = weight.unflatten(1, (-1, 32))
+    most = 448 if bits == 8 else 6
+    exponents = (groups.abs().amax(-1) / most).log2().ceil().clamp(-127, 127)
+    scaled = groups / 2 ** exponents[..., None]
+    codes = (scaled[..., None] - _FLOAT4).abs().argmin(-1)
+    stored = scaled.to(torch.float8_e4m3fn).flatten(1)
+    found = stored.float() if bits == 8 else _FLOAT4[codes].flatten(1)
+    if bits == 4:
+        pairs = codes.flatten(1).unflatten(1, (-1, 2))
+        stored = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+    parts = {numbers: stored, "weight_scale": (exponents + 127).to(torch.uint8)}
+    return parts, found * (2**exponents).repeat_interleave(32, 1)
+
+
+def powers_of_two(weight: Tensor) -> Encoded:
+    """FP8 with float8 E8M0 scales of blocks, as DeepSeek's ``scale_fmt`` ``"ue8m0"`` names them."""
+    parts, _ = fp8(weight, block=(64, 64), key="weight_scale_inv")
+    scales = parts["weight_scale_inv"].to(torch.float8_e8m0fnu)
+    each = scales.float().repeat_interleave(64, 0).repeat_interleave(64, 1)
+    whole = parts["weight"].float() * each[: weight.shape[0], : weight.shape[1]]
+    return {**parts, "weight_scale_inv": scales}, whole
+
+
+def quark_rows(weight: Tensor) -> Encoded:
+    """FP8 with a scale for each row, without a second dimension."""
+    parts, whole = fp8(weight, block=(1, weight.shape[1]))
+    return {**parts, "weight_scale": parts["weight_scale"].flatten()}, whole
+
+
 def modelopt(weight: Tensor) -> Encoded:
     """Source: published checkpoints of NVIDIA's Model Optimizer; scales are multiplied there."""
     parts, _ = nvfp4(weight)
@@ -251,6 +282,10 @@ def _compressed(kind: str, **weights: object) -> dict[str, object]:
     return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"g": group}}
 
 
+def _auto_round(kind: str, **more: object) -> dict[str, object]:
+    return {"quant_method": "auto-round", "packing_format": kind, "group_size": 32, **more}
+
+
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -258,6 +293,37 @@ _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_t
 KINDS: dict[str, Kind] = {
     "compressed nvfp4": Kind(nvfp4, _compressed("nvfp4-pack-quantized", **_NVFP4)),
     "modelopt nvfp4": Kind(modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "compressed mxfp4": Kind(
+        lambda w: mx(w, bits=4, numbers="weight_packed"),
+        _compressed("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+    ),
+    "compressed mxfp8": Kind(
+        lambda w: mx(w, bits=8, numbers="weight"),
+        _compressed("mxfp8-quantized", num_bits=8, type="float", group_size=32),
+    ),
+    "modelopt mxfp8": Kind(
+        lambda w: mx(w, bits=8, numbers="weight"),
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+    ),
+    "quark mxfp4": Kind(
+        lambda w: mx(w, bits=4, numbers="weight"), {"quant_method": "quark", "export": {}}
+    ),
+    "quark fp8": Kind(quark_rows, {"quant_method": "quark"}),
+    "fp8 powers of two": Kind(
+        powers_of_two, {**_FP8, "scale_fmt": "ue8m0", "weight_block_size": [64, 64]}
+    ),
+    "auto-round": Kind(
+        lambda w: gptq(w, zeros=True, version=2, index=False), _auto_round("auto_round", bits=4)
+    ),
+    "auto-round gptq": Kind(
+        lambda w: gptq(w, zeros=True, index=False), _auto_round("auto_round:auto_gptq", bits=4)
+    ),
+    "auto-round awq": Kind(awq, _auto_round("auto_round:auto_awq", bits=4)),
+    "auto-round fp8": Kind(fp8, _auto_round("auto_round:fp8_static", bits=8)),
+    "auto-round mxfp4": Kind(
+        lambda w: mx(w, bits=4, numbers="weight_packed"),
+        _auto_round("auto_round:llm_compressor", bits=4, data_type="mx_fp"),
+    ),
     "modelopt fp8": Kind(fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "fp8 per matrix": Kind(fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
     "fp8 as Mistral has it": Kind(

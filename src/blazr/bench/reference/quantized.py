@@ -1,7 +1,8 @@
 """Quantized safetensors checkpoints: matrices that several tensors stand for, in plain formulas.
 
-Source: the libraries' own descriptions: AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes,
-NVIDIA's Model Optimizer, DeepSeek-V3's model card, and the OCP Microscaling Formats (MX) v1.0.
+Source: the libraries' own descriptions: AutoGPTQ, AutoAWQ, AutoRound, compressed-tensors,
+bitsandbytes, NVIDIA's Model Optimizer, AMD's Quark, DeepSeek-V3's model card, and the OCP
+Microscaling Formats (MX) v1.0.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, T, section
 from blazr.bench.reference.weights import Rows
 
-_KNOWN = frozenset(
-    ["gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"]
-)
+_KNOWN = {
+    "gptq", "awq", "auto-round", "intel/auto-round", "fp8", "fbgemm_fp8", "compressed-tensors",
+    "modelopt", "quark", "bitsandbytes", "mxfp4",
+}  # fmt: skip
+# AutoRound's formats of GPTQ's tensors whose zero points are stored as they are.
+_PLAIN_ZEROS = ("auto_round", "auto_round:gptqmodel")
 # What the name of a matrix's first tensor ends with, in the place of ``weight``.
 _MAINS = ("qweight", "weight_packed")
 # Which row of eight each place of a word holds, in AWQ's order.
@@ -72,7 +76,7 @@ class QuantizedFiles:
             # GPT-OSS's experts are (E, out, groups, 16) bytes and (E, out, groups) exponents
             blocks = self.files.read(main, rows)
             exponents = self.files.read(main.removesuffix("_blocks") + "_scales", rows)
-            scales = torch.exp2(exponents.double() - 127)
+            scales = _powers(exponents)
             values = _floats4(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
             return (values * scales[..., None]).flatten(-2).transpose(-1, -2)
         stored = self.files.read(main)
@@ -83,19 +87,25 @@ class QuantizedFiles:
     def _matrix(self, main: str, stored: Tensor) -> Tensor:
         at = main.rpartition(".")[0]
         if main.endswith("qweight"):
-            return self._gptq(at, stored) if self.method == "gptq" else self._awq(at, stored)
+            is_awq = self.method == "awq" or self._packing.endswith("awq")
+            return self._awq(at, stored) if is_awq else self._gptq(at, stored)
         if f"{at}.weight.quant_map" in self.files.names:
             return self._bitsandbytes(at, stored)
         if f"{at}.SCB" in self.files.names:
             return stored.double() * self._part(at, "SCB").double()[:, None] / 127
         if stored.dtype == torch.uint8:
-            return self._nvfp4(at, stored)
+            return self._float4(at, stored)
         if stored.dtype == torch.int32:
             return self._packed(at, stored)
         for key in ("weight_scale_inv", "weight_scale"):
             if f"{at}.{key}" in self.files.names:
                 return self._scaled(at, stored, self._part(at, key))
         raise NoReferenceError(f"a quantized matrix without scales, {main[:60]!r}")
+
+    @property
+    def _packing(self) -> str:
+        """The format that AutoRound names."""
+        return self.config.get("packing_format", default="")
 
     def _part(self, at: str, key: str) -> Tensor:
         return self.files.read(f"{at}.{key}")
@@ -111,7 +121,8 @@ class QuantizedFiles:
         widths = (bits, 2, 3, 4, 8)  # "dynamic" settings give some matrices another one
         bits = next(b for b in widths if -(-scales.shape[1] * b // 32) == zeros.shape[1])
         codes = _fields(stored.T, bits)  # (out, in)
-        offset = 0 if self.config.text("checkpoint_format") == "gptq_v2" else 1
+        is_second = self.config.text("checkpoint_format") == "gptq_v2"
+        offset = 0 if is_second or self._packing in _PLAIN_ZEROS else 1
         zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
         groups = self._get(at, "g_idx")
         size = self.config.get("group_size", default=0)
@@ -150,13 +161,15 @@ class QuantizedFiles:
     def _scaled(self, at: str, stored: Tensor, scales: Tensor) -> Tensor:
         """Eight bits a number, with scales for the matrix, rows, groups or blocks."""
         rows, columns = stored.shape
+        if scales.dtype == torch.uint8:  # of 32 columns each
+            return stored.double() * _powers(scales).repeat_interleave(32, 1)
         scales = scales.double()
         if stored.dtype == torch.int8:
             zeros = self._get(at, "weight_zero_point")
             zeros = torch.zeros_like(scales) if zeros is None else zeros.double()
             return self._grid(stored.long(), scales, zeros, self._get(at, "weight_g_idx"))
-        if scales.numel() == 1:
-            return stored.double() * scales.reshape(1, 1)
+        if scales.numel() == 1 or scales.shape == (rows,):
+            return stored.double() * scales.reshape(-1, 1)
         usual: Sequence[int] = (128, 128)
         known = [
             (1, columns),
@@ -185,9 +198,15 @@ class QuantizedFiles:
         weights = (groups.section(name).section("weights") for name in groups.own)
         return [each.get(key, default=like) for each in weights if each.own.get(key)]
 
-    def _nvfp4(self, at: str, stored: Tensor) -> Tensor:
-        """Four-bit floats, eight-bit scales of 16 columns, and one number for all."""
-        scales = self._part(at, "weight_scale").double()
+    def _float4(self, at: str, stored: Tensor) -> Tensor:
+        """Four-bit floats with powers of two for 32 columns each, or, as NVFP4, otherwise.
+
+        That has eight-bit scales of 16 columns, and one number for all.
+        """
+        scales = self._part(at, "weight_scale")
+        if scales.dtype == torch.uint8:
+            return _floats4(stored) * _powers(scales).repeat_interleave(32, 1)
+        scales = scales.double()
         factor = self._get(at, "weight_scale_2")
         if factor is None:  # compressed-tensors divides
             factor = 1 / self._part(at, "weight_global_scale").double()
@@ -251,6 +270,11 @@ def _runs(columns: int, groups: int, wanted: int, index: Tensor | None = None) -
     fits = wanted > 0 and -(-columns // wanted) == groups
     size = wanted if fits else columns // groups
     return torch.arange(columns) // size
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Powers of two whose exponents are biased by 127."""
+    return torch.exp2(exponents.double() - 127)
 
 
 def _floats4(packed: Tensor) -> Tensor:

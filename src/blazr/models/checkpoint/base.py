@@ -41,6 +41,7 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
     "I8": (1, "int8"),
     "F8_E4M3": (1, "float8_e4m3fn"),
     "F8_E5M2": (1, "float8_e5m2"),
+    "F8_E8M0": (1, "float8_e8m0fnu"),
     "U16": (2, "uint16"),
     "I16": (2, "int16"),
     "F16": (2, "float16"),

@@ -245,6 +245,23 @@ def _in_halves(pairs: Tensor) -> Tensor:
     return low | (high << 4)
 
 
+def mxfp4_of_floats(floats: ScaledFloats) -> Tensor | None:
+    """MXFP4 as matrices of small floats have it, as GGML blocks of MXFP4.
+
+    Args:
+        floats: (..., out, in).
+
+    Returns:
+        (..., out, in / 32 * 17), uint8; None where they are other floats.
+    """
+    has_exponents = floats.scales.dtype == torch.float8_e8m0fnu and floats.whole is None
+    length = GGML_TYPES["MXFP4"].length
+    if not floats.are_pairs or not has_exponents or floats.block != (1, length):
+        return None
+    numbers = floats.numbers.unflatten(-1, (-1, length // 2))
+    return mxfp4_blocks(numbers, floats.scales.view(torch.uint8))
+
+
 def nvfp4_blocks(floats: ScaledFloats) -> Tensor | None:
     """NVFP4 as Hugging Face's checkpoints have it, as GGML blocks without the matrix's own factor.
 

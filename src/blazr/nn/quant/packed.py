@@ -24,7 +24,7 @@ from blazr.nn.ops.packed import (
     packed_rows,
 )
 from blazr.nn.quant import QUANTIZERS
-from blazr.nn.quant.exact import ShiftedWeight, nvfp4_blocks
+from blazr.nn.quant.exact import ShiftedWeight, mxfp4_of_floats, nvfp4_blocks
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.gguf.split_blocks import CodesAndScales, SplitBlocks
 from blazr.nn.quant.weight import FloatWeight, GgufWeight, StoredStack, Weight
@@ -248,17 +248,19 @@ def _pack_shifted(weight: ShiftedWeight) -> Weight:
 
 
 def _pack_floats(weight: FloatWeight) -> Weight:
-    """Pack NVFP4; other floats stay as they are."""
-    kind, floats = GGML_TYPES["NVFP4"], weight.operand
-    blocks = nvfp4_blocks(floats) if can_pack(kind, weight.dtype) else None
+    """Pack floats of four bits; others stay as they are."""
+    floats, dtype = weight.operand, weight.dtype
+    kind, blocks = GGML_TYPES["MXFP4"], mxfp4_of_floats(floats)
     if blocks is None:
+        kind, blocks = GGML_TYPES["NVFP4"], nvfp4_blocks(floats)
+    if blocks is None or not can_pack(kind, dtype):
         return weight
     scale = None
     if floats.whole is not None:
         whole = floats.whole.float()
         scale = whole.reciprocal() if floats.is_divided else whole
         scale = scale.unsqueeze(-1).expand(weight.shape[:-1]).contiguous()
-    return _packed(GgufWeight(blocks, kind, weight.dtype), scale)
+    return _packed(GgufWeight(blocks, kind, dtype), scale)
 
 
 def _zeros(inner: GgufWeight, scale: Tensor | None, shift: Tensor) -> Tensor | None:

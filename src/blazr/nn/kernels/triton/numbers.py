@@ -97,6 +97,14 @@ def float_of_e5m2(code):
 
 
 @triton.jit
+def float_of_e8m0(code):
+    """The powers of two, float32, that bytes stand for; the least is subnormal, 255 is NaN."""
+    bits = code.to(tl.int32) << 23
+    bits = tl.where(code == 0, 1 << 22, tl.where(code == 255, 0x7FC00000, bits))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def twice_e2m1(code):
     """The four-bit floats E2M1 that codes stand for, doubled to be whole; int32 to float32."""
     size = code & 7

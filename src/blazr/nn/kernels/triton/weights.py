@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blazr.nn.kernels.triton.numbers import float_of_e4m3, float_of_e5m2, rounded, twice_e2m1
+from blazr.nn.kernels.triton.numbers import (
+    float_of_e4m3,
+    float_of_e5m2,
+    float_of_e8m0,
+    rounded,
+    twice_e2m1,
+)
 from blazr.nn.kernels.triton.tensors import dense
 from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import IQ4_VALUES, Blocks, ShiftedBlocks
@@ -32,6 +38,7 @@ KINDS = {
     "Q6_K": (210, 256, 16),
 }
 _FLOATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.uint8: "e2m1"}
+_SMALL_SCALES = {torch.float8_e4m3fn: "e4m3", torch.float8_e8m0fnu: "e8m0"}
 # Of a tile, the columns that are multiplied; those of 4-byte numbers would take more registers
 # than there are.
 INNER, WIDE_INNER = 64, 32
@@ -51,12 +58,12 @@ class Stored(NamedTuple):
             a row and a column to the next, and from a matrix's scales and a row's to the next.
         form: How it is stored: the kind; of blocks the bytes and numbers; how many numbers side
             by side share a scale; of floats a block's height and width, what is done to all
-            scales, and whether these are small floats, too. Of shifted blocks see
+            scales, and what these are, where they have eight bits. Of shifted blocks see
             `_stored_shifted`.
     """
 
     arguments: tuple[Tensor | int, ...]
-    form: tuple[str | int | bool, ...]
+    form: tuple[str | int, ...]
 
 
 def can_read(weight: object) -> bool:
@@ -85,14 +92,14 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
         stack = weight.stride(0) if weight.dim() == 3 else 0
         row, column = weight.stride()[-2:]
         arguments = (weight, weight, weight, stack, row, column, 0, 0)
-        return Stored(arguments, ("plain", 0, 0, 0, 0, 0, "", False))
+        return Stored(arguments, ("plain", 0, 0, 0, 0, 0, "", ""))
     if isinstance(weight, ShiftedBlocks):
         return _stored_shifted(weight, inner)
     if isinstance(weight, Blocks):
         blocks = dense(weight.blocks)
         stack = blocks.stride(0) if blocks.dim() == 3 else 0
         arguments = (blocks, blocks, blocks, stack, blocks.stride(-2), 1, 0, 0)
-        return Stored(arguments, (weight.kind.name, *KINDS[weight.kind.name], 0, 0, "", False))
+        return Stored(arguments, (weight.kind.name, *KINDS[weight.kind.name], 0, 0, "", ""))
     kind, is_stack = _FLOATS[weight.numbers.dtype], weight.numbers.dim() == 3
     numbers, scales = weight.numbers.contiguous().view(torch.uint8), weight.scales.contiguous()
     height, width = weight.block
@@ -101,8 +108,8 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
     whole = ""
     if weight.whole is not None:
         whole = "divides" if weight.is_divided else "multiplies"
-    are_small = scales.dtype == torch.float8_e4m3fn
-    scales = scales.view(torch.uint8) if are_small else scales
+    small = _SMALL_SCALES.get(scales.dtype, "")
+    scales = scales.view(torch.uint8) if small else scales
     arguments = (
         numbers,
         scales,
@@ -113,7 +120,7 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
         scales.stride(0) if is_stack else 0,
         scales.stride(-2),
     )
-    return Stored(arguments, (kind, 0, 0, part, height, width, whole, are_small))
+    return Stored(arguments, (kind, 0, 0, part, height, width, whole, small))
 
 
 def _stored_shifted(weight: ShiftedBlocks, inner: int) -> Stored:
@@ -134,7 +141,7 @@ def _stored_shifted(weight: ShiftedBlocks, inner: int) -> Stored:
     )
     width = weight.shape[-1] // groups if groups else 0
     how = "" if scale is None else "rows"
-    return Stored(arguments, (*form[:4], weight.shape[-2], width, how, False))
+    return Stored(arguments, (*form[:4], weight.shape[-2], width, how, ""))
 
 
 @triton.jit
@@ -276,7 +283,12 @@ def _from_floats(rows, scale_rows, whole_ptr, parts, is_part, size, FORM: tl.con
     places = (parts * PART)[None, :, None] + lanes
     scale_places = scale_rows[:, None] + (parts * PART // FORM[5])[None, :]
     scale = tl.load(scale_places, mask=is_part, other=0)
-    scale = float_of_e4m3(scale) if FORM[7] else scale.to(tl.float32)
+    if FORM[7] == "e4m3":
+        scale = float_of_e4m3(scale)
+    elif FORM[7] == "e8m0":
+        scale = float_of_e8m0(scale)
+    else:
+        scale = scale.to(tl.float32)
     if FORM[6] == "multiplies":
         scale = scale * tl.load(whole_ptr)
     elif FORM[6] == "divides":

@@ -24,6 +24,9 @@ SCHEMES: Table[Scheme] = Table(
         "awq": _MODULE + "awq:AWQ",
         "compressed-tensors": _MODULE + "compressed_tensors:COMPRESSED_TENSORS",
         "modelopt": _MODULE + "modelopt:MODELOPT",
+        "quark": _MODULE + "quark:QUARK",
+        "auto-round": _MODULE + "auto_round:AUTO_ROUND",
+        "intel/auto-round": _MODULE + "auto_round:AUTO_ROUND",
         "bitsandbytes": _MODULE + "bitsandbytes:BITSANDBYTES",
     },
 )

@@ -11,6 +11,10 @@
     nvfp4-pack-...    weight_packed      uint8, (out, in / 2), four-bit floats, the first one lower
                       weight_scale       float8, (out, in / 16)
                       weight_global_scale  (1,): scales are divided by it
+    mxfp4-pack-...    weight_packed      the same
+                      weight_scale       uint8, (out, in / 32), exponents of two
+    mxfp8-quantized   weight             float8, (out, in)
+                      weight_scale       the same
 
 Packed numbers and zero points are stored plus half their range. Numbers are ``(q - zero) * scale``.
 Activations stay as they are: what is lost by rounding them too is not lost here.
@@ -28,6 +32,7 @@ from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
 from blazr.nn.quant.hf.fp8 import FLOATS, SCALES, fp8_layout
+from blazr.nn.quant.hf.microscaling import has_exponents, microscaling_layout
 from blazr.nn.quant.hf.nvfp4 import nvfp4_layout
 from blazr.nn.quant.hf.scheme import (
     MAX_SIZE,
@@ -51,6 +56,8 @@ _FORMATS = (
     "int-quantized",
     "float-quantized",
     "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "naive-quantized",
     "dense",
 )
@@ -114,6 +121,9 @@ def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | 
         raise settings.section("sparsity_config").wrong("format", "dense")
     if settings.section("transform_config").raw.get("config_groups"):
         raise settings.wrong("transform_config", "none")
+    if has_exponents(parts):
+        numbers = next(key for key in COMPRESSED_TENSORS.mains if key in parts)
+        return microscaling_layout(parts, "compressed", numbers)
     if "weight_packed" in parts:
         if parts["weight_packed"].dtype != "U8":
             return _packed_layout(settings, parts, read)

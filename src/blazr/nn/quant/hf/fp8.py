@@ -2,7 +2,7 @@
 
     weight             float8 E4M3 (or E5M2), (out, in)
     weight_scale_inv   float32, (out / 128, in / 128) rounded up: DeepSeek-V3, transformers
-    weight_scale       one number, or (out, 1)
+    weight_scale       one number, or one for each row, (out,) or (out, 1)
 
 Numbers are ``weight * scale``. Blocks at the right and lower edge may be smaller.
 
@@ -22,7 +22,7 @@ from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme, agree, need
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
-SCALES = ("F32", "BF16", "F16")
+SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _KEYS = ("weight_scale_inv", "weight_scale")
 
 
@@ -49,7 +49,7 @@ class Fp8Layout(Layout):
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:
         scales = parts[self.scale]
-        scales = scales.reshape(1, 1) if scales.dim() < 2 else scales
+        scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
         return ScaledFloats(parts["weight"], scales, self.block)
 
 
@@ -69,6 +69,8 @@ def fp8_layout(parts: Parts, key: str, blocks: Iterable[tuple[int, int]] = ()) -
     shape = need(parts, key, SCALES)
     if shape in {(), (1,), (1, 1)}:
         return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key)
+    if shape == (rows,):
+        return Fp8Layout((rows, columns), (1, max(columns, 1)), key)
     sizes = (*blocks, (1, max(columns, 1)))
     fitting = (b for b in sizes if shape == (ceil(rows / b[0]), ceil(columns / b[1])))
     block = next(fitting, sizes[0])
