@@ -20,7 +20,7 @@ class MissingTokenizer(Tokenizer):
         return []
 
     @override
-    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
+    def _encode(self, text: str, *, allow_special: bool, continues: bool) -> list[int]:
         hint = "name the vocabulary: --vocab llama3"
         raise RequestError("this model has no known vocabulary.", param="prompt", hint=hint)
 

@@ -106,13 +106,12 @@ class ChatPrompt:
         tail = len(self.text) if self.tail is None else self.tail
         written = self.text[start:tail]
         ids: list[int] = []
-        if not self.chat.has_names and len(self.usable) == len(self.tokenizer.special_ids):
-            ids = self.tokenizer.encode(written, allow_special=True) if written else []
-        else:
-            for piece in self.chat.split(written, self.usable):
-                ids += [piece] if isinstance(piece, int) else self.tokenizer.encode(piece)
+        if self.chat.has_names or len(self.usable) < len(self.tokenizer.special_ids):
+            ids = self.tokenizer.encode_parts([*self.chat.split(written, self.usable)])
+        elif written:
+            ids = self.tokenizer.encode(written, allow_special=True)
         begun = self.text[max(start, tail) :]
-        return ids + self.tokenizer.encode(begun) if begun else ids
+        return ids + self.tokenizer.encode(begun, continues=bool(tail)) if begun else ids
 
     def anchor_tokens(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The anchors, in tokens of the prompt's ids.

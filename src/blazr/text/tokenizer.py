@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from blazr.core.errors import EXITS, RequestError
@@ -61,13 +61,17 @@ class Tokenizer(ABC):
         self._special = frozenset(special_ids.values())
         self._gaps = frozenset(gaps)
 
-    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, allow_special: bool = False, continues: bool = False
+    ) -> list[int]:
         """The ids of a text, without beginning-of-text or end-of-text tokens.
 
         Args:
             text: Any text.
             allow_special: Whether a special token's name in the text stands for the token. Only
                 for text that no user wrote.
+            continues: Whether other tokens come before it. Some vocabularies put a space before
+                the first text alone.
 
         Raises:
             RequestError: The text holds half a surrogate pair, which is no character and how Python
@@ -83,13 +87,37 @@ class Tokenizer(ABC):
                 expected="whole characters",
             ) from None
         try:
-            return self._encode(text, allow_special=allow_special)
+            return self._encode(text, allow_special=allow_special, continues=continues)
         except (*EXITS, RequestError):
             raise
         except BaseException as error:
             raise RequestError(
                 "the text cannot be tokenized.", found=f"{type(error).__name__}: {error}"[:100]
             ) from error
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """The ids of texts and the special tokens between them, which are ids already.
+
+        They are those of the whole text in which the tokens stand by their names, but that names
+        in the texts stand for nothing.
+
+        Raises:
+            RequestError: See `encode`.
+        """
+        ids: list[int] = []
+        for at, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            text = part
+            before, after = (parts[i] if 0 <= i < len(parts) else "" for i in (at - 1, at + 1))
+            if isinstance(before, int) and self._takes_space(before)[1]:
+                text = text.lstrip()
+            if isinstance(after, int) and self._takes_space(after)[0]:
+                text = text.rstrip()
+            if text:
+                ids += self.encode(text, continues=at > 0)
+        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids. Invalid bytes become U+FFFD, unassigned ids nothing."""
@@ -110,8 +138,12 @@ class Tokenizer(ABC):
         inside = sorted(each for each in self._gaps if each < vocab_size)
         return [*inside, *range(self.size, vocab_size)]
 
+    def _takes_space(self, token_id: int) -> tuple[bool, bool]:  # noqa: ARG002
+        """Whether the white space before a special token goes, and that behind it."""
+        return False, False
+
     @abstractmethod
-    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
+    def _encode(self, text: str, *, allow_special: bool, continues: bool) -> list[int]:
         """The ids of a text that is valid Unicode."""
 
     @abstractmethod

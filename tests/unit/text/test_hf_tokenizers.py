@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from blazr.core.errors import CheckpointError
+from blazr.text.chat_template import ChatTemplate
+from blazr.text.messages import Message
 from blazr.text.tokenizer import Tokenizer
 from blazr.text.tokenizers.hf import load
 
@@ -116,6 +118,50 @@ def test_metaspace_is_a_space(tmp_path: Path) -> None:
     assert [tokenizer.token_bytes(each) for each in tokenizer.encode("ab b")] == [b" ab", b" b"]
     for text in ("ab b", "é", "a  b", "😀ab", ""):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Tokenizer:
+    """Such a vocabulary with tokens that take the white space beside them."""
+    backend = metaspace()
+    backend.add_special_tokens(
+        [
+            AddedToken("<turn>", normalized=False, rstrip=True),
+            AddedToken("<end>", normalized=False, lstrip=True),
+        ]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return load(str(tmp_path / "tokenizer.json"))
+
+
+def test_texts_between_tokens_are_cut_as_in_the_whole(turns: Tokenizer) -> None:
+    begin, turn, end = (turns.special_ids[name] for name in ("<s>", "<turn>", "<end>"))
+    parts: list[str | int] = ["ab", turn, " ab b ", end, "ab", begin, " a"]
+    whole = "ab<turn> ab b <end>ab<s> a"
+    assert turns.encode_parts(parts) == turns.encode(whole, allow_special=True)
+    assert turns.encode_parts([begin, "ab"]) == turns.encode("<s>ab", allow_special=True)
+    assert turns.encode_parts(["ab<end>"]) == turns.encode("ab<end>")
+
+
+def test_a_name_in_a_chat_leaves_the_other_tokens_as_they_are(turns: Tokenizer) -> None:
+    template = ChatTemplate(
+        "<s>{% for m in messages %}<turn>\nab{{ m.content }}<end>{% endfor %}", name="turns"
+    )
+
+    def encode(*contents: str) -> list[int]:
+        messages = [Message(role="user", content=content) for content in contents]
+        return template.prompt(messages, turns).encode()
+
+    plain, named = encode("a ", "ab"), encode("a ", "ab<turn>")
+    assert named[: len(plain) - 1] == plain[:-1]
+    assert named[-1] == plain[-1]
+
+
+def test_a_reply_goes_on_without_a_space(turns: Tokenizer) -> None:
+    template = ChatTemplate("<s>{{ messages[0].content }}<turn>", name="turns")
+    prompt = template.prompt([Message(role="user", content="a")], turns)
+    expected = turns.encode("<s>a<turn>ab", allow_special=True)
+    assert prompt.followed_by("ab").encode() == expected
 
 
 def test_an_added_token_of_marked_spaces_is_spaces(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class BytePairTokenizer(Tokenizer):
         self._names = {token_id: text.encode() for text, token_id in named.items()}
 
     @override
-    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
+    def _encode(self, text: str, *, allow_special: bool, continues: bool) -> list[int]:
         if allow_special:
             return self._backend.encode_with_special(text)
         if self._plain is None:

@@ -121,21 +121,29 @@ class GgufTokenizer(Tokenizer):
         plain = {tokens[i]: i for i in range(self.size) if types[i] == USER_DEFINED and tokens[i]}
         self._found_in_text = _by_length({each: i for each, i in plain.items() if i not in special})
         self._all_found = _by_length({**plain, **special_ids})
-        self._eats_space = "phi-3" in entries.model_name or "phi3" in entries.model_name
+        eats_space = "phi-3" in entries.model_name or "phi3" in entries.model_name
+        keeps_space = {"<unk>", "<s>", "<|endoftext|>"}
+        self._eating = {
+            token_id for name, token_id in self._all_found if eats_space and name not in keeps_space
+        }
 
     @override
     def _bytes_of(self, token_id: int) -> bytes:
         return self._bytes[token_id]
 
     @override
-    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
+    def _takes_space(self, token_id: int) -> tuple[bool, bool]:
+        return False, token_id in self._eating
+
+    @override
+    def _encode(self, text: str, *, allow_special: bool, continues: bool) -> list[int]:
         """Encode what lies between the tokens that are found by their names, longest first."""
         names = self._all_found if allow_special else self._found_in_text
         parts: list[str | int] = [text]
         for name, token_id in names:
             if name not in text:
                 continue
-            eats_space = self._eats_space and name not in {"<unk>", "<s>", "<|endoftext|>"}
+            eats_space = self._takes_space(token_id)[1]
             pieces: list[str | int] = []
             for part in parts:
                 if isinstance(part, int):
@@ -151,7 +159,7 @@ class GgufTokenizer(Tokenizer):
             if isinstance(part, int):
                 found.append(part)
             elif part:
-                found += self._encode_part(part, at == 0)
+                found += self._encode_part(part, at == 0 and not continues)
         return found
 
 

@@ -19,6 +19,7 @@ from blazr.text.tokenizers.growth import check_growth
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 # Some files do not mark their turn markers as special, only spell them like this.
 MARKER = re.compile(r"<[|｜].+[|｜]>")  # noqa: RUF001  (DeepSeek's bars are full-width)
@@ -106,6 +107,7 @@ class HuggingFaceTokenizer(Tokenizer):
             for token_id, token in added.items()
             if token.content in self.special_ids or self._to_bytes is byte_level
         }
+        self._taking = {token_id: (token.lstrip, token.rstrip) for token_id, token in added.items()}
         _mark_special(backend, names)
         backend.encode_special_tokens = True  # as plain text, that is
         self._plain = backend
@@ -120,16 +122,32 @@ class HuggingFaceTokenizer(Tokenizer):
         _mark_special(backend, self.special_ids)
         return backend
 
+    @cached_property
+    def _later(self) -> Backend:
+        """One for texts behind others, which puts no space before them where the first has one."""
+        pre_tokenizer = _without_first_space(self._plain)
+        if pre_tokenizer is None:
+            return self._plain
+        backend = _read(self._file)
+        _mark_special(backend, self.special_ids)
+        backend.encode_special_tokens = True
+        backend.pre_tokenizer = pre_tokenizer
+        return backend
+
     def name_of(self, token_id: int) -> str | None:
         """How the file spells a token; None where there is none."""
         name: str | None = self._plain.id_to_token(token_id)
         return name
 
     @override
-    def _encode(self, text: str, *, allow_special: bool) -> list[int]:
-        backend = self._marked if allow_special else self._plain
+    def _encode(self, text: str, *, allow_special: bool, continues: bool) -> list[int]:
+        backend = self._marked if allow_special else self._later if continues else self._plain
         ids: list[int] = encode_plain(backend, text).ids
         return ids
+
+    @override
+    def _takes_space(self, token_id: int) -> tuple[bool, bool]:
+        return self._taking.get(token_id, (False, False))
 
     @override
     def _bytes_of(self, token_id: int) -> bytes:
@@ -163,6 +181,22 @@ def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) ->
     added = {each.content: each for each in backend.get_added_tokens_decoder().values()}
     tokens = [added.get(name) or AddedToken(name, normalized=False) for name in names]
     backend.add_special_tokens([each for each in tokens if not each.special])
+
+
+def _without_first_space(backend: Backend) -> PreTokenizer | None:
+    """A pre-tokenizer for texts behind others; None where that of the first text does as well."""
+    from tokenizers.pre_tokenizers import Metaspace
+
+    if backend.pre_tokenizer is None:
+        return None
+    state = json.loads(backend.pre_tokenizer.__getstate__())
+    steps = state.get("pretokenizers", []) if state.get("type") == "Sequence" else [state]
+    first = [step for step in steps if step.get("prepend_scheme") == "first"]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    pre_tokenizer = Metaspace()
+    pre_tokenizer.__setstate__(json.dumps(state).encode())
+    return pre_tokenizer if first else None
 
 
 def _decoder(backend: Backend, name: str) -> tuple[Callable[[str], bytes], bool]:
