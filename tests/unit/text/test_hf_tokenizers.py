@@ -193,6 +193,46 @@ def test_a_normalizer_cannot_smuggle_a_special_token_in(tmp_path: Path) -> None:
     assert tokenizer.special_ids["<s>"] not in tokenizer.encode("!s>")
 
 
+PIECES = ("<unk>", "<s>", "</s>", "\u2581", *"</s>ab", "\u2581a", "ab")
+
+
+def unigram() -> Backend:
+    pieces = [(piece, 0.0 if piece[0] == "<" else -2.0) for piece in dict.fromkeys(PIECES)]
+    return Backend(models.Unigram(pieces, 0))
+
+
+def whole_words() -> Backend:
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(PIECES))}
+    merges = [("\u2581", "a"), ("a", "b")]
+    return Backend(models.BPE(vocabulary, merges, unk_token="<unk>", ignore_merges=True))
+
+
+def words() -> Backend:
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(PIECES))}
+    return Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+
+
+@pytest.mark.parametrize("make", [unigram, whole_words, words])
+def test_no_model_finds_a_special_token_in_a_text(
+    make: Callable[[], Backend], tmp_path: Path
+) -> None:
+    backend = make()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    names = ["<unk>", "<s>", "</s>"]
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(str(tmp_path / "tokenizer.json"))
+    end = tokenizer.special_ids["</s>"]
+    for text in ("</s>", "ab</s>", " a</s>b"):
+        assert end not in tokenizer.encode(text)
+        assert end not in tokenizer.encode_parts([end, text])[1:]
+        assert end in tokenizer.encode(text, allow_special=True)
+    expected = backend.encode(" ab", add_special_tokens=False).ids
+    assert tokenizer.encode(" ab") == expected
+    assert tokenizer.decode([*expected, end], skip_special=False).endswith("</s>")
+
+
 def test_settings_for_training_are_ignored(golden: Path, tmp_path: Path) -> None:
     backend = Backend.from_file(str(golden / "tokenizers/byte_level/tokenizer.json"))
     backend.enable_truncation(2)

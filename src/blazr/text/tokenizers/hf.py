@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -108,8 +109,7 @@ class HuggingFaceTokenizer(Tokenizer):
             if token.content in self.special_ids or self._to_bytes is byte_level
         }
         self._taking = {token_id: (token.lstrip, token.rstrip) for token_id, token in added.items()}
-        _mark_special(backend, names)
-        backend.encode_special_tokens = True  # as plain text, that is
+        _make_plain(backend, self.special_ids)
         self._plain = backend
 
     @cached_property
@@ -129,8 +129,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if pre_tokenizer is None:
             return self._plain
         backend = _read(self._file)
-        _mark_special(backend, self.special_ids)
-        backend.encode_special_tokens = True
+        _make_plain(backend, self.special_ids)
         backend.pre_tokenizer = pre_tokenizer
         return backend
 
@@ -181,6 +180,43 @@ def _mark_special(backend: Backend, names: Sequence[str] | Mapping[str, int]) ->
     added = {each.content: each for each in backend.get_added_tokens_decoder().values()}
     tokens = [added.get(name) or AddedToken(name, normalized=False) for name in names]
     backend.add_special_tokens([each for each in tokens if not each.special])
+
+
+def _make_plain(backend: Backend, special_ids: Mapping[str, int]) -> None:
+    """Let the names of special tokens be text like any other.
+
+    Some models find names in a text by themselves: one of likelihoods has scores for all pieces and
+    does not know which are control tokens; others take a word that is a token before they merge.
+    """
+    _mark_special(backend, special_ids)
+    backend.encode_special_tokens = True  # as plain text, that is
+    model = backend.model
+    found = {
+        name
+        for name, token_id in special_ids.items()
+        if model.token_to_id(name) == token_id
+        and any(each.id == token_id for each in model.tokenize(name))
+    }
+    state = json.loads(model.__getstate__()) if found else {}
+    found.discard(state.get("unk_token"))  # some models need it by its name
+    if not found:
+        return
+    # nobody can write what nobody can guess, and the ids stay as they are
+    names = {name: secrets.token_hex(16) for name in found}
+    pieces = state["vocab"]
+    state["vocab"] = (
+        {names.get(piece, piece): token_id for piece, token_id in pieces.items()}
+        if isinstance(pieces, dict)
+        else [[names.get(piece, piece), score] for piece, score in pieces]
+    )
+    if "merges" in state:
+        state["merges"] = [
+            [left, right]
+            for left, right in state["merges"]
+            if found.isdisjoint({left, right, left + right})
+        ]
+    model.__setstate__(json.dumps(state).encode())
+    backend.model = model
 
 
 def _without_first_space(backend: Backend) -> PreTokenizer | None:
