@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from llguidance import LLTokenizer
 
+from blazr.core.errors import GrammarError
 from blazr.text.grammars import schema_rewriting
 from blazr.text.grammars.child import make_matcher
 from blazr.text.grammars.json_schema import json_schema, schema_source
@@ -302,3 +303,45 @@ def test_references_are_looked_up_a_bounded_number_of_times(
     monkeypatch.setattr(schema_rewriting, "resolve", counted)
     schema_rewriting.rewrite(make(300))
     assert looked_up < 300 * 2 * 66
+
+
+@pytest.mark.parametrize(
+    ("bounds", "right", "wrong"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [-(2**63) + 1024, 0, 2**60 + 1], 2**63),
+        ({"minimum": 2**60}, [2**60, 2**60 + 1], 2**60 - 1),
+        ({"maximum": -(10**18)}, [-(10**18)], -(10**18) + 1),
+        ({"minimum": 2**53 + 1}, [2**53 + 2], 2**53),
+        ({"maximum": 2**53 + 1}, [2**53], 2**53 + 2),
+        ({"exclusiveMinimum": 2**53, "maximum": 2**54}, [2**53 + 2, 2**54], 2**53),
+        ({"exclusiveMinimum": -1, "exclusiveMaximum": 2**64}, [0, 2**62], -1),
+    ],
+)
+def test_bounds_of_long_integers_are_kept(
+    bounds: dict[str, object], right: list[int], wrong: int
+) -> None:
+    for types in ("integer", ["integer", "null"]):
+        schema = {"type": types, **bounds}
+        assert all(takes(schema, each) for each in right)
+        assert not takes(schema, wrong)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"const": 2**60 + 1}, "const"),
+        ({"enum": [1, {"id": [-(2**53) - 1]}]}, "enum"),
+        ({"enum": [2**64]}, "enum"),
+        ({"type": "integer", "minimum": 2**63}, "minimum"),
+        ({"type": "integer", "minimum": 10**400}, "minimum"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "minimum"),
+    ],
+)
+def test_integers_that_would_become_others_are_refused(schema: object, keyword: str) -> None:
+    with pytest.raises(GrammarError, match=f"cannot be enforced: see {keyword}"):
+        json_schema({"properties": {"x": schema}}, {})
+
+
+def test_integers_that_a_double_holds_are_kept() -> None:
+    for value in (2**53, -(2**53), 2**60, 10**18):
+        assert takes({"const": value}, value)

@@ -28,6 +28,8 @@ _TOPICS = (
     ("Invalid type", "type"),
     ("nknown format", "format"),
     ("multiple of", "multipleOf"),
+    ("integer range", "minimum exclusiveMinimum maximum exclusiveMaximum"),
+    ("float range", "minimum exclusiveMinimum maximum exclusiveMaximum"),
     ("interval", "minimum exclusiveMinimum maximum exclusiveMaximum enum const"),
     ("oneOf constraints", "oneOf"),
     ("Regex is empty", "pattern format enum const minLength maxLength"),

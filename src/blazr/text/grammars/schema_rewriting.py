@@ -10,7 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from math import ceil, floor, inf, isfinite, nextafter
+from typing import TypeGuard
 from urllib.parse import unquote
+
+from blazr.core.errors import GrammarError
 
 Schema = dict[str, object]
 _Values = frozenset[tuple[bool, object]]  # whether it is a boolean, which Python takes for 0 or 1
@@ -41,6 +45,11 @@ _FORMATS = frozenset({
     "ipv6", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "time", "uri",
     "uri-reference", "uri-template", "uuid",
 })  # fmt: skip
+# llguidance reads numbers as doubles, and spells integers of 64 bits.
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_ALL_EXACT = 2**53  # up to here every integer is a double
+_MOST = 2**63 - 1024  # the largest double of 63 bits
+_NO_END = 10**18  # from here on it cannot spell a range without an end
 _DRAFT = re.compile(r"https?://json-schema\.org/draft[-/](0[4-7]|2019-09|2020-12)/schema#?")
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -83,7 +92,11 @@ _MOST_EXAMINED = 100_000  # schemas and properties, to find out what tells alter
 
 
 def rewrite(root: Mapping[str, object]) -> Schema:
-    """A schema as llguidance takes it. The given one stays as it is."""
+    """A schema as llguidance takes it. The given one stays as it is.
+
+    Raises:
+        GrammarError: It has integers that would become others.
+    """
     found = _rewritten(root)
     assert isinstance(found, dict)
     referring = _Referring(found)
@@ -127,6 +140,9 @@ def _rewritten(schema: object) -> object:
     if isinstance(pattern, str):
         found["pattern"] = as_rust(pattern)
     _rewrite_format(found)
+    _rewrite_bounds(found)
+    for key in ("const", "enum"):
+        _check_numbers(found.get(key), key)
     return found
 
 
@@ -181,6 +197,70 @@ def _rewrite_format(schema: Schema) -> None:
     elif form in _EXACT:
         del schema["format"]
         _add(schema, "pattern", f"^{_EXACT[form]}$")
+
+
+def _rewrite_bounds(schema: Schema) -> None:
+    """Bounds of integers that are no doubles as the next doubles within; both for 19 digits."""
+    types = schema.get("type")
+    declared = types if isinstance(types, list) else [types]
+    bounds = {key: value for key in _BOUNDS if _is_number(value := schema.get(key))}
+    is_exact = all(abs(each) <= _ALL_EXACT for each in bounds.values())
+    if is_exact or "integer" not in declared or "number" in declared:
+        return
+    low, high = (
+        _lowest(*(value and sign * value for value in map(bounds.get, keys)))
+        for sign, keys in ((1, _BOUNDS[:2]), (-1, _BOUNDS[2:]))
+    )
+    high = None if high is None else -high
+    if high is None and low is not None and low >= _NO_END:
+        high = _MOST
+    if low is None and high is not None and high <= -_NO_END:
+        low = -_MOST
+    if low is not None and high is not None and low > high:
+        raise _inexact(", ".join(bounds), low)
+    for key, value in zip(_BOUNDS, (low, None, high, None), strict=True):
+        schema.pop(key, None)
+        if value is not None:
+            schema[key] = value
+
+
+def _lowest(least: float | None, above: float | None) -> int | None:
+    """The lowest integer that is a double, at least one number and above another."""
+    found = [] if least is None else [ceil(least)]
+    found += [] if above is None else [floor(above) + 1]
+    if not found:
+        return None
+    low = max(*found, -_MOST)
+    if low > _MOST:
+        raise _inexact("minimum, maximum", low)
+    double = float(low)
+    return int(double if double >= low else nextafter(double, inf))
+
+
+def _check_numbers(value: object, key: str) -> None:
+    """Refuse integers that would be written as others, such as ids of 64 bits."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check_numbers(each, key)
+    elif isinstance(value, Mapping):
+        _check_numbers([*value.values()], key)
+    elif isinstance(value, int) and (abs(value) > _MOST or int(float(value)) != value):
+        raise _inexact(key, value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _inexact(keywords: str, value: int) -> GrammarError:
+    return GrammarError(
+        f"the schema cannot be enforced: see {keywords}.",
+        found=str(value)[:100],
+        expected="integers of at most 53 bits, or others that a double holds, below 2^63",
+        hint="describe long ids as strings",
+    )
 
 
 def _add(schema: Schema, key: str, value: object) -> None:
