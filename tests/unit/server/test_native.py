@@ -48,6 +48,16 @@ def test_pieces_stand_beside_their_ids(loopback: Loopback) -> None:
     assert [each["piece"] for each in found["tokens"]] == ["a", " b"]
 
 
+def test_a_piece_of_a_character_is_its_bytes(loopback: Loopback) -> None:
+    text = "a👩🏽"
+    body = {"content": text, "with_pieces": True}
+    found = loopback.client.post("/tokenize", json=body).json()["tokens"]
+    assert any(isinstance(each["piece"], list) for each in found)
+    pieces = [each["piece"] for each in found]
+    data = [each.encode() if isinstance(each, str) else bytes(each) for each in pieces]
+    assert b"".join(data).decode() == text
+
+
 def test_a_chat_as_text_and_as_a_number(loopback: Loopback) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     shown = loopback.client.post("/apply-template", json=chat).json()

@@ -55,10 +55,10 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class Piece(msgspec.Struct):
-    """A token and its text."""
+    """A token and its text, or its bytes where they are no characters by themselves."""
 
     id: int
-    piece: str
+    piece: str | list[int]
 
 
 class Tokens(msgspec.Struct):
@@ -106,8 +106,9 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
         ids = encode(request)
         strings = pieces = None
         if body.with_pieces or body.return_token_strs:
-            strings = [core.tokenizer.token_bytes(each).decode("utf-8", "replace") for each in ids]
-            pieces = [Piece(*pair) for pair in zip(ids, strings, strict=True)]
+            spelled = [core.tokenizer.token_bytes(each) for each in ids]
+            strings = [each.decode("utf-8", "replace") for each in spelled]
+            pieces = [Piece(*pair) for pair in zip(ids, map(_piece, spelled), strict=True)]
         return Tokens(
             count=len(ids),
             max_model_len=core.info.max_seq_len,
@@ -117,6 +118,14 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
 
     async with call.llm.preparing_media([request]):
         return await asyncio.to_thread(encode)
+
+
+def _piece(spelled: bytes) -> str | list[int]:
+    """A token as llama.cpp tells it."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return list(spelled)
 
 
 async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
