@@ -283,10 +283,15 @@ class TextEngine:
 
     def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, as the template renders it and replies in it were written."""
-        ids = self.reply_cache.encode(self._render(request), request.cache_salt)
+        ids = self.reply_cache.encode(self.render_chat(request), request.cache_salt)
         return self._with_images(request, 0, ids, ())[0].token_ids
 
-    def _render(self, request: GenerationRequest) -> ChatPrompt:
+    def render_chat(self, request: GenerationRequest) -> ChatPrompt:
+        """A chat as the template renders it.
+
+        Raises:
+            RequestError: It has no messages, or some that the model or its template cannot take.
+        """
         messages: Sequence[Message] = request.messages or ()
         if self.template is None:
             raise RequestError(
@@ -330,7 +335,7 @@ class TextEngine:
 
         def encode(start: int) -> tuple[ChatPrompt, list[int]]:
             kept = replace(request, messages=[*messages[:first], *messages[start:]])
-            prompt = self._render(kept)
+            prompt = self.render_chat(kept)
             if not request.cuts_tokens:
                 self._check_length(len(prompt.text), "messages", RENDERED_CHARACTERS_PER_TOKEN)
             return prompt, self.reply_cache.encode(prompt, request.cache_salt)

@@ -97,6 +97,10 @@ class ChatPrompt:
         """Two prompts of one key have one meaning wherever their texts are the same."""
         return self.chat.stand_ins
 
+    def __str__(self) -> str:
+        """The text as the template would render what the client wrote."""
+        return self.chat.restore(self.text)
+
     def followed_by(self, text: str) -> ChatPrompt:
         """The same with the beginning of a reply."""
         return replace(self, text=self.text + text, tail=len(self.text))
@@ -463,12 +467,16 @@ class EscapedChat:
 
     def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:
         """A rendered text's pieces: special tokens as ids, and the text between them."""
-        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
         for position, piece in enumerate(longest_of(ids).split(text)):
             if position % 2:
                 yield ids[piece]
             elif piece:
-                yield piece.translate(back)
+                yield self.restore(piece)
+
+    def restore(self, text: str) -> str:
+        """A rendered text with the names that were replaced."""
+        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
+        return text.translate(back)
 
     @property
     def stand_ins(self) -> tuple[str, ...]:

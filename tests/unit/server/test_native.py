@@ -67,6 +67,14 @@ def test_a_chat_as_text_and_as_a_number(loopback: Loopback) -> None:
     assert counted["input_tokens"] == len(ids)
 
 
+def test_a_chat_is_shown_as_it_was_written(loopback: Loopback) -> None:
+    """Its special tokens' names included."""
+    (name, *_) = loopback.core.tokenizer.special_ids
+    chat = {"messages": [{"role": "user", "content": f" {name} {chr(0xFFFD)} "}]}
+    shown = loopback.client.post("/apply-template", json=chat).json()["prompt"]
+    assert shown == f"<|user|>\n {name} {chr(0xFFFD)} \n<|assistant|>\n"
+
+
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_tools_that_may_not_be_called_are_not_counted(loopback: Loopback, choice: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

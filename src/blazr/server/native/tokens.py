@@ -136,15 +136,9 @@ async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
 
 
 async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
-    """A chat as the text that the model reads."""
-    llm = call.llm
+    """A chat as its template renders it; from the tokens, some vocabularies' text would differ."""
     request = await call.translate(lambda: _to_request(call.body))
-
-    def render() -> str:
-        return llm.core.tokenizer.decode(llm.core.encode_chat(request), skip_special=False)
-
-    async with llm.preparing_media([request]):
-        return RenderedChat(await asyncio.to_thread(render))
+    return RenderedChat(await asyncio.to_thread(lambda: str(call.llm.core.render_chat(request))))
 
 
 def _to_request(
