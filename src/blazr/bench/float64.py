@@ -107,6 +107,8 @@ def float64_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> T
     else:
         tiles = part.weight.detach().split(_TILE)
         scores = torch.cat([normed @ tile.double().T for tile in tiles], -1)
+    if model.head_bias is not None:
+        scores = scores + model.head_bias.detach().double()
     scores = scores / config.logits_scaling
     cap = config.logit_softcap
     return scores if cap is None else torch.tanh(scores / cap) * cap

@@ -237,6 +237,17 @@ def test_a_hybrid_without_attention_is_read_by_transformers(tmp_path: Path) -> N
     assert verify(str(tmp_path), CPU, dtype="float32", max_tokens=1).transformers == "agrees"
 
 
+def test_a_bias_of_the_scores_is_not_forgotten(tmp_path: Path) -> None:
+    """The float64 network left it out, so that every Phi was said to be wrong."""
+    pytest.importorskip("transformers")
+    kind, changes = CASES["phi"]
+    save_reference(kind, tmp_path, seed=1, changes=changes)
+    found = verify(str(tmp_path), CPU, dtype="float32", max_tokens=2)
+    assert found.is_ok, found
+    assert found.witness.is_there
+    assert found.transformers == "agrees"
+
+
 def test_transformers_does_not_judge_quantized_files(tmp_path: Path) -> None:
     source, quantized = tmp_path / "source", tmp_path / "quantized"
     tiny.save(tiny.Tiny(layers=("StandardTransformer",)), source, layout="hf", seed=1)
