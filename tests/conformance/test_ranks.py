@@ -19,6 +19,7 @@ from blazr.models.loading.parts import part_of_config, part_of_weight
 from blazr.models.loading.plan import plan_model
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.base import NormConfig
+from blazr.nn.layers.embedding import LearnedPositionsConfig
 from blazr.nn.layers.ranks import Columns, Rank, Rows
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant import QUANTIZERS
@@ -202,6 +203,17 @@ def test_both_halves_of_a_layer_side_by_side(ranks, shares_norm):
         for layer in config.layers
     )
     compare_random(ranks, replace(config, layers=layers))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_learned_positions_and_a_narrow_embedding(ranks, is_tied):
+    """As in OPT 350M: the table and both projections are whole on every rank."""
+    config = config_of([even_mixer("gqa_nope")] * 2, FEED_FORWARD_EXAMPLES["mlp"])
+    table = LearnedPositionsConfig(
+        count=config.max_seq_len, hidden_size=config.hidden_size, first=2
+    )
+    more = {"positions": table, "embedding_size": 20, "tie_word_embeddings": is_tied}
+    compare_random(ranks, replace(config, **more))
 
 
 def test_every_feed_forward_is_tried():

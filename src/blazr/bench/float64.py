@@ -49,11 +49,24 @@ def float64_layers(model: CausalLM, token_ids: Tensor) -> Iterator[Tensor]:
             yield x[0]
 
 
-def float64_embedding(model: CausalLM, token_ids: Tensor) -> Tensor:
-    """Return the embedded tokens: (T) to (T, C), float64."""
+def float64_embedding(model: CausalLM, token_ids: Tensor, *, plain: bool = False) -> Tensor:
+    """Return what the first layer sees of a whole sequence: (T) to (T, C), float64.
+
+    Args:
+        model: The network.
+        token_ids: (T,), int64.
+        plain: See `in_float64`.
+    """
     rows = model.embed_tokens(token_ids)
     scale = rows.new_tensor(model.config.embedding_multiplier).double()
-    return rows.detach().double() * scale
+    x = rows.detach().double() * scale
+    with torch.enable_grad():
+        if model.project_in is not None:
+            x = in_float64(model.project_in, plain=plain)(x)
+        if model.positions is not None:
+            places = torch.arange(len(token_ids), device=token_ids.device)
+            x = in_float64(model.positions)(x, places)
+    return x.detach()
 
 
 def float64_streams(model: CausalLM) -> Streams | None:
@@ -98,6 +111,8 @@ def float64_logits(model: CausalLM, hidden: Tensor, *, plain: bool = False) -> T
         if streams is not None:
             hidden = streams.join(hidden)
         normed = in_float64(model.norm)(hidden).detach()
+        if model.project_out is not None:
+            normed = in_float64(model.project_out, plain=plain)(normed).detach()
     part = model.embed_tokens if config.tie_word_embeddings else model.lm_head
     if isinstance(part.weight, Weight):
         with torch.enable_grad():

@@ -135,7 +135,7 @@ def _compare_layers(
         _judge(
             -1,
             "Embedding",
-            found=float64_embedding(module, ids),
+            found=float64_embedding(module, ids, plain=True),
             truth=truth,
             single=rough.embed(ids),
         )

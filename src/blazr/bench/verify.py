@@ -254,8 +254,9 @@ def _recorded_outputs(module: CausalLM) -> Iterator[list[list[Tensor]]]:
         del part, inputs
         own.append(output.clone())
 
+    embedding = module.embed_tokens if module.positions is None else module.positions
     with ExitStack() as hooks:
-        for part, own in zip((module.embed_tokens, *module.layers), outputs, strict=True):
+        for part, own in zip((embedding, *module.layers), outputs, strict=True):
             hooks.enter_context(part.register_forward_hook(partial(record, own)))
         yield outputs
 

@@ -175,7 +175,9 @@ def dry_run(model: CausalLM, num_tokens: int, num_rows: int) -> None:
     specs = model.config.cache_specs(model.dtype)
     made = [whole_sequences(1, num_tokens, spec, model.device) for spec in specs]
     batch = made[0][0]
-    batch = replace(batch, token_ids=torch.zeros_like(batch.token_ids))
+    # a step may have more tokens than a sequence has places
+    places = batch.positions % model.config.max_seq_len
+    batch = replace(batch, token_ids=torch.zeros_like(batch.token_ids), positions=places)
     hidden = model(batch, [cache for _, cache in made])
     model.logits(hidden[:num_rows])
 

@@ -15,7 +15,11 @@ from blazr.nn.layers.base import DecoderLayer, LayerConfig, NormConfig
 from blazr.nn.layers.batch import ForwardBatch, LayerCache, whole_sequences
 from blazr.nn.layers.cache_spec import CacheSpec
 from blazr.nn.layers.eagle import Eagle3, Eagle3Config
-from blazr.nn.layers.embedding import Embedding, PerLayerEmbeddingConfig
+from blazr.nn.layers.embedding import (
+    Embedding,
+    LearnedPositionsConfig,
+    PerLayerEmbeddingConfig,
+)
 from blazr.nn.layers.linear import Linear, multiply
 from blazr.nn.layers.lora import StepAdapters
 from blazr.nn.layers.mtp import MtpConfig
@@ -40,7 +44,10 @@ class ModelConfig:
         final_norm: Before the head.
         tie_word_embeddings: Whether the head is the embedding.
         head_bias: Whether a bias is added to the scores (Phi).
+        embedding_size: Channels of the embedding, and of the head, where projections stand between
+            them and the layers (OPT 350M); None for C.
         embedding_multiplier: Applied to embedded tokens.
+        positions: A table of what is added to embedded tokens by their places, or None.
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         per_layer: What gives each layer vectors of the tokens, or None.
@@ -60,7 +67,9 @@ class ModelConfig:
     final_norm: NormConfig
     tie_word_embeddings: bool = False
     head_bias: bool = False
+    embedding_size: int | None = None
     embedding_multiplier: float = 1.0
+    positions: LearnedPositionsConfig | None = None
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
     per_layer: PerLayerEmbeddingConfig | None = None
@@ -156,9 +165,15 @@ class CausalLM(Joined, nn.Module):
         self.config = config
         is_first = config.stage.number == 0
         words = config.held_words[config.rank.number]
+        size = config.embedding_size or config.hidden_size
         if is_first:
             held = words if config.rank.count > 1 else None
-            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, held)
+            self.embed_tokens = Embedding(config.vocab_size, size, held)
+        is_projected = is_first and config.embedding_size is not None
+        self.project_in = Linear(size, config.hidden_size) if is_projected else None
+        self.project_out = Linear(config.hidden_size, size) if is_projected else None
+        positions = config.positions if is_first else None
+        self.positions = None if positions is None else positions.build()
         self.per_layer = None
         if config.per_layer is not None:
             self.per_layer = config.per_layer.build(config.rank)
@@ -173,7 +188,7 @@ class CausalLM(Joined, nn.Module):
             self.norm = config.final_norm.build()
         self.step_adapters = StepAdapters()
         if is_first and not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, len(words))
+            self.lm_head = Linear(size, len(words))
         has_bias = is_first and config.head_bias
         self.head_bias = nn.Parameter(torch.empty(len(words))) if has_bias else None
         self.mtp = None if config.mtp is None else config.mtp.build()
@@ -252,7 +267,7 @@ class CausalLM(Joined, nn.Module):
         """
         assert self.mtp is not None
         with self.step_adapters.using(batch.adapters):
-            embedded = self._embed(batch.token_ids)
+            embedded = self._embed(batch.token_ids, batch.positions)
         hidden = recordable(self.mtp, embedded, batch, caches[-1], like=embedded)
         if isinstance(self.mtp, Eagle3):
             return self.mtp.scores(hidden)
@@ -318,7 +333,7 @@ class CausalLM(Joined, nn.Module):
         """What the first layer here sees, (T, C)."""
         stage = self.config.stage
         if stage.number == 0:
-            return self._embed(batch.token_ids)
+            return self._embed(batch.token_ids, batch.positions)
         size = (len(batch.token_ids), self.config.hidden_size)
         like = torch.empty(size, dtype=self.activation_dtype, device=batch.token_ids.device)
         return self.stages.receive(like, stage.number - 1)
@@ -395,14 +410,29 @@ class CausalLM(Joined, nn.Module):
         head = self.embed_tokens if is_tied else self.lm_head
         lora = None if is_tied else self.lm_head.lora  # of an embedding they change the embedding
         with self.step_adapters.using(adapters):
+            if self.project_out is not None:
+                normed = self.project_out(normed)
             scores = multiply(normed, head.weight, self.head_bias, lora)
         scores = self.ranks.join_columns(scores, self.config.held_words)
         return widen(scores, self.config.logits_scaling, self.config.logit_softcap)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def _embed(self, token_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Tokens as the first layer takes them, (..., C).
+
+        Args:
+            token_ids: (...), int64.
+            positions: Their places, (...), int64; None where the last dimension counts these.
+        """
         x = self.embed_tokens(token_ids)
         factor = self.config.embedding_multiplier
-        return x if factor == 1 else scale(x, _rounded(factor, x.dtype))
+        x = x if factor == 1 else scale(x, _rounded(factor, x.dtype))
+        x = x if self.project_in is None else self.project_in(x)
+        if self.positions is None:
+            return x
+        if positions is None:
+            places = torch.arange(token_ids.shape[-1], device=token_ids.device)
+            positions = places.expand(token_ids.shape)
+        return self.positions(x, positions)
 
 
 class WholeSequences:

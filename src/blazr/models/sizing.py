@@ -61,12 +61,17 @@ def size_of(
     Raises:
         UnknownNameError: There is no such dtype of keys and values, or of states.
     """
-    embedding = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    size = config.embedding_size or config.hidden_size
+    embedding = config.vocab_size * size * (1 if config.tie_word_embeddings else 2)
     parameters = _count(config.final_norm.build) + config.vocab_size * config.head_bias
     if (per_layer := config.per_layer) is not None:
         table = per_layer.vocab_size * per_layer.num_layers * per_layer.norm.size
         parameters += _count(partial(per_layer.build, ALONE.rank)) - table
         embedding += table
+    if config.embedding_size is not None:  # a projection behind the embedding, one before the head
+        parameters += 2 * size * config.hidden_size
+    if config.positions is not None:
+        parameters += _count(config.positions.build)
     if config.streams is not None:
         parameters += _count(config.streams.build)
     parameters += embedding

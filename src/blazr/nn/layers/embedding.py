@@ -1,4 +1,4 @@
-"""Embeddings: a row of a matrix for each token, and one for each token and layer."""
+"""Embeddings: a row of a matrix for each token, for each place, and for each token and layer."""
 
 from __future__ import annotations
 
@@ -47,6 +47,41 @@ class Embedding(Joined, nn.Module):
         else:
             rows = embedding(self.weight, token_ids)
         return rows if self.lora is None else self.lora.change_rows(rows, token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedPositionsConfig:
+    """Sizes of a table with a vector for each place in a sequence.
+
+    Args:
+        count: Places, and so the most tokens that a sequence may have.
+        hidden_size: C.
+        first: The row of the first place (OPT has two before it).
+    """
+
+    count: int
+    hidden_size: int
+    first: int = 0
+
+    def build(self) -> LearnedPositions:
+        """The module, with uninitialised parameters."""
+        return LearnedPositions(self)
+
+
+class LearnedPositions(nn.Module):
+    """Adds to each token the vector of its place [GPT-2].
+
+    The table is no `Embedding`, as it is never packed: it is small, and read a row at a time.
+    """
+
+    def __init__(self, config: LearnedPositionsConfig) -> None:
+        super().__init__()
+        self.first = config.first
+        self.weight = nn.Parameter(torch.empty(config.first + config.count, config.hidden_size))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(..., C) and (...) int64 to (..., C)."""
+        return add(x, embedding(self.weight[self.first :], positions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
