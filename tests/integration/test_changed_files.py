@@ -39,7 +39,10 @@ def save(kind: str, directory: Path) -> Path:
 def test_answers_stay_the_same(tmp_path: Path, kind: str) -> None:
     model = save(kind, tmp_path / "model")
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
-    options = LoadOptions(str(model), device="cpu", dtype=dtype, memory="24MiB", max_running=4)
+    impl = "transformers" if kind == "transformers" else "auto"
+    options = LoadOptions(
+        str(model), device="cpu", dtype=dtype, memory="24MiB", max_running=4, model_impl=impl
+    )
     with serving(load_text_engine(options)) as running:
 
         def tokens(first: int) -> list[int]:

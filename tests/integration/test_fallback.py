@@ -1,4 +1,4 @@
-"""Models without a network of ours run through transformers, behind the same face."""
+"""Models without a network of ours, or that pass it over, run through transformers alike."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ WITHOUT_CACHE = {
 KINDS |= WITHOUT_CACHE
 VOCAB = 97
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+THEIRS = {"device": "cpu", "model_impl": "transformers"}
 PROMPTS = [[5, 9, 22, 7], [3], list(range(3, 40))]
 
 
@@ -69,7 +70,7 @@ def scores(network: torch.nn.Module, ids: list[int]) -> torch.Tensor:
 def test_the_same_tokens_as_the_library(kind, tmp_path):
     network = write(kind, tmp_path)
     loss = sensitivity(network, lambda each: scores(each, PROMPTS[2]))
-    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+    with LLM(str(tmp_path), dtype="float32", **THEIRS) as llm:
         replies = llm.generate(PROMPTS, GREEDY)
         for prompt, reply in zip(PROMPTS, replies, strict=True):
             tokens = list(reply.token_ids)
@@ -94,7 +95,7 @@ def test_a_network_of_our_own_may_be_passed_over(tmp_path, caplog):
 
 def test_several_replies_and_scores_of_the_prompt(tmp_path):
     network = write("gpt2", tmp_path)
-    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+    with LLM(str(tmp_path), dtype="float32", **THEIRS) as llm:
         params = SamplingParams(
             temperature=0.8, seed=4, n=3, max_tokens=8, ignore_eos=True, prompt_logprobs=0
         )
@@ -119,7 +120,7 @@ def test_a_missing_tensor_is_named(tmp_path):
     del tensors[gone]
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"fc1\.weight"):
-        LLM(str(tmp_path), device="cpu")
+        LLM(str(tmp_path), **THEIRS)
 
 
 def test_code_beside_the_weights_is_never_run(tmp_path):
@@ -165,7 +166,7 @@ def test_no_pickle_beside_the_weights_is_opened(pickle_name, tmp_path, monkeypat
         raise AssertionError("a pickle was opened")
 
     monkeypatch.setattr(torch, "load", refuse)
-    with LLM(str(directory), device="cpu", dtype="float32") as llm:
+    with LLM(str(directory), dtype="float32", **THEIRS) as llm:
         loss = sensitivity(network, lambda each: scores(each, PROMPTS[0]))
         assert_as_right(llm.logits(PROMPTS[0]), scores(network, PROMPTS[0]), loss)
     assert not fired.exists()
@@ -176,17 +177,17 @@ def test_a_pickle_alone_is_refused(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="can run code when it is opened"):
-        LLM(str(tmp_path), device="cpu")
+        LLM(str(tmp_path), **THEIRS)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "xlstm"])
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
 def test_info_describes(kind, tmp_path):
     network = write(kind, tmp_path)
     found = describe_model(str(tmp_path))
     assert found["family"] == kind
     assert found["parameters"]["total"] == sum(each.numel() for each in network.parameters())
     assert found["config"]["vocab_size"] == VOCAB
-    assert found["config"]["hidden_size"] == KINDS[kind].get("n_embd", 64)
+    assert found["config"]["hidden_size"] == KINDS[kind]["hidden_size"]
     assert found["dtype"] == "float32"
     assert "through transformers" in found["warnings"][0]
     assert found["vocabulary"]["name"] is None
@@ -194,13 +195,13 @@ def test_info_describes(kind, tmp_path):
 
 @pytest.mark.parametrize("command", [["info", "--fit"], ["convert"]], ids=lambda words: words[0])
 def test_what_takes_a_network_of_ours_says_so(command, tmp_path):
-    write("gpt2", tmp_path)
+    write("rwkv", tmp_path)
     out = [str(tmp_path / "out.gguf")] if command == ["convert"] else []
     result = CliRunner().invoke(app, [*command, str(tmp_path), *out])
     error = result.exception
     assert isinstance(error, UnknownFamilyError)
     assert "runs through transformers" in error.message
-    assert "gpt2" in error.found
+    assert "rwkv" in error.found
     assert "pip" not in error.hint
 
 
@@ -209,12 +210,12 @@ def test_its_memory_is_the_library_s(option, tmp_path):
     write("gpt2", tmp_path)
     (name,) = option
     with pytest.raises(ConfigError, match="as it likes") as caught:
-        LLM(str(tmp_path), **option)
+        LLM(str(tmp_path), **THEIRS, **option)
     assert name in caught.value.found
 
 
 def test_bench_measures(tmp_path):
-    write("gpt2", tmp_path)
+    write("rwkv", tmp_path)
     words = ["--prompt-tokens", "8", "--output-tokens", "4", "--requests", "2", "--warmup", "0"]
     result = CliRunner().invoke(app, ["bench", str(tmp_path), "--json", "--concurrency=1", *words])
     assert result.exit_code == 0, result.output
@@ -229,7 +230,7 @@ def test_what_the_library_raises_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", fail)
     with pytest.raises(EngineError, match="the library is at fault"):
-        LLM(str(tmp_path), device="cpu")
+        LLM(str(tmp_path), **THEIRS)
 
 
 # bloom's positions are told by its mask; rwkv, xLSTM and linear layers have states, and no padding
@@ -241,7 +242,7 @@ def test_what_decodes_is_computed_together(kind, tmp_path, monkeypatch):
     """And what leaves, joins or forks meanwhile gets the tokens that it gets alone."""
     kind_of = type(write(kind, tmp_path))
     widths: list[int] = []
-    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
+    with LLM(str(tmp_path), dtype="float32", **THEIRS) as llm:
         params = [
             SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (4, 9, 6)
         ]

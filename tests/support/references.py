@@ -445,6 +445,17 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "partial_rotary_factor": 0.5,
         },
     ),
+    "gpt2": ("gpt2", {}),
+    "gpt2 by layer": (
+        "gpt2",
+        {
+            "scale_attn_by_inverse_layer_idx": True,
+            "scale_attn_weights": False,
+            "activation_function": "gelu",
+            "n_inner": 44,
+            "tie_word_embeddings": False,
+        },
+    ),
     "sarvam_moe": (
         "sarvam_moe",
         {

@@ -28,6 +28,7 @@ REFERENCES: dict[str, str] = {
     "recurrent_gemma": _AT + "griffin:recurrent_gemma",
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
+    "gpt2": _AT + "gpt2:gpt2",
     "gpt_neox": _AT + "neox:gpt_neox",
     "falcon": _AT + "neox:falcon",
     "gemma3n_text": _AT + "gemma:gemma3n",

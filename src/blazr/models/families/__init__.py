@@ -45,6 +45,7 @@ FAMILIES: Table[Family] = Table(
         "gemma3n_text": "blazr.models.families.hf.gemma:GEMMA3N_TEXT",
         "gemma4_text": "blazr.models.families.hf.gemma:GEMMA4_TEXT",
         "gemma4_unified_text": "blazr.models.families.hf.gemma:GEMMA4_UNIFIED_TEXT",
+        "gpt2": "blazr.models.families.hf.gpt2:GPT2",
         "gpt_neox": "blazr.models.families.hf.parallel:GPT_NEOX",
         "falcon": "blazr.models.families.hf.parallel:FALCON",
         "phi": "blazr.models.families.hf.parallel:PHI",

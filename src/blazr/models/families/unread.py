@@ -54,7 +54,7 @@ _KEYS = {
 # What would change the result without any tensor that tells, and is not implemented where no reader
 # asks for it: the reason, and the values that ask for nothing.
 _NOT_CAUSAL = "only causal decoders run here"
-_POSITIONS = "positions are told by rotation (RoPE) or not at all"
+_POSITIONS = "this type of model tells positions by rotation (RoPE), a learned table or not at all"
 _MULTIPLIED = "this type of model has no such multiplier here"
 _CAPPED = "this type of model caps no scores here"
 NOT_IMPLEMENTED: Mapping[str, tuple[str, tuple[object, ...]]] = {

@@ -538,7 +538,10 @@ def _read_blocks(
                 checkpoint.drop(info)
     elif isinstance(step.transform, Transpose):
         assert isinstance(storing, Quantizer)
-        for part, numbers in zip(whole, checkpoint.view(first), strict=True):
+        # one matrix, or a stack of them
+        both = whole, checkpoint.view(first)
+        matrices = (each.reshape(-1, *each.shape[-2:]) for each in both)
+        for part, numbers in zip(*matrices, strict=True):
             part.copy_(storing(numbers.mT.contiguous()))
             checkpoint.drop(first)
     else:

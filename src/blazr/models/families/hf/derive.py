@@ -361,6 +361,12 @@ class Traits:
         )
 
 
+def count_of(config: Mapping[str, object], key: str) -> int:
+    """A whole number; where it is something else the config has been refused before."""
+    found = config.get(key)
+    return found if isinstance(found, int) else 1
+
+
 def model_type(checkpoint: Checkpoint) -> str | None:
     """What config.json calls the model, or None."""
     found = checkpoint.config.get("model_type")

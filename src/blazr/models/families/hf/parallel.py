@@ -11,6 +11,7 @@ from blazr.models.families.hf.derive import (
     SLIDING,
     Reading,
     Traits,
+    count_of,
     interleaved_rope,
     type_by_turns,
 )
@@ -73,12 +74,6 @@ def _grouped_rules(groups: int, at: str, attention: str, others: Sequence[Rule])
     return RuleBook([*others, Rule(qkv, joined, p=PARTS, cut=cut), *renamed(at, OURS, names)])
 
 
-def _count(config: Mapping[str, object], key: str) -> int:
-    """A whole number; where it is something else the config has been refused before."""
-    found = config.get(key)
-    return found if isinstance(found, int) else 1
-
-
 def _neox_rules(heads: int) -> RuleBook:
     others = [
         Rule("gpt_neox.embed_in.weight", "embed_tokens.weight"),
@@ -90,7 +85,7 @@ def _neox_rules(heads: int) -> RuleBook:
 
 GPT_NEOX = Traits(
     rules=_neox_rules(1),
-    rules_of=lambda checkpoint: _neox_rules(_count(checkpoint.config, "num_attention_heads")),
+    rules_of=lambda checkpoint: _neox_rules(count_of(checkpoint.config, "num_attention_heads")),
     names={
         "num_kv_heads": ("num_attention_heads",),
         "rope_theta": ("rotary_emb_base", "rope_theta"),
@@ -142,7 +137,7 @@ def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
 FALCON = Traits(
     rules=_falcon_rules(1),
     rules_of=lambda checkpoint: _falcon_rules(
-        _count(_falcon_config(checkpoint.config), "num_kv_heads")
+        count_of(_falcon_config(checkpoint.config), "num_kv_heads")
     ),
     prepare=_falcon_config,
     names={"num_kv_heads": ("num_kv_heads",), "intermediate_size": ("ffn_hidden_size",)},

@@ -1,0 +1,156 @@
+"""GPT-2 and its relatives: layers as Llama's with LayerNorms, and a learned table of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from blazr.models.families.base import HF_ALIASES, read_max_seq_len
+from blazr.models.families.hf.derive import (
+    Reading,
+    Traits,
+    read_attention,
+)
+from blazr.models.families.rules import (
+    FEED,
+    MIXER,
+    OURS,
+    PARTS,
+    Cut,
+    Rule,
+    RuleBook,
+    Transpose,
+    queries_keys_values,
+    renamed,
+)
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import NormConfig
+from blazr.nn.layers.embedding import LearnedPositionsConfig
+from blazr.nn.layers.rope import RopeConfig
+
+# A model may have been saved without its head, whose files then lack the first word.
+_ROOTS = ("transformer.", "")
+_NORMS = {"ln_1": "mixer_norm", "ln_2": "feed_forward_norm"}
+_MLP = {"mlp.c_fc": "feed_forward.up_proj", "mlp.c_proj": "feed_forward.down_proj"}
+# Masks, which old files have beside the weights.
+_MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+# Of heads for other tasks, and of how scores are rounded.
+_UNUSED_KEYS = (
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+    "reorder_and_upcast_attn",
+)
+
+
+def _no_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    del reading, dim, index
+    return None
+
+
+def _learned_positions(reading: Reading) -> dict[str, object]:
+    count = read_max_seq_len(reading.reader, reading.ledger)
+    return {"positions": LearnedPositionsConfig(count=count, hidden_size=reading.hidden_size)}
+
+
+def _scale(reading: Reading) -> dict[str, float | None]:
+    return {"attention_multiplier": None if reading.flag("scale_attn_weights") else 1.0}
+
+
+def _with_inner_size(own: Mapping[str, object]) -> Mapping[str, object]:
+    """Where a config does not say how wide an MLP is, it is four times the hidden size."""
+    hidden = own.get("n_embd") or own.get("hidden_size")
+    wide = 4 * hidden if isinstance(hidden, int) else None
+    return {**own, "n_inner": own.get("n_inner") or wide}
+
+
+def _rules(layer: Sequence[Rule], names: Mapping[str, str]) -> RuleBook:
+    """The names of a model.
+
+    Args:
+        layer: Of tensors of a layer, from its number on.
+        names: Of its other modules, ours by theirs.
+    """
+    return RuleBook(
+        [
+            Rule("lm_head.weight", "lm_head.weight"),
+            *(
+                rule
+                for root in _ROOTS
+                for rule in (
+                    Rule(root + "wte.weight", "embed_tokens.weight"),
+                    Rule(root + "wpe.weight", "positions.weight"),
+                    Rule(root + "ln_f.{p}", "norm.{p}", p=PARTS),
+                    *(replace(each, source=f"{root}h.{{i}}.{each.source}") for each in layer),
+                    *renamed(root + "h.{i}.", OURS, {**_NORMS, **names}),
+                )
+            ),
+        ]
+    )
+
+
+def _gpt2_mixer(reading: Reading, norm: NormConfig, index: int) -> AttentionConfig:
+    """Scores may be divided by the number of the layer, too."""
+    attention = read_attention(reading, _GPT2, norm, index)
+    if not reading.flag("scale_attn_by_inverse_layer_idx"):
+        return attention
+    return replace(attention, attention_multiplier=attention.scale / (index + 1))
+
+
+_GPT2 = Traits(
+    # matrices are stored as (in, out)
+    rules=_rules(
+        [
+            Rule(
+                "attn.c_attn.weight",
+                queries_keys_values(MIXER, "_proj.weight"),
+                Transpose(),
+                cut=Cut(1),
+            ),
+            Rule("attn.c_attn.bias", queries_keys_values(MIXER, "_proj.bias")),
+            *(
+                rule
+                for theirs, ours in (
+                    ("attn.c_proj", MIXER + "o_proj"),
+                    ("mlp.c_fc", FEED + "up_proj"),
+                    ("mlp.c_proj", FEED + "down_proj"),
+                )
+                for rule in (
+                    Rule(f"{theirs}.weight", f"{ours}.weight", Transpose()),
+                    Rule(f"{theirs}.bias", f"{ours}.bias"),
+                )
+            ),
+        ],
+        {},
+    ),
+    prepare=_with_inner_size,
+    names={
+        "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
+        "num_attention_heads": ("n_head", "num_attention_heads"),
+        "num_kv_heads": ("n_head", "num_attention_heads"),
+        "intermediate_size": ("n_inner",),
+    },
+    defaults={
+        "n_positions": 1024,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+    },
+    attention={"qkv_bias": True, "o_bias": True},
+    attention_numbers=_scale,
+    mlp={"bias": True, "gated": False},
+    model_numbers=_learned_positions,
+    rope=_no_rope,
+    activation="activation_function",
+    norm_kind="layer",
+    eps="layer_norm_epsilon",
+    buffers=_MASKS,
+    expects={
+        "position_embedding_type": ("learned", "absolute"),
+        "attention_head_type": ("multihead",),  # SantaCoder's own code has another
+    },
+    ignored_keys=_UNUSED_KEYS,
+)
+GPT2 = replace(_GPT2, mixer=_gpt2_mixer).family("gpt2")
