@@ -491,7 +491,7 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma", "gpt2", "granite", "mamba2", "qwen3_5_moe_text", "zamba2"]
+    "name", ["gemma", "gpt2", "granite", "mamba2", "opt behind", "qwen3_5_moe_text", "zamba2"]
 )
 def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
     """Its names have no ``model.``, so that they begin like those of oxidizr."""

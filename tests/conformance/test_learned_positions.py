@@ -37,7 +37,7 @@ from tests.support.tolerances import assert_greedy
 pytest.importorskip("transformers", reason="the reference is the transformers library")
 
 CPU = resolve_device("cpu")
-KINDS = ["gpt2"]
+KINDS = ["gpt2", "opt"]
 ROOM = 14  # tokens that fit behind the prompts below
 
 
@@ -190,7 +190,7 @@ def test_the_table_is_counted_and_never_packed(case: str, tmp_path: Path) -> Non
     assert torch.equal(table.weight, plain.weight)
     own = dict(made.ours.named_modules())
     weights = [(name, each) for name, each in packed.named_modules() if isinstance(each, Weight)]
-    assert len(weights) > 6 * len(packed.layers)
+    assert len(weights) >= 6 * len(packed.layers)
     for name, weight in weights:
         expected = own[name.removesuffix(".weight")].weight
         lost = weight.dequantize(torch.float32) - expected

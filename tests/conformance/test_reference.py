@@ -139,7 +139,7 @@ def test_transformers_in_float64(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=4e-6 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["gemma", "gpt2", "mamba2"])
+@pytest.mark.parametrize("name", ["gemma", "gpt2", "mamba2", "opt behind"])
 def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     kind, changes = CASES[name]

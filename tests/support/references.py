@@ -446,6 +446,27 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "gpt2": ("gpt2", {}),
+    "opt": ("opt", {"ffn_dim": 44}),
+    "opt behind": (
+        "opt",
+        {
+            "ffn_dim": 44,
+            "num_hidden_layers": 3,
+            "do_layer_norm_before": False,
+            "word_embed_proj_dim": 14,
+        },
+    ),
+    "opt bare": (
+        "opt",
+        {
+            "ffn_dim": 36,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "activation_function": "gelu",
+            "word_embed_proj_dim": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt2 by layer": (
         "gpt2",
         {

@@ -29,6 +29,7 @@ REFERENCES: dict[str, str] = {
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
     "gpt2": _AT + "gpt2:gpt2",
+    "opt": _AT + "opt:opt",
     "gpt_neox": _AT + "neox:gpt_neox",
     "falcon": _AT + "neox:falcon",
     "gemma3n_text": _AT + "gemma:gemma3n",

@@ -223,6 +223,12 @@ def qwen_slides(reading: Reading, index: int) -> bool:
     return kind == SLIDING if kind else index >= first
 
 
+def no_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """Positions are told otherwise."""
+    del reading, dim, index
+    return None
+
+
 def interleaved_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     """The channels of a pair lie side by side."""
     del index
@@ -316,7 +322,7 @@ class Traits:
     norm_kind: Literal["rms", "layer"] = "rms"
     eps: str = "rms_norm_eps"
     unit_offset: bool = False
-    norm_weight: bool = True
+    norm_weight: Flag = True
     norm_bias: bool = True
     parallel: Flag = False
     has_own_norm: Flag = False
@@ -416,7 +422,7 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
         reading.number(traits.eps, 1e-6),
         traits.norm_kind,
         unit_offset=traits.unit_offset,
-        has_weight=traits.norm_weight,
+        has_weight=reading.flag(traits.norm_weight),
         has_bias=traits.norm_bias,
     )
     head, is_there = _tensor_name(source, "lm_head.weight")

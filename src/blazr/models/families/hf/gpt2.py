@@ -9,6 +9,7 @@ from blazr.models.families.base import HF_ALIASES, read_max_seq_len
 from blazr.models.families.hf.derive import (
     Reading,
     Traits,
+    no_rope,
     read_attention,
 )
 from blazr.models.families.rules import (
@@ -26,7 +27,6 @@ from blazr.models.families.rules import (
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import NormConfig
 from blazr.nn.layers.embedding import LearnedPositionsConfig
-from blazr.nn.layers.rope import RopeConfig
 
 # A model may have been saved without its head, whose files then lack the first word.
 _ROOTS = ("transformer.", "")
@@ -43,11 +43,6 @@ _UNUSED_KEYS = (
     "summary_first_dropout",
     "reorder_and_upcast_attn",
 )
-
-
-def _no_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
-    del reading, dim, index
-    return None
 
 
 def _learned_positions(reading: Reading) -> dict[str, object]:
@@ -142,7 +137,7 @@ _GPT2 = Traits(
     attention_numbers=_scale,
     mlp={"bias": True, "gated": False},
     model_numbers=_learned_positions,
-    rope=_no_rope,
+    rope=no_rope,
     activation="activation_function",
     norm_kind="layer",
     eps="layer_norm_epsilon",
