@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from blazr.core.errors import ContextLengthError
+from blazr.core.errors import ConfigError, ContextLengthError
 from blazr.engine.build import build_engine, dry_run
 from blazr.engine.config import EngineConfig
 from blazr.engine.outputs import FinishReason, TokenOutput
@@ -22,6 +22,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
+from blazr.models.loading.plan import plan_model
 from blazr.models.sizing import size_of
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
@@ -30,14 +31,14 @@ from blazr.nn.quant.weight import Weight
 from tests.support.drafts import GuessingDrafter
 from tests.support.graphs import RecordedGraphs
 from tests.support.networks import CONTEXT, VOCAB, Lab
-from tests.support.references import CASES, reference_truth, save_reference
+from tests.support.references import CASES, reference_truth, rewrite_config, save_reference
 from tests.support.seeds import run_seed
 from tests.support.tolerances import assert_greedy
 
 pytest.importorskip("transformers", reason="the reference is the transformers library")
 
 CPU = resolve_device("cpu")
-KINDS = ["gpt2", "opt"]
+KINDS = ["gpt2", "gpt_bigcode", "gpt_neo", "opt"]
 ROOM = 14  # tokens that fit behind the prompts below
 
 
@@ -208,3 +209,25 @@ def test_what_is_converted_gives_the_same_scores(
     with torch.inference_mode():
         found, expected = (each.forward_sequences(ids) for each in (again, model.ours))
     assert (found - expected).norm() <= (0.05 if quantize else 0) * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("gpt2", {"position_embedding_type": "rope"}, "'position_embedding_type'"),
+        ("gpt2", {"attention_head_type": "multiquery"}, "'attention_head_type'"),
+        ("gpt2", {"add_cross_attention": True}, "only causal decoders"),
+        ("gpt_neo", {"attention_types": [["global", "local"]]}, "'attention_types'"),
+        ("gpt_neo", {"attention_types": [[["global"], 2**40]]}, "'attention_types'"),
+        ("gpt_neo", {"attention_types": [[["global"], 1]]}, "too short"),
+        ("gpt_neo", {"attention_types": [[["global", "sparse"], 2]]}, "not supported"),
+        ("opt", {"_remove_final_layer_norm": True}, "'_remove_final_layer_norm'"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(
+    kind: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_reference(kind, tmp_path, changes=CASES[kind][1])
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        plan_model(str(tmp_path))

@@ -446,6 +446,20 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "gpt2": ("gpt2", {}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_bigcode heads": (
+        "gpt_bigcode",
+        {"multi_query": False, "n_inner": 44, "scale_attn_weights": False},
+    ),
+    "gpt_neo": (
+        "gpt_neo",
+        {
+            "num_hidden_layers": 3,
+            "attention_types": [[["global", "local"], 1], [["local"], 1]],
+            "window_size": 7,
+            "intermediate_size": None,
+        },
+    ),
     "opt": ("opt", {"ffn_dim": 44}),
     "opt behind": (
         "opt",
@@ -602,7 +616,8 @@ def save_reference(
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = model.float().eval().requires_grad_(requires_grad=False)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not any(word in name for word in _KEPT):
+        is_kept = tensor.dtype == torch.bool  # a mask
+        if not is_kept and not any(word in name for word in _KEPT):
             _fill(
                 name,
                 tensor,

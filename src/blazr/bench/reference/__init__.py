@@ -29,6 +29,8 @@ REFERENCES: dict[str, str] = {
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
     "gpt2": _AT + "gpt2:gpt2",
+    "gpt_bigcode": _AT + "gpt2:gpt_bigcode",
+    "gpt_neo": _AT + "gpt2:gpt_neo",
     "opt": _AT + "opt:opt",
     "gpt_neox": _AT + "neox:gpt_neox",
     "falcon": _AT + "neox:falcon",

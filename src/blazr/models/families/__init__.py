@@ -46,6 +46,8 @@ FAMILIES: Table[Family] = Table(
         "gemma4_text": "blazr.models.families.hf.gemma:GEMMA4_TEXT",
         "gemma4_unified_text": "blazr.models.families.hf.gemma:GEMMA4_UNIFIED_TEXT",
         "gpt2": "blazr.models.families.hf.gpt2:GPT2",
+        "gpt_bigcode": "blazr.models.families.hf.gpt2:GPT_BIGCODE",
+        "gpt_neo": "blazr.models.families.hf.gpt2:GPT_NEO",
         "opt": "blazr.models.families.hf.opt:OPT",
         "gpt_neox": "blazr.models.families.hf.parallel:GPT_NEOX",
         "falcon": "blazr.models.families.hf.parallel:FALCON",

@@ -13,7 +13,16 @@ from blazr.models.families.base import ConfigReader, Ledger
 
 # Training, generation defaults, how the file was written, and what is read elsewhere.
 _LISTED = 40
-_BEGINNINGS = ("_", "auto_", "unsloth", "output_", "forced_", "num_beam", "transformers")
+_BEGINNINGS = (
+    "_",
+    "auto_",
+    "unsloth",
+    "output_",
+    "forced_",
+    "num_beam",
+    "summary_",
+    "transformers",
+)
 _ENDINGS = (
     "_token_id",
     "_token_ids",
@@ -46,6 +55,7 @@ _KEYS = {
     "experts_per_token", "num_experts_per_tok", "full_attn_mod", "interpolate_factor",
     "cache_implementation", "norm_type", "mlp_type", "activation_function",
     "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "layer_norm_epsilon",
+    "reorder_and_upcast_attn",
     "base_model", "base_model_name_or_path", "model_name", "n_ctx", "n_positions", "num_labels",
     "max_seq_len", "max_seq_length", "tokenizer_name", "tokenizer_vocab", "license", "language",
 }  # fmt: skip

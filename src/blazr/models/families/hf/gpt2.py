@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from blazr.core.errors import ConfigError
 from blazr.models.families.base import HF_ALIASES, read_max_seq_len
 from blazr.models.families.hf.derive import (
     Reading,
     Traits,
+    count_of,
     no_rope,
     read_attention,
 )
@@ -34,14 +36,16 @@ _NORMS = {"ln_1": "mixer_norm", "ln_2": "feed_forward_norm"}
 _MLP = {"mlp.c_fc": "feed_forward.up_proj", "mlp.c_proj": "feed_forward.down_proj"}
 # Masks, which old files have beside the weights.
 _MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
-# Of heads for other tasks, and of how scores are rounded.
-_UNUSED_KEYS = (
-    "summary_type",
-    "summary_use_proj",
-    "summary_activation",
-    "summary_proj_to_labels",
-    "summary_first_dropout",
-    "reorder_and_upcast_attn",
+# Kinds of GPT-Neo's layers, and how many a config may list.
+_GLOBAL, _LOCAL = "global", "local"
+_MAX_LISTED = 2**14
+# Of the first program that served StarCoder.
+_SERVING_KEYS = (
+    "inference_runner",
+    "max_batch_size",
+    "pad_key_length",
+    "pre_allocate_kv_cache",
+    "validate_runner_input",
 )
 
 
@@ -146,6 +150,87 @@ _GPT2 = Traits(
         "position_embedding_type": ("learned", "absolute"),
         "attention_head_type": ("multihead",),  # SantaCoder's own code has another
     },
-    ignored_keys=_UNUSED_KEYS,
 )
 GPT2 = replace(_GPT2, mixer=_gpt2_mixer).family("gpt2")
+
+
+def _bigcode_rules(groups: int) -> RuleBook:
+    """The names of GPT-BigCode.
+
+    Args:
+        groups: One matrix has the rows of queries, keys and values, in so many equal groups: the
+            heads, or one where all of them share keys and values.
+    """
+    joined = queries_keys_values(MIXER, "_proj.{p}")
+    names = {"attn.c_proj": "mixer.o_proj", **_MLP}
+    return _rules([Rule("attn.c_attn.{p}", joined, p=PARTS, cut=Cut(groups=groups))], names)
+
+
+def _bigcode_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    heads = 1 if own.get("multi_query") is not False else own.get("n_head")
+    return {**_with_inner_size(own), "num_kv_heads": heads}
+
+
+GPT_BIGCODE = replace(
+    _GPT2,
+    rules=_bigcode_rules(1),
+    rules_of=lambda checkpoint: _bigcode_rules(
+        count_of(_bigcode_config(checkpoint.config), "num_kv_heads")
+    ),
+    prepare=_bigcode_config,
+    names={**_GPT2.names, "num_kv_heads": ("num_kv_heads",)},
+    defaults={**_GPT2.defaults, "activation_function": "gelu_pytorch_tanh"},
+    ignored_keys=(*_SERVING_KEYS, "multi_query"),
+).family("gpt_bigcode")
+
+
+def _neo_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    """Layers by turns as a list of these, and the width of an MLP.
+
+    Raises:
+        ConfigError: The turns are of another form.
+    """
+    hidden, turns, listed = own.get("hidden_size"), own.get("attention_types"), list[str]()
+    for turn in turns if isinstance(turns, list) else [[[_GLOBAL, _LOCAL], 12]]:
+        match turn:
+            case [[*kinds], int(count)] if len(kinds) * count <= _MAX_LISTED:
+                listed += [str(kind) for kind in kinds] * count
+            case _:
+                raise ConfigError(
+                    "config.json: 'attention_types' has a wrong value.",
+                    found=repr(turn)[:100],
+                    expected='lists such as [["global", "local"], 12]',
+                )
+    wide = 4 * hidden if isinstance(hidden, int) else None
+    inner = own.get("intermediate_size") or wide
+    return {**own, "attention_layers": listed, "intermediate_size": inner}
+
+
+def _neo_slides(reading: Reading, index: int) -> bool:
+    return reading.layer_type(index, (_GLOBAL, _LOCAL), "attention_layers") == _LOCAL
+
+
+GPT_NEO = replace(
+    _GPT2,
+    rules=_rules(
+        [],
+        {
+            **{f"attn.attention.{each}_proj": f"mixer.{each}_proj" for each in "qkv"},
+            "attn.attention.out_proj": "mixer.o_proj",
+            **_MLP,
+        },
+    ),
+    prepare=_neo_config,
+    names={"num_kv_heads": HF_ALIASES["num_attention_heads"], "sliding_window": ("window_size",)},
+    defaults={
+        "max_position_embeddings": 2048,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "window_size": 256,
+    },
+    attention={"o_bias": True},
+    attention_numbers=lambda _: {"attention_multiplier": 1.0},
+    slides=_neo_slides,
+    expects={},
+    ignored_keys=("attention_types", "resid_dropout", "embed_dropout"),
+).family("gpt_neo")
