@@ -35,7 +35,7 @@ _OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
 # Whatever a library remembers outside the file must not tell the classes apart.
 _KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer", "slope_rate", "query_decay")
 _KEPT += ("key_decay", "diagonal_decay", "router_input_scale")
-_KEPT += ("per_layer_projection_scale", "per_layer_input_scale")
+_KEPT += ("per_layer_projection_scale", "per_layer_input_scale", "rotary_emb.embed_positions")
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LATENT = {
@@ -460,6 +460,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "intermediate_size": None,
         },
     ),
+    "gptj": ("gptj", {"hidden_size": 32, "rotary_dim": 6}),
+    "codegen": ("codegen", {"hidden_size": 32, "rotary_dim": 4, "n_inner": 44}),
     "opt": ("opt", {"ffn_dim": 44}),
     "opt behind": (
         "opt",

@@ -29,6 +29,7 @@ REFERENCES: dict[str, str] = {
     "zamba": _AT + "zamba:zamba",
     "zamba2": _AT + "zamba:zamba",
     "gpt2": _AT + "gpt2:gpt2",
+    **dict.fromkeys(["gptj", "codegen"], _AT + "neox:gptj"),
     "gpt_bigcode": _AT + "gpt2:gpt_bigcode",
     "gpt_neo": _AT + "gpt2:gpt_neo",
     "opt": _AT + "opt:opt",

@@ -1,4 +1,4 @@
-"""The decoders of GPT-NeoX, such as Pythia, and of Falcon: both halves may see a layer's input."""
+"""The decoders of GPT-NeoX, Falcon, GPT-J and CodeGen: both halves may see a layer's input."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from blazr.bench.reference.rotation import rotate
 from blazr.bench.reference.settings import Settings
 from blazr.bench.reference.weights import Weights, linear
 
+_GPTJ: Settings = {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
 DEFAULTS: Mapping[str, Settings] = {
     "gpt_neox": {"layer_norm_eps": 1e-5, "hidden_act": "gelu"},
     "falcon": {"layer_norm_epsilon": 1e-5, "activation": "gelu"},
+    "gptj": _GPTJ,
+    "codegen": _GPTJ,
 }
 _ROOT = "gpt_neox."
 
@@ -120,6 +123,49 @@ def falcon(w: Weights, kind: str, config: Config) -> ReferenceModel:
         [layer(index) for index in range(config.size("num_hidden_layers"))],
         w,
         embedding=root + "word_embeddings.weight",
+        norm=norm_of(w.under(root), "ln_f", eps),
+        head="lm_head.weight",
+    )
+
+
+def gptj(w: Weights, kind: str, config: Config) -> ReferenceModel:
+    """A model of ``model_type`` ``gptj`` or ``codegen``, whose halves share a norm."""
+    root = "transformer." if "transformer.wte.weight" in w else ""
+    eps = config.get("layer_norm_epsilon", default=0.0)
+    heads = config.size("n_head")
+    dim = config.size("n_embd") // heads
+    rotation = rotation_of(config, config.get("rotary_dim", default=64), interleaved=True)
+    activation = config.word("activation_function")
+
+    def inputs(x: Tensor, at: Weights) -> list[Tensor]:
+        """Queries, keys and values, (T, H, D) each."""
+        if kind == "gptj":
+            parts = [linear(x, at, f"{each}_proj") for each in "qkv"]
+        else:  # of four devices, each of which has queries, values and keys
+            q, v, k = linear(x, at, "qkv_proj").unflatten(-1, (4, 3, -1)).unbind(2)
+            parts = [each.flatten(1) for each in (q, k, v)]
+        return [part.unflatten(-1, (heads, dim)) for part in parts]
+
+    def attention(x: Tensor, at: Weights) -> Tensor:
+        q, k, v = inputs(x, at)
+        mixed = attend(rotate(q, rotation), rotate(k, rotation), v, dim**-0.5)
+        return linear(mixed.flatten(1), at, "out_proj")
+
+    def layer(index: int) -> Layer:
+        at = w.under(f"{root}h.{index}.")
+        inner = at.under("attn.")
+        feed = at.under("mlp.", {"up_proj": "fc_in", "down_proj": "fc_out"})
+        norm = norm_of(at, "ln_1", eps)
+        return parallel_layer(
+            Half(inner=lambda x: attention(x, inner), before=norm),
+            Half(inner=lambda x: mlp(x, feed, activation), before=norm),
+        )
+
+    return model_of(
+        f"transformers' {kind}",
+        [layer(index) for index in range(config.size("n_layer"))],
+        w,
+        embedding=root + "wte.weight",
         norm=norm_of(w.under(root), "ln_f", eps),
         head="lm_head.weight",
     )

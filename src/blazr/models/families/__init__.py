@@ -50,6 +50,8 @@ FAMILIES: Table[Family] = Table(
         "gpt_neo": "blazr.models.families.hf.gpt2:GPT_NEO",
         "opt": "blazr.models.families.hf.opt:OPT",
         "gpt_neox": "blazr.models.families.hf.parallel:GPT_NEOX",
+        "gptj": "blazr.models.families.hf.parallel:GPTJ",
+        "codegen": "blazr.models.families.hf.parallel:CODEGEN",
         "falcon": "blazr.models.families.hf.parallel:FALCON",
         "phi": "blazr.models.families.hf.parallel:PHI",
         "cohere": "blazr.models.families.hf.parallel:COHERE",

@@ -14,6 +14,7 @@ from blazr.models.families.hf.derive import (
     no_rope,
     read_attention,
 )
+from blazr.models.families.hf.parallel import with_inner_size
 from blazr.models.families.rules import (
     FEED,
     MIXER,
@@ -56,13 +57,6 @@ def _learned_positions(reading: Reading) -> dict[str, object]:
 
 def _scale(reading: Reading) -> dict[str, float | None]:
     return {"attention_multiplier": None if reading.flag("scale_attn_weights") else 1.0}
-
-
-def _with_inner_size(own: Mapping[str, object]) -> Mapping[str, object]:
-    """Where a config does not say how wide an MLP is, it is four times the hidden size."""
-    hidden = own.get("n_embd") or own.get("hidden_size")
-    wide = 4 * hidden if isinstance(hidden, int) else None
-    return {**own, "n_inner": own.get("n_inner") or wide}
 
 
 def _rules(layer: Sequence[Rule], names: Mapping[str, str]) -> RuleBook:
@@ -124,7 +118,7 @@ _GPT2 = Traits(
         ],
         {},
     ),
-    prepare=_with_inner_size,
+    prepare=with_inner_size,
     names={
         "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
         "num_attention_heads": ("n_head", "num_attention_heads"),
@@ -168,7 +162,7 @@ def _bigcode_rules(groups: int) -> RuleBook:
 
 def _bigcode_config(own: Mapping[str, object]) -> Mapping[str, object]:
     heads = 1 if own.get("multi_query") is not False else own.get("n_head")
-    return {**_with_inner_size(own), "num_kv_heads": heads}
+    return {**with_inner_size(own), "num_kv_heads": heads}
 
 
 GPT_BIGCODE = replace(

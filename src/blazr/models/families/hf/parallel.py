@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from blazr.core.errors import ConfigError
 from blazr.models.families.base import HF_ALIASES, value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
@@ -12,6 +13,7 @@ from blazr.models.families.hf.derive import (
     Reading,
     Traits,
     count_of,
+    counted_rope,
     interleaved_rope,
     type_by_turns,
 )
@@ -156,6 +158,98 @@ FALCON = Traits(
         "num_ln_in_parallel_attn",
     ),
 ).family("falcon")
+
+
+def with_inner_size(own: Mapping[str, object]) -> Mapping[str, object]:
+    """Where a config does not say how wide an MLP is, it is four times the hidden size."""
+    hidden = own.get("n_embd") or own.get("hidden_size")
+    wide = 4 * hidden if isinstance(hidden, int) else None
+    return {**own, "n_inner": own.get("n_inner") or wide}
+
+
+def _gptj_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    return replace(counted_rope(reading, dim, index), interleaved=True)
+
+
+def _gptj_rules(names: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook:
+    """The names of GPT-J, those of attention's inputs apart.
+
+    Args:
+        names: Of modules of a layer, ours by theirs.
+        more: Of tensors of a layer that are several of ours, from its number on.
+    """
+    names = {
+        "ln_1": "mixer_norm",
+        "attn.out_proj": "mixer.o_proj",
+        "mlp.fc_in": "feed_forward.up_proj",
+        "mlp.fc_out": "feed_forward.down_proj",
+        **names,
+    }
+    # without the first word where the model was saved without its head
+    roots = ("transformer.", "")
+    rules = [
+        rule
+        for root in roots
+        for rule in (
+            Rule(root + "wte.weight", "embed_tokens.weight"),
+            Rule(root + "ln_f.{p}", "norm.{p}", p=PARTS),
+            *renamed(root + "h.{i}.", OURS, names),
+            *(replace(each, source=f"{root}h.{{i}}.{each.source}") for each in more),
+        )
+    ]
+    heads = [Rule("lm_head.weight", "lm_head.weight"), Rule("lm_head.bias", "head_bias")]
+    return RuleBook([*heads, *rules])
+
+
+_GPTJ = Traits(
+    rules=_gptj_rules({f"attn.{each}_proj": f"mixer.{each}_proj" for each in "qkv"}),
+    prepare=with_inner_size,
+    names={
+        "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
+        "num_attention_heads": ("n_head", "num_attention_heads"),
+        "num_kv_heads": ("n_head", "num_attention_heads"),
+        "intermediate_size": ("n_inner",),
+    },
+    defaults={
+        "n_positions": 2048,
+        "rotary_dim": 64,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+    },
+    mlp={"bias": True, "gated": False},
+    rope=_gptj_rope,
+    activation="activation_function",
+    norm_kind="layer",
+    eps="layer_norm_epsilon",
+    parallel=True,
+    buffers=(".attn.bias", ".attn.masked_bias", ".attn.causal_mask", ".attn.embed_positions"),
+    expects={"rotary": (True,)},
+)
+GPTJ = _GPTJ.family("gptj")
+# One matrix makes queries, values and keys, for each of four devices it was trained on.
+_CODEGEN_QKV = Rule(
+    "attn.qkv_proj.weight",
+    tuple(f"{MIXER}{each}_proj.weight" for each in "qvk"),
+    cut=Cut(groups=4),
+)
+
+
+def _codegen_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    hidden = own.get("n_embd") or own.get("hidden_size")
+    if isinstance(hidden, int) and hidden % 4:
+        raise ConfigError(
+            "config.json: the channels cannot be cut in four, as those of CodeGen are.",
+            found=str(hidden)[:100],
+            expected="a multiple of 4",
+        )
+    return with_inner_size(own)
+
+
+CODEGEN = replace(
+    _GPTJ,
+    rules=_gptj_rules({}, [_CODEGEN_QKV]),
+    prepare=_codegen_config,
+).family("codegen")
 PHI = Traits(
     rules=hf_rules(
         [
