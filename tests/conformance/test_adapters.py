@@ -177,6 +177,13 @@ PEFT = {
     "olmo_hybrid": {"target_modules": ["q_proj", "v_proj", "g_proj", "o_proj"]},
     "recurrent_gemma": {"target_modules": ["linear_x", "linear_y", "linear_out", "q_proj"]},
     "kimi_linear gates": {"target_modules": ["f_a_proj", "f_b_proj", "o_proj"]},
+    "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"]},
+    "gpt2 DoRA": {"target_modules": ["c_attn", "c_proj"], "use_dora": True},
+    "gpt_bigcode": {"target_modules": ["c_attn", "c_proj", "c_fc"]},
+    "gpt_neo": {"target_modules": ["q_proj", "out_proj", "c_proj"]},
+    "gptj": {"target_modules": ["q_proj", "fc_in"]},
+    "codegen": {"target_modules": ["qkv_proj", "fc_out"]},
+    "opt": {"target_modules": ["v_proj", "out_proj", "fc1"]},
     "kimi_linear": {"target_modules": ["kv_a_proj_with_mqa", "kv_b_proj", "b_proj"]},
 }
 

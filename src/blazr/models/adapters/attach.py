@@ -14,7 +14,9 @@ from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, 
 from blazr.models.causal_lm import CausalLM
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.models.families.rules import (
+    AS_STORED,
     AsStored,
+    Conv1d,
     Cut,
     Placement,
     Rows,
@@ -133,6 +135,7 @@ def _factors_of_change(
         raise adapter.lacks(change.name)
     saved = change
     change, tensor, placements = known[0]
+    placements = _turned(placements)
     left, right = change.factors
     size = len(left), right.shape[1]
     if any(_matrix_of(module, each.parameter) is None for each in placements):
@@ -151,6 +154,20 @@ def _factors_of_change(
         for placement, own in zip(placements, rows, strict=True)
         for each in _factors_of_rows(change, module, placement, rows=own, path=adapter.path)
     ]
+
+
+def _turned(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """What a change becomes of a matrix that is stored (in, out), and changed as (out, in)."""
+    return tuple(
+        replace(
+            each,
+            transform=AS_STORED,
+            cut=replace(each.cut, dim=0) if isinstance(each.cut, Cut) else each.cut,
+        )
+        if isinstance(each.transform, Conv1d)
+        else each
+        for each in placements
+    )
 
 
 def _factors_of_whole(

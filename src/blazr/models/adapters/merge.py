@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from blazr.core.errors import CheckpointError
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.families.rules import RuleBook
+from blazr.models.families.rules import Conv1d, RuleBook
 
 _EMBEDDING = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -80,6 +80,9 @@ def plan_merge(
             continue
         if info.name.endswith(_EMBEDDING) and is_tied:
             raise _unsupported_embedding(adapter, info.name)
+        first = rules.match(info.name)
+        if first is not None and isinstance(first.transform, Conv1d):
+            meant = replace(meant, is_flipped=True)
         found[info.name] = _stored(adapter, meant, info, found.get(info.name))
     if redundant and not found:
         raise adapter.lacks(redundant[0])

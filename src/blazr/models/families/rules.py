@@ -198,6 +198,14 @@ class Transpose(Transform):
 
 
 @dataclass(frozen=True, slots=True)
+class Conv1d(Transpose):
+    """The same of a matrix whose module is a ``Conv1D`` of transformers.
+
+    Adapters change what such a module multiplies with, (out, in), as that of any other.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4(Transform):
     """One of the two tensors that hold four-bit numbers in blocks of 32.
 

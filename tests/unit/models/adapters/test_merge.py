@@ -53,6 +53,25 @@ def test_merged_routers(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found[f"{name}.weight"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # PEFT asks transformers for old names
+def test_matrices_that_lie_on_their_side(tmp_path: Path) -> None:
+    """GPT-2's; that PEFT's change is (out, in) shows in no shape where they are square."""
+    peft = pytest.importorskip("peft")
+    model = save_reference("gpt2", tmp_path / "model")
+    targets = ["c_attn", "c_proj", "c_fc"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    found = load_file(made.path / "model.safetensors")
+    merged = dict(adapted.merge_and_unload().named_parameters())
+    assert {*found} == {*merged}
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, merged[name].detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_merging_comes_before_quantizing(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     model = save_reference("llama", tmp_path / "model", changes=sizes)

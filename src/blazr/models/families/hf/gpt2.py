@@ -20,10 +20,10 @@ from blazr.models.families.rules import (
     MIXER,
     OURS,
     PARTS,
+    Conv1d,
     Cut,
     Rule,
     RuleBook,
-    Transpose,
     queries_keys_values,
     renamed,
 )
@@ -99,7 +99,7 @@ _GPT2 = Traits(
             Rule(
                 "attn.c_attn.weight",
                 queries_keys_values(MIXER, "_proj.weight"),
-                Transpose(),
+                Conv1d(),
                 cut=Cut(1),
             ),
             Rule("attn.c_attn.bias", queries_keys_values(MIXER, "_proj.bias")),
@@ -111,7 +111,7 @@ _GPT2 = Traits(
                     ("mlp.c_proj", FEED + "down_proj"),
                 )
                 for rule in (
-                    Rule(f"{theirs}.weight", f"{ours}.weight", Transpose()),
+                    Rule(f"{theirs}.weight", f"{ours}.weight", Conv1d()),
                     Rule(f"{theirs}.bias", f"{ours}.bias"),
                 )
             ),
