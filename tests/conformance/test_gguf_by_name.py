@@ -42,6 +42,12 @@ _SPARSE = {
     "norm_topk_prob": True,
 }
 _WIDE = {"hidden_size": 32, "num_attention_heads": 4}
+# GPT-2's words for what others call otherwise.
+_SPELLINGS = {
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+}
 _ROUTED = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7}
 # By the architecture, and what is odd about it: whose model it is, its settings, and the metadata
 # that say the same.
@@ -148,6 +154,9 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         {**_WIDE, "num_key_value_heads": 4, "rotary_pct": 0.5},
         {"use_parallel_residual": True},
     ),
+    "gpt2": ("gpt2", {"num_key_value_heads": 4}, {}),
+    "gpt2 with a head": ("gpt2", {"num_key_value_heads": 4, "tie_word_embeddings": False}, {}),
+    "starcoder": ("gpt_bigcode", {"num_key_value_heads": 1}, {}),
     "phi2": ("phi", _WIDE, {}),
     "command-r": ("cohere", {"logit_scale": 0.25}, {"logit_scale": 0.25}),
     "command-r norms": (
@@ -187,6 +196,8 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
             continue
         if arch == "nemotron" and "norm" in theirs and theirs.endswith("weight"):
             tensor = tensor + 1  # noqa: PLW2901  (its norms store their weights less one)
+        if arch == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            tensor = tensor.T  # noqa: PLW2901  (stored as (in, out))
         if arch == "gptneox" and "query_key_value" in name:  # head by head
             tensor = tensor.unflatten(0, (heads[0], 3, -1)).transpose(0, 1).flatten(0, 2)  # noqa: PLW2901
         for part, count in zip(("attn_q.", "attn_k."), heads, strict=True):
@@ -201,7 +212,7 @@ def tensors_of(directory: Path, arch: str, heads: tuple[int, int]) -> dict[str, 
 def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -> dict[str, object]:
     heads = int(str(config["num_attention_heads"]))
     dim = int(str(config.get("head_dim") or int(str(config["hidden_size"])) // heads))
-    rope = dict(config["rope_parameters"])
+    rope = dict(config.get("rope_parameters", {}))
     eps = next(
         (v for k, v in config.items() if k in {"rms_norm_eps", "norm_eps", "layer_norm_eps"}), 1e-5
     )
@@ -215,13 +226,14 @@ def metadata_of(config: dict[str, object], arch: str, more: dict[str, object]) -
         keys.Attention.KEY_LENGTH: dim,
         keys.Attention.VALUE_LENGTH: dim,
         keys.Attention.LAYERNORM_RMS_EPS: eps,
-        keys.Rope.FREQ_BASE: rope["rope_theta"],
-        keys.Rope.DIMENSION_COUNT: config.get("rotary_dim") or int(dim * share),
         keys.LLM.EXPERT_USED_COUNT: next(
             (config[key] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in config),
             0,
         ),
     }
+    if rope:
+        known[keys.Rope.FREQ_BASE] = rope["rope_theta"]
+        known[keys.Rope.DIMENSION_COUNT] = config.get("rotary_dim") or int(dim * share)
     said = {key.format(arch=arch): value for key, value in known.items()}
     own = {f"{arch}.{key}": value for key, value in more.items()}
     return {"general.architecture": arch, **said, **own}
@@ -239,7 +251,8 @@ def test_the_same_logits_as_by_transformers(case: str, tmp_path: Path) -> None:
     arch = case.split()[0]
     (tmp_path / "hf").mkdir()
     theirs = save_reference(kind, tmp_path / "hf", seed=len(arch), changes=changes)
-    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config = {_SPELLINGS.get(key, key): value for key, value in written.items()}
     heads = config["num_attention_heads"], config["num_key_value_heads"]
     tensors = tensors_of(tmp_path / "hf", arch, heads)
     path = ggufs.write(tmp_path / "m.gguf", tensors, metadata_of(config, arch, said))

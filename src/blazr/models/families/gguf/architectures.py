@@ -427,6 +427,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-01": Architecture(read_by={"": "minimax"}, is_hybrid=True),
     "nemotron": Architecture(read_by={"": "nemotron"}),
     "gptneox": Architecture(read_by={"": "gpt_neox"}, says_parallel=True),
+    "gpt2": Architecture(read_by={"": "gpt2"}),
+    "starcoder": Architecture(read_by={"": "gpt_bigcode"}),
     "phi2": Architecture(read_by={"": "phi"}),
     "command-r": Architecture(read_by={"": "cohere"}, multiplies_logits=True),
     "cohere2": Architecture(read_by={"": "cohere2"}, multiplies_logits=True, full_every=4),
@@ -489,6 +491,7 @@ def gguf_names(
         [
             *row.own_names,
             Rule("token_embd.weight", "embed_tokens.weight"),
+            Rule("position_embd.weight", "positions.weight"),
             Rule("output_norm.{p}", "norm.{p}", p=PARTS),
             Rule("output.weight", "lm_head.weight"),
             Rule("output.bias", "head_bias"),

@@ -25,6 +25,7 @@ ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 _LAUREL, _TOKEN_VECTORS = "blk.0.laurel_l.weight", "per_layer_token_embd.weight"
+_POSITIONS = "position_embd.weight"
 _ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
 # Types of layers by a tensor of their mixer; of several in one layer the first decides.
 _KIND_BY_TENSOR = {
@@ -484,7 +485,8 @@ def _attention(file: GgufFile) -> ConfigValues:
             expected=f"an even number up to {dim}",
         )
     has_no_rope = file.row.rotation == "metadata" and file.flag("rope.scaling.finetuned") is False
-    values["position_embedding_type"] = "nope" if has_no_rope else "rope"
+    told_by = "learned" if file.has(_POSITIONS) else "nope" if has_no_rope else "rope"
+    values["position_embedding_type"] = told_by
     # half a channel more, as the product is cut off to a whole number
     share: ConfigValues = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
     return values | _rotation(file, rotated, share)
