@@ -216,6 +216,16 @@ def test_learned_positions_and_a_narrow_embedding(ranks, is_tied):
     compare_random(ranks, replace(config, **more))
 
 
+@pytest.mark.parametrize("in_stages", [False, True])
+@pytest.mark.parametrize("case", ["gpt2", "opt behind", "gpt_bigcode", "gpt_neo", "codegen"])
+def test_relatives_of_gpt2_are_cut_as_they_load(ranks, case, in_stages, tmp_path):
+    """Some have queries, keys and values in one matrix, which may lie on its side."""
+    pytest.importorskip("transformers")
+    kind, changes = references.CASES[case]
+    references.save_reference(kind, tmp_path, changes={**changes, "num_hidden_layers": 3})
+    compare_loaded(ranks, tmp_path, in_stages=in_stages)
+
+
 def test_every_feed_forward_is_tried():
     """There are no more of them than mixers."""
     assert {feed for _, feed in LAYERS} >= set(FEED_FORWARD_EXAMPLES)

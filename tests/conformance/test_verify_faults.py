@@ -237,6 +237,16 @@ FAULTS: dict[str, dict[str, Plant]] = {
         "norm offset": config_fault(NormConfig, unit_offset=lambda was: not was),
         "norms swapped": swapped("post_attention_layernorm.weight", "input_layernorm.weight"),
     },
+    "hf gpt2": {
+        "places": weight_fault("positions.weight", lambda x: x.roll(1, 0)),
+        "attention scale": SCALE,
+        "matrix on its side": weight_fault("o_proj.weight", lambda x: x.T.contiguous()),
+    },
+    "hf gpt_neo": {"window": WINDOW, "attention scale": SCALE},
+    "hf codegen": {
+        "values and keys": exchanged("k_proj.weight", "v_proj.weight"),
+        "rope pairs": PAIRS,
+    },
     "hf phi3": {
         "halves of gate and up": exchanged("gate_proj.weight", "up_proj.weight"),
         "rope base": THETA,
