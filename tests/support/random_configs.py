@@ -32,7 +32,7 @@ _FLAGS = (
     *("mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter"),
     *("use_qk_norm", "norm_topk_prob", "use_expert_bias", "rope_interleave", "moe_renormalize"),
 )
-# Keys that decide about others or about none of the numbers, and one that only refuses.
+# Keys that decide about others or about none of the numbers, and some that only refuse.
 _LEFT = {
     *("model_type", "architectures", "vocab_size", "transformers_version", "dtype", "return_dict"),
     *("problem_type", "is_encoder_decoder", "chunk_size_feed_forward", "output_attentions"),
@@ -40,6 +40,7 @@ _LEFT = {
     *("max_position_embeddings", "num_hidden_layers", "num_attention_heads", "head_dim"),
     *("num_key_value_heads", "hybrid_layer_ids", "use_bidirectional_attention"),
     *("rope_parameters", "tie_word_embeddings", "qk_layernorm", "alibi"),
+    *("add_cross_attention", "_remove_final_layer_norm"),
 }
 _CHOSEN = "num_experts_per_tok"
 _GROUPS = ("n_group", "num_expert_group")
