@@ -7,6 +7,7 @@ all of it in ``rope_parameters``, once or per type of layer.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -65,6 +66,21 @@ def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> Conf
         inner = new.section(layer_type)
         return inner or ConfigReader({}, f"{new.source}: {layer_type}")
     return new or old or ConfigReader({}, f"{reader.source}: rope_scaling")
+
+
+def unless_said(**scaling: object) -> Callable[[Mapping[str, object]], Mapping[str, object]]:
+    """What puts a scaling into configs that say nothing about rotation, as transformers does.
+
+    Args:
+        scaling: What these take.
+    """
+
+    def prepare(own: Mapping[str, object]) -> Mapping[str, object]:
+        if own.get("rope_parameters") is not None or own.get("rope_scaling"):
+            return own
+        return {**own, "rope_scaling": scaling}
+
+    return prepare
 
 
 def _in_new_words(parameters: ConfigReader) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -34,7 +33,7 @@ from blazr.models.families.hf.names import (
     joined_experts,
     shared_mlp,
 )
-from blazr.models.families.hf.rope import read_rope
+from blazr.models.families.hf.rope import read_rope, unless_said
 from blazr.models.families.rules import FEED, MIXER, Rule, RuleBook, Squeeze, Transpose
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig
@@ -449,22 +448,11 @@ ERNIE4_5_MOE = replace(
 ).family("ernie4_5_moe")
 
 
-def _stretch_gpt_oss(own: Mapping[str, object]) -> Mapping[str, object]:
-    """As transformers does where the config has nothing about rotation."""
-    if own.get("rope_parameters") is not None or own.get("rope_scaling"):
-        return own
-    stretched = {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    }
-    return {**own, "rope_scaling": stretched}
-
-
 GPT_OSS = Traits(
     names=LOCAL_EXPERTS,
-    prepare=_stretch_gpt_oss,
+    prepare=unless_said(
+        rope_type="yarn", factor=32.0, truncate=False, original_max_position_embeddings=4096
+    ),
     defaults={
         "attention_bias": True,
         "rms_norm_eps": 1e-5,
