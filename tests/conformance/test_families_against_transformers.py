@@ -162,7 +162,7 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
     """The changes that make a config look as files did before ``rope_parameters``."""
     changes = classic_layers(written) | {"torch_dtype": "float32"}
     new = written.get("rope_parameters")
-    came_later = written["model_type"].startswith(("gemma4", "lfm3"))
+    came_later = written["model_type"].startswith(("gemma4", "lfm3", "mellum"))
     # a theta of null, by which OLMo Hybrid says that there is no rotation, cannot be set here
     if new is None or came_later or new.get("rope_theta", "by type") is None:
         return changes

@@ -38,7 +38,9 @@ APART = {"Qwen3.5-35B-A3B"}
 ALIKE = set(headers.RECORDED) & set(headers.MADE) - APART
 # Of these not even the config.json of a released model was at hand.
 UNREAD = {"bailing_hybrid", "gemma3n_text", "lfm3", "minimax", "olmo_hybrid"}
-UNREAD |= {"recurrent_gemma", "sarvam_moe", "zamba"}
+UNREAD |= {"recurrent_gemma", "sarvam_moe", "zamba", "cwm", "internlm3", "iquestcoder", "jais2"}
+UNREAD |= {"ministral", "granite_swa", "granitemoe_swa", "vaultgemma", "hyperclovax"}
+UNREAD |= {"hy_v3", "sarvam_mla"}
 
 
 def derive(checkpoint: Checkpoint) -> ModelConfig:

@@ -31,7 +31,7 @@ SIZES: dict[str, object] = {
 _SPREAD = {"zamba": 0.1, "zamba2": 0.1, "kimi_linear": 0.2, "bailing_hybrid": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
 # Those whose norms store their weights less one.
-_OFFSET = ("gemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
+_OFFSET = ("gemma", "vaultgemma", "recurrent_gemma", "qwen3_next", "qwen3_5", "nemotron:")
 # Whatever a library remembers outside the file must not tell the classes apart.
 _KEPT = ("inv_freq", "embed_scale", "mup_vector", "normalizer", "slope_rate", "query_decay")
 _KEPT += ("key_decay", "diagonal_decay", "router_input_scale")
@@ -48,6 +48,9 @@ _LATENT = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 20,
+}
+_DENSE_LATENT = {
+    key: each for key, each in _LATENT.items() if "expert" not in key and not key.startswith("moe")
 }
 _GEMMA4 = {
     "head_dim": 8,
@@ -490,6 +493,122 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "scale_attn_weights": False,
             "activation_function": "gelu",
             "n_inner": 44,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "cwm": ("cwm", {"head_dim": 12, "sliding_window": 8, "num_hidden_layers": 3, "mlp_bias": True}),
+    "internlm3": ("internlm3", {"head_dim": 12}),
+    "internlm3 biases": (
+        "internlm3",
+        {"head_dim": 8, "attention_bias": True, "mlp_bias": True}
+        | _rope("dynamic", factor=6.0)
+        | {"max_position_embeddings": 40},
+    ),
+    "iquestcoder": ("iquestcoder", {"head_dim": 12}),
+    "jais2": ("jais2", {}),
+    "jais2 bare": ("jais2", {"attention_bias": False, "mlp_bias": False, "head_dim": 10}),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 12,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "ministral silent": ("ministral", {"head_dim": 6, "sliding_window": 7}),
+    "granite_swa": (
+        "granite_swa",
+        {
+            **_GRANITE,
+            "sliding_window": 8,
+            "num_hidden_layers": 3,
+            "layer_rope_theta": [500.0, 0, 10_000.0],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite_swa silent": ("granite_swa", {"sliding_window": 5, "attention_bias": True}),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        {
+            **_GRANITE,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 28,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_rope_theta": [10_000.0, 0],
+        },
+    ),
+    "granitemoe_swa silent": (
+        "granitemoe_swa",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    ),
+    "vaultgemma": (
+        "vaultgemma",
+        {
+            "head_dim": 10,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "hyperclovax": ("hyperclovax", {**_GRANITE, "head_dim": 12, "attention_bias": True}),
+    "hyperclovax bare": ("hyperclovax", {"use_post_norm": False, "mlp_bias": True}),
+    "mellum": (
+        "mellum",
+        {
+            **_EXPERTS,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_hidden_layers": 3,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {**_YARN, "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "mellum silent": (
+        "mellum",
+        {**_EXPERTS, "head_dim": 12, "num_experts": 4, "norm_topk_prob": False},
+    ),
+    "hy_v3": (
+        "hy_v3",
+        {
+            **_EXPERTS,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.7,
+        },
+    ),
+    "hy_v3 biases": (
+        "hy_v3",
+        {
+            **_EXPERTS,
+            "head_dim": 8,
+            "num_experts": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+    ),
+    "sarvam_mla": (
+        "sarvam_mla",
+        {**_LATENT, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "q_lora_rank": None},
+    ),
+    "youtu": ("youtu", _DENSE_LATENT),
+    "youtu biases": (
+        "youtu",
+        {
+            **_DENSE_LATENT,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
             "tie_word_embeddings": False,
         },
     ),

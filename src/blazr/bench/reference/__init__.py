@@ -12,7 +12,9 @@ _DECODERS = (
     "starcoder2 glm glm4 granite mixtral qwen2_moe qwen3_moe olmoe granitemoe glm4_moe gpt_oss "
     "deepseek_v2 deepseek_v3 arcee seed_oss ernie4_5 ernie4_5_moe exaone4 nemotron phi cohere "
     "cohere2 stablelm dots1 minimax_m2 olmo helium hunyuan_v1_dense hunyuan_v1_moe "
-    "granitemoeshared flex_olmo solar_open exaone_moe afmoe glm4_moe_lite minicpm3"
+    "granitemoeshared flex_olmo solar_open exaone_moe afmoe glm4_moe_lite minicpm3 "
+    "cwm internlm3 iquestcoder jais2 ministral granite_swa granitemoe_swa vaultgemma hyperclovax "
+    "mellum hy_v3 sarvam_mla youtu"
 )
 _HYBRIDS = (
     "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text "

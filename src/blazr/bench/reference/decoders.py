@@ -47,7 +47,16 @@ _GEMMA: Settings = {
 }
 _ERNIE: Settings = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
 _GLM: Settings = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
+_HEADS_OF_128: Settings = {"head_dim": 128, "rms_norm_eps": 1e-5}
 _QWEN: Settings = {"sliding_window": 4096, "max_window_layers": 28}
+_DEEPSEEK_V3: Settings = {
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
 _DEEPSEEK: Settings = {"first_k_dense_replace": 0, "n_shared_experts": 2}
 # What the classes take where a config is silent, beside Llama's.
 DEFAULTS: Mapping[str, Settings] = {
@@ -175,15 +184,49 @@ DEFAULTS: Mapping[str, Settings] = {
         "sliding_window": 128,
     },
     "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": {
-        "n_group": 8,
-        "topk_group": 4,
+    "deepseek_v3": _DEEPSEEK_V3,
+    "sarvam_mla": {**_DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "cwm": {
+        **_HEADS_OF_128,
+        "num_key_value_heads": 8,
+        "rope_theta": 1e6,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "sliding_window": 8192,
+    },
+    "internlm3": {**_HEADS_OF_128, "num_key_value_heads": 2},
+    "iquestcoder": {**_HEADS_OF_128, "num_key_value_heads": 8},
+    "jais2": {"hidden_act": "relu2", "layer_norm_eps": 1e-5},
+    "ministral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "granite_swa": {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128},
+    "granitemoe_swa": {"num_experts_per_tok": 2, "sliding_window": 128},
+    "vaultgemma": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "mellum": {
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "num_experts_per_tok": 8,
         "norm_topk_prob": True,
-        "first_k_dense_replace": 3,
-        "n_shared_experts": 1,
-        "routed_scaling_factor": 2.5,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 500_000.0},
+            "sliding_attention": {"rope_theta": 10_000.0},
+        },
+    },
+    "hy_v3": {
+        **_HEADS_OF_128,
+        "num_key_value_heads": 8,
+        "rope_theta": 11_158_840.0,
+        "num_experts_per_tok": 8,
+        "router_scaling_factor": 2.826,
+        "norm_topk_prob": True,
     },
 }
+_HYPERCLOVAX_NORMS = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
 # Names of norms: before the mixer, behind it, before the feed-forward, behind it.
 _NORMS: Mapping[str, tuple[str, str, str, str]] = {
     **dict.fromkeys(
@@ -195,6 +238,8 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
             "post_feedforward_layernorm",
         ),
     ),
+    "vaultgemma": ("input_layernorm", "", "pre_feedforward_layernorm", ""),
+    "hyperclovax": _HYPERCLOVAX_NORMS,
     "glm4": (
         "input_layernorm",
         "post_self_attn_layernorm",
@@ -230,20 +275,22 @@ _OLMO_HYBRID_NAMES = {
     "input_layernorm": "attention_layer_norm",
     "post_attention_layernorm": "feedforward_layer_norm",
 }
+_SCORES_CAPPED = ("gemma2", "vaultgemma")
 _LAST_NORM: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "jamba", "falcon_h1"), "final_layernorm"),
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), "embedding_norm"),
     "phi": "final_layernorm",
 }
-_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_GEMMAS = ("gemma", "gemma2", "gemma3_text", "vaultgemma")
 _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Those whose norms store their weights less one.
 _OFFSET = (*_GEMMAS, *_GATED, "nemotron")
 # LayerNorms without biases.
 _CENTRED = ("cohere", "cohere2", "olmo")
 _INTERLEAVED = ("helium", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
-_CAPPED = ("gemma2", "gemma3_text")
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
+_CAPPED = ("gemma2", "gemma3_text", "vaultgemma")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
+_GRANITE_SWA = ("granite_swa", "granitemoe_swa")
 MINIMAX = ("minimax", "minimax_text_01", "minimax_m1")
 
 
@@ -330,7 +377,7 @@ def stack(
         head=_head_of(w),
         embedding_scale=config.get("embedding_multiplier", default=scale),
         logits_scale=config.get("lm_head_multiplier", "logit_scale", default=1.0)
-        / config.get("logits_scaling", default=1.0)
+        / config.get("logits_scaling", default=1.0) ** (-1 if kind == "hyperclovax" else 1)
         * (config.get("dim_model_base", default=hidden) / hidden),
         softcap=config.number("final_logit_softcapping") if kind in _CAPPED else None,
     )
@@ -338,7 +385,7 @@ def stack(
 
 def _norms_of(kind: str, at: Weights) -> tuple[str, ...]:
     """What a layer calls its norms."""
-    if kind == "lfm3":  # those behind may be left out
+    if kind in ("lfm3", "hyperclovax"):  # those behind may be left out
         return tuple(name if f"{name}.weight" in at else "" for name in _NORMS[kind])
     if kind == "afmoe":
         return _AFMOE_NORMS
@@ -382,7 +429,7 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
         rotation=_rotation(kind, config, index, dim),
         scale=scale,
         window=_window(kind, config, index),
-        softcap=config.number("attn_logit_softcapping") if kind == "gemma2" else None,
+        softcap=config.number("attn_logit_softcapping") if kind in _SCORES_CAPPED else None,
         eps=eps,
         offset=float(kind in _OFFSET),
         gated=kind in _GATED,
@@ -413,6 +460,8 @@ def _type_by_pattern(kind: str, config: Config, index: int) -> str:
     ):
         pattern = config.word("sliding_window_pattern")
         return SLIDING if pattern[index % len(pattern)] == "L" else FULL
+    if kind in ("cwm", *_GRANITE_SWA):
+        return listed or (SLIDING if index % 4 else FULL)
     every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
     return listed or (SLIDING if (index + 1) % every else FULL)
 
@@ -445,6 +494,13 @@ def _is_still(kind: str, config: Config, index: int) -> bool:
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
     if _is_still(kind, config, index):
         return None
+    if kind in _GRANITE_SWA:
+        thetas: Sequence[Setting] = config.get("layer_rope_theta", default=())
+        own: Settings = {**config.rope().own, **({"rope_theta": thetas[index]} if thetas else {})}
+        is_still = bool(thetas) and not thetas[index]
+        return None if is_still else rotation_of(config, dim, Config(own, {}))
+    if kind == "mellum":
+        return rotation_of(config, dim, config.rope(config.layer_type(index) or FULL))
     if kind == "lfm3":
         return rotation_of(config, dim, config.rope(_lfm3_type(config, index)))
     if kind in ("gemma3_text", "olmo3"):
@@ -471,32 +527,55 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
 
 
 def _window(kind: str, config: Config, index: int) -> int | None:
-    window = config.window()
+    slides = _SLIDES.get(kind)
+    return config.window() if slides is not None and slides(kind, config, index) else None
+
+
+def _where_enabled(kind: str, config: Config, index: int) -> bool:
+    if not config.get("use_sliding_window", default=False):
+        return False
     listed = config.layer_type(index)
-    match kind:
-        case "mistral" | "ministral3" | "mixtral" | "phi3" | "starcoder2":
-            return window
-        case kind if kind in MINIMAX:
-            return window
-        case "qwen2" | "qwen3" | "qwen2_moe":
-            late = index >= config.get("max_window_layers", default=0)
-            slides = listed == SLIDING if listed else late
-        case "qwen3_moe":
-            slides = True
-        case "smollm3":
-            slides = listed == SLIDING if listed else not _rotates(config, index)
-        case "gemma2" | "gpt_oss":
-            return window if (listed == SLIDING if listed else index % 2 == 0) else None
-        case "lfm3":
-            return window if _lfm3_type(config, index) == SLIDING else None
-        case "dots1":
-            late = index >= config.get("max_window_layers", default=62)
-            return window if (listed == SLIDING if listed else late) else None
-        case "gemma3_text" | "olmo3" | "exaone4" | "exaone_moe" | "cohere2" | "afmoe":
-            return window if _type_by_pattern(kind, config, index) == SLIDING else None
-        case _:
-            return None
-    return window if slides and config.get("use_sliding_window", default=False) else None
+    if kind == "qwen3_moe":
+        return True
+    if kind == "smollm3":
+        return listed == SLIDING if listed else not _rotates(config, index)
+    return listed == SLIDING if listed else index >= config.get("max_window_layers", default=0)
+
+
+def _by_turns(kind: str, config: Config, index: int) -> bool:
+    del kind
+    listed = config.layer_type(index)
+    return listed == SLIDING if listed else index % 2 == 0
+
+
+def _late(kind: str, config: Config, index: int) -> bool:
+    del kind
+    listed = config.layer_type(index)
+    return listed == SLIDING if listed else index >= config.get("max_window_layers", default=62)
+
+
+def _by_pattern(kind: str, config: Config, index: int) -> bool:
+    return _type_by_pattern(kind, config, index) == SLIDING
+
+
+def _as_listed(kind: str, config: Config, index: int) -> bool:
+    del kind
+    return config.layer_type(index) == SLIDING
+
+
+# Whether a layer has the window, by the type of model; others have none.
+_SLIDES: Mapping[str, Callable[[str, Config, int], bool]] = {
+    **dict.fromkeys(("mistral", "mixtral", "phi3", "starcoder2", *MINIMAX), lambda *_: True),
+    "ministral3": lambda *_: True,
+    "ministral": lambda _, config, index: config.layer_type(index) != FULL,
+    "mellum": _as_listed,
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _where_enabled),
+    **dict.fromkeys(("gemma2", "vaultgemma", "gpt_oss"), _by_turns),
+    "lfm3": lambda _, config, index: _lfm3_type(config, index) == SLIDING,
+    "dots1": _late,
+    **dict.fromkeys(("gemma3_text", "olmo3", "exaone4", "exaone_moe", "cohere2"), _by_pattern),
+    **dict.fromkeys(("afmoe", "cwm", *_GRANITE_SWA), _by_pattern),
+}
 
 
 def latent_sizes(config: Config, *, rotates: bool = True) -> LatentSizes:
@@ -532,9 +611,12 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     activation = config.get("hidden_act", default="silu")
     if kind in _CAPPED:
         activation = config.word("hidden_activation")
-    if "block_sparse_moe.router.layer.weight" in layer:  # Granite
+    if kind == "granitemoe_swa" or "block_sparse_moe.router.layer.weight" in layer:
         routed = granite_experts(layer, config)
-        if kind != "granitemoeshared" or "shared_mlp.input_linear.weight" not in layer:
+        if (
+            kind not in ("granitemoeshared", "granitemoe_swa")
+            or "shared_mlp.input_linear.weight" not in layer
+        ):
             return routed
         names = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
         shared = layer.under("shared_mlp.", names)
@@ -555,7 +637,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         return experts(w, "gate", router, activation, bias=at + "e_score_correction_bias")
     if "gate.wg.weight" in w:  # Hunyuan
         return experts(w, "gate.wg", router_of(kind, config), activation)
-    if kind == "afmoe" and "router.gate.weight" in w:
+    if kind in ("afmoe", "hy_v3") and "router.gate.weight" in w:
         return experts(w, "router.gate", router_of(kind, config), activation, bias="expert_bias")
     return lambda x: mlp(x, w, activation)
 
@@ -567,7 +649,7 @@ def router_of(kind: str, config: Config) -> Router:
         each = config.own.get("moe_topk", 1)  # a number, or one for each layer
         chosen = int(as_like(each[0] if isinstance(each, list) else each, 0, "moe_topk"))
     normalise = bool(config.get("norm_topk_prob", "moe_renormalize", default=False))
-    scale = config.get("routed_scaling_factor", "route_scale", default=1.0)
+    scale = config.get("routed_scaling_factor", "route_scale", "router_scaling_factor", default=1.0)
     groups = config.get("n_group", "num_expert_group", default=1)
     kept = config.get("topk_group", default=groups)
     match kind:
@@ -596,6 +678,8 @@ def router_of(kind: str, config: Config) -> Router:
             )
         case (
             "deepseek_v3"
+            | "sarvam_mla"
+            | "hy_v3"
             | "glm4_moe"
             | "glm4_moe_lite"
             | "dots1"
@@ -628,9 +712,10 @@ def granite_experts(layer: Weights, config: Config) -> Function:
         "experts.gate_up_proj": "input_linear.weight",
         "experts.down_proj": "output_linear.weight",
     }
+    as_library = "block_sparse_moe.router.weight" in layer
     return experts(
-        layer.under("block_sparse_moe.", names),
-        "router.layer",
+        layer.under("block_sparse_moe.", {} if as_library else names),
+        "router" if as_library else "router.layer",
         router_of("granitemoe", config),
         config.get("hidden_act", default="silu"),
     )

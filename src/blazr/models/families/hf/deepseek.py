@@ -123,7 +123,29 @@ DEEPSEEK_V2 = Traits(
     feed_forward=_softmax_experts,
     expects={"scoring_func": ("softmax",), "moe_layer_freq": (1,)},
 ).family("deepseek_v2")
-DEEPSEEK_V3 = Traits(
+
+
+_LATENT_SIZES = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def _sarvam_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    """DeepSeek's YaRN is anybody's."""
+    scaling = own.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return own
+    said = {scaling.get("type"), scaling.get("rope_type")}
+    if "deepseek_yarn" not in said:
+        return own
+    rest = {key: each for key, each in scaling.items() if key not in {"type", "rope_type"}}
+    return {**own, "rope_scaling": {**rest, "rope_type": "yarn"}}
+
+
+_DEEPSEEK_V3 = Traits(
     names=ROUTED_EXPERTS,
     defaults={
         "n_group": 8,
@@ -140,7 +162,32 @@ DEEPSEEK_V3 = Traits(
         "topk_method": ("noaux_tc",),
     },
     mtp=BEHIND,
-).family("deepseek_v3")
+)
+DEEPSEEK_V3 = _DEEPSEEK_V3.family("deepseek_v3")
+SARVAM_MLA = replace(
+    _DEEPSEEK_V3,
+    names={
+        **ROUTED_EXPERTS,
+        "n_shared_experts": ("n_shared_experts", "num_shared_experts"),
+    },
+    defaults={
+        **_DEEPSEEK_V3.defaults,
+        **_LATENT_SIZES,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    prepare=_sarvam_config,
+    expects={**_DEEPSEEK_V3.expects, "score_function": ("sigmoid",)},
+    ignored_keys=("q_head_dim",),
+).family("sarvam_mla")
+YOUTU = Traits(
+    defaults=_LATENT_SIZES,
+    mixer=lambda reading, *_: read_latent_attention(reading),
+).family("youtu")
 GLM4_MOE_LITE = Traits(
     names=ROUTED_EXPERTS,
     defaults={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from blazr.core.errors import ConfigError
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.derive import (
     FULL,
@@ -16,8 +17,9 @@ from blazr.models.families.hf.derive import (
     qwen_slides,
     type_by_turns,
 )
-from blazr.models.families.hf.names import GLM_NORMS, OLMO_NORMS, hf_rules
-from blazr.models.families.hf.rope import read_rope, rope_parameters
+from blazr.models.families.hf.names import GLM_NORMS, LAYER, OLMO_NORMS, hf_rules
+from blazr.models.families.hf.rope import read_rope, rope_parameters, unless_said
+from blazr.models.families.rules import OURS, Rule
 from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -71,11 +73,82 @@ def _exaone_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     return rope if not has_window or _exaone_slides(reading, index) else None
 
 
+def granite_swa_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """A base for each layer, or 0 for none.
+
+    Raises:
+        ConfigError: There is none for this layer, or it cannot be one.
+    """
+    rope = read_rope(reading.reader, dim)
+    listed = reading.reader.numbers("layer_rope_theta")
+    if listed is None:
+        return rope
+    theta = listed.value[index] if index < len(listed.value) else None
+    if theta is None or 0 != theta <= 1:
+        raise ConfigError(
+            f"{listed.source} does not fit the layers.",
+            found=f"{len(listed.value)} numbers" if theta is None else f"{theta:g}",
+            expected=f"a number above 1, or 0, for each of {reading.num_layers} layers",
+        )
+    return replace(rope, theta=theta) if theta else None
+
+
+def first_of_four_slide_not(reading: Reading, index: int) -> bool:
+    """By ``layer_types``, or all layers but every fourth from the first on."""
+    return type_by_turns(reading, index, 4, last=False) == SLIDING
+
+
 LLAMA = Traits(
     attention=LLAMA_BIASES,
     mlp={"bias": "mlp_bias"},
     ignored_keys=("sliding_window",),  # Llama has none, whatever its config says
 ).family("llama")
+CWM = Traits(
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": 8192,
+    },
+    mlp={"bias": "mlp_bias"},
+    slides=first_of_four_slide_not,
+    prepare=unless_said(
+        rope_type="llama3",
+        factor=16.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    ),
+    expects={"attention_bias": (False,)},
+).family("cwm")
+INTERNLM3 = Traits(
+    names={"attention_bias": ("attention_bias", "qkv_bias"), "mlp_bias": ("mlp_bias", "bias")},
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+    # by its own code; in the library both are one
+    attention={"qkv_bias": "attention_bias", "o_bias": "mlp_bias"},
+    mlp={"bias": "mlp_bias"},
+).family("internlm3")
+IQUESTCODER = Traits(
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias"},
+    expects={"clip_qkv": (None,), "use_sliding_window": (False,)},
+    ignored_keys=("sliding_window",),
+).family("iquestcoder")
+JAIS2 = Traits(
+    defaults={
+        "hidden_act": "relu2",
+        "layer_norm_eps": 1e-5,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    attention=LLAMA_BIASES,
+    mlp={"bias": "mlp_bias", "gated": False},
+    norm_kind="layer",
+    eps="layer_norm_eps",
+    ignored_keys=("rms_norm_eps",),
+).family("jais2")
 ARCEE = Traits(
     defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
     attention=LLAMA_BIASES,
@@ -116,6 +189,10 @@ _MISTRAL = Traits(
 _MINISTRAL_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5}
 MISTRAL = _MISTRAL.family("mistral")
 MINISTRAL3 = replace(_MISTRAL, defaults=_MINISTRAL_DEFAULTS).family("ministral3")
+MINISTRAL = replace(
+    _MISTRAL,
+    slides=lambda reading, index: reading.layer_type(index) != FULL,
+).family("ministral")
 _QWEN2 = Traits(
     defaults={"sliding_window": 4096, "max_window_layers": 28},
     attention={"qkv_bias": True},
@@ -219,3 +296,29 @@ GRANITE_TRAITS = Traits(
     residual_multiplier="residual_multiplier",
 )
 GRANITE = GRANITE_TRAITS.family("granite")
+GRANITE_SWA = replace(
+    GRANITE_TRAITS,
+    defaults={"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128},
+    attention={**LLAMA_BIASES, "sinks": True},
+    rope=granite_swa_rope,
+    slides=first_of_four_slide_not,
+).family("granite_swa")
+HYPERCLOVAX = replace(
+    GRANITE_TRAITS,
+    rules=hf_rules(
+        [
+            Rule(LAYER + "post_norm1.weight", OURS + "mixer_post_norm.weight"),
+            Rule(LAYER + "post_norm2.weight", OURS + "feed_forward_post_norm.weight"),
+        ]
+    ),
+    defaults={"use_post_norm": True},
+    attention_numbers=lambda reading: {
+        "attention_multiplier": reading.optional_number("attention_multiplier")
+    },
+    # Granite divides by what this multiplies with
+    model_numbers=lambda reading: {
+        "embedding_multiplier": reading.number("embedding_multiplier", 1.0),
+        "logits_scaling": 1 / reading.number("logits_scaling", 1.0),
+    },
+    norms=lambda reading: "both" if reading.flag("use_post_norm") else "before",
+).family("hyperclovax")

@@ -193,6 +193,7 @@ class Reading:
 Numbers = Callable[[Reading], Mapping[str, float | None]]
 Settings = Callable[[Reading], Mapping[str, object]]
 Flags = Mapping[str, Flag]
+Norms = Literal["before", "behind", "both"]
 
 
 def attends(reading: Reading, index: int, *, by_turns: bool, other: str = LINEAR) -> bool:
@@ -255,9 +256,9 @@ def counted_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     return replace(rope, dim=rotated.value)
 
 
-def type_by_turns(reading: Reading, index: int, every: int = 2) -> str:
-    """By ``layer_types``, or a window in all layers but every n-th."""
-    return reading.layer_type(index) or (SLIDING if (index + 1) % every else FULL)
+def type_by_turns(reading: Reading, index: int, every: int = 2, *, last: bool = True) -> str:
+    """By ``layer_types``, or a window in all of every n layers but the last, or the first."""
+    return reading.layer_type(index) or (SLIDING if (index + last) % every else FULL)
 
 
 def slides_by_turns(reading: Reading, index: int) -> bool:
@@ -284,7 +285,8 @@ class Traits:
         feed_forward: A layer's feed-forward, where it is not an MLP.
         rope: A layer's rotation from its head size and index, where that differs by layer.
         slides: Whether a layer has the sliding window, if the config has one; None for no layer.
-        norms: Whether norms stand before, behind, or on both sides of a layer's halves.
+        norms: Whether norms stand before, behind, or on both sides of a layer's halves, or what
+            says so.
         norm_kind: RMSNorm or LayerNorm.
         eps: Key of the norms' eps.
         unit_offset: Whether norms store their weights less one.
@@ -318,7 +320,7 @@ class Traits:
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
     rope: Callable[[Reading, int, int], RopeConfig | None] | None = None
     slides: Callable[[Reading, int], bool] | None = None
-    norms: Literal["before", "behind", "both"] = "before"
+    norms: Norms | Callable[[Reading], Norms] = "before"
     norm_kind: Literal["rms", "layer"] = "rms"
     eps: str = "rms_norm_eps"
     unit_offset: bool = False
@@ -512,8 +514,9 @@ def _layer(reading: Reading, traits: Traits, norm: NormConfig, index: int) -> La
         return traits.layer(reading, norm, index)
     feed_forward = traits.feed_forward(reading, index) if traits.feed_forward else None
     mixer = traits.mixer(reading, norm, index) if traits.mixer else None
-    before = norm if traits.norms != "behind" else None
-    behind = norm if traits.norms != "before" else None
+    norms = traits.norms(reading) if callable(traits.norms) else traits.norms
+    before = norm if norms != "behind" else None
+    behind = norm if norms != "before" else None
     factor = traits.residual_multiplier
     if isinstance(factor, str):
         factor = partial(Reading.number, name=factor, default=1.0)

@@ -104,7 +104,7 @@ _GEMMA3 = Traits(
     ignored_keys=(*_ACTIVATIONS, "attn_logit_softcapping"),
 )
 GEMMA3 = _GEMMA3.family("gemma3_text")
-GEMMA2 = replace(
+_GEMMA2 = replace(
     _GEMMA3,
     defaults={
         **_GEMMA_DEFAULTS,
@@ -119,7 +119,13 @@ GEMMA2 = replace(
     rope=None,
     slides=slides_by_turns,
     ignored_keys=(*_ACTIVATIONS, "sliding_window_size"),
-).family("gemma2")
+)
+GEMMA2 = _GEMMA2.family("gemma2")
+VAULTGEMMA = replace(
+    _GEMMA2,
+    rules=hf_rules(norms={"input": "mixer_norm", "pre_feedforward": "feed_forward_norm"}),
+    norms="before",
+).family("vaultgemma")
 
 
 _PARTS = FEED + "parts."

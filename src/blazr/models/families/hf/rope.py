@@ -15,6 +15,7 @@ from blazr.models.families.base import ConfigReader, Setting, value_or
 from blazr.nn.layers.rope import RopeConfig, RopeScaling, ScalingKind
 from blazr.nn.operands.attention import AttentionTemperature
 
+Preparation = Callable[[Mapping[str, object]], Mapping[str, object]]
 PROPORTIONAL = "proportional"
 KINDS: dict[str, ScalingKind | None] = {
     "default": None,
@@ -68,7 +69,7 @@ def rope_parameters(reader: ConfigReader, layer_type: str | None = None) -> Conf
     return new or old or ConfigReader({}, f"{reader.source}: rope_scaling")
 
 
-def unless_said(**scaling: object) -> Callable[[Mapping[str, object]], Mapping[str, object]]:
+def unless_said(**scaling: object) -> Preparation:
     """What puts a scaling into configs that say nothing about rotation, as transformers does.
 
     Args:
@@ -81,6 +82,43 @@ def unless_said(**scaling: object) -> Callable[[Mapping[str, object]], Mapping[s
         return {**own, "rope_scaling": scaling}
 
     return prepare
+
+
+def plain_rope_by_type(**parts: Mapping[str, float]) -> Preparation:
+    """What gives silent configs a plain rotation for each type of layer, as transformers does.
+
+    Args:
+        parts: Its numbers, by type.
+    """
+
+    def prepare(own: Mapping[str, object]) -> Mapping[str, object]:
+        if own.get("rope_parameters") is not None:
+            return own
+        by_type = {kind: {"rope_type": "default", **part} for kind, part in parts.items()}
+        return {**own, "rope_parameters": by_type}
+
+    return prepare
+
+
+def rope_of_type(reader: ConfigReader, layer_type: str, head_dim: int) -> RopeConfig:
+    """The rotation in layers of one type, for each of which the config has a part.
+
+    Args:
+        reader: The whole config.
+        layer_type: The type.
+        head_dim: Channels of a head.
+
+    Raises:
+        ConfigError: There is no part for this type, or something is wrong there.
+    """
+    by_type = reader.section("rope_parameters")
+    own = None if by_type is None else by_type.section(layer_type)
+    if own is None:
+        raise ConfigError(
+            f"{reader.source}: how layers of a type are rotated is missing.",
+            expected=f"{layer_type!r} in rope_parameters",
+        )
+    return read_rope(reader, head_dim, parameters=own)
 
 
 def _in_new_words(parameters: ConfigReader) -> dict[str, object]:

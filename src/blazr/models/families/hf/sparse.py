@@ -13,9 +13,12 @@ from blazr.models.families.hf.dense import (
     GRANITE_TRAITS,
     LLAMA_BIASES,
     OLMO2_TRAITS,
+    first_of_four_slide_not,
+    granite_swa_rope,
 )
 from blazr.models.families.hf.derive import (
     BEHIND,
+    FULL,
     SLIDING,
     Reading,
     Traits,
@@ -29,12 +32,27 @@ from blazr.models.families.hf.names import (
     AFMOE_NORMS,
     LAYER,
     LLAMA_RULES,
+    MLP_NAMES,
     hf_rules,
     joined_experts,
     shared_mlp,
 )
-from blazr.models.families.hf.rope import read_rope, unless_said
-from blazr.models.families.rules import FEED, MIXER, Rule, RuleBook, Squeeze, Transpose
+from blazr.models.families.hf.rope import (
+    plain_rope_by_type,
+    read_rope,
+    rope_of_type,
+    unless_said,
+)
+from blazr.models.families.rules import (
+    FEED,
+    MIXER,
+    Cut,
+    Rule,
+    RuleBook,
+    Squeeze,
+    Transpose,
+    gate_and_up,
+)
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.experts import ExpertGroups
@@ -242,6 +260,29 @@ GRANITE_MOE_SHARED = replace(
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     feed_forward=_granite_shared,
 ).family("granitemoeshared")
+_GRANITE_EXPERTS = LAYER + "block_sparse_moe."
+GRANITE_MOE_SWA = replace(
+    GRANITE_TRAITS,
+    rules=hf_rules(
+        [
+            *shared_mlp(FEED + "shared_expert."),
+            # as the library writes them; releases may have Granite's other names
+            Rule(_GRANITE_EXPERTS + "router.weight", FEED + "router.weight"),
+            Rule(
+                _GRANITE_EXPERTS + "experts.gate_up_proj",
+                gate_and_up(FEED + "experts.", "_proj"),
+                cut=Cut(1),
+            ),
+            Rule(_GRANITE_EXPERTS + "experts.down_proj", FEED + "experts.down_proj"),
+        ]
+    ),
+    names=LOCAL_EXPERTS,
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128},
+    attention={**LLAMA_BIASES, "sinks": True},
+    feed_forward=_granite_shared,
+    rope=granite_swa_rope,
+    slides=first_of_four_slide_not,
+).family("granitemoe_swa")
 FLEX_OLMO = replace(
     OLMO2_TRAITS,
     defaults={"num_experts": 7, "num_experts_per_tok": 5, "rope_theta": 500_000.0},
@@ -332,6 +373,83 @@ AFMOE = Traits(
     },
     ignored_keys=("global_attn_every_n_layers", "use_grouped_mm"),
 ).family("afmoe")
+
+
+def _mellum_experts(reading: Reading, index: int) -> MoeConfig | None:
+    """Experts in every layer, or as listed."""
+    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    experts = replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
+    return None if kind == "dense" else experts
+
+
+def listed_type(reading: Reading, index: int) -> str:
+    """By ``layer_types``, or no window."""
+    return reading.layer_type(index) or FULL
+
+
+MELLUM = Traits(
+    names=LOCAL_EXPERTS,
+    defaults={
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 896,
+        "norm_topk_prob": True,
+        "use_sliding_window": True,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    feed_forward=_mellum_experts,
+    rope=lambda reading, dim, index: rope_of_type(reading.reader, listed_type(reading, index), dim),
+    slides=lambda reading, index: (
+        reading.flag("use_sliding_window") and listed_type(reading, index) == SLIDING
+    ),
+    prepare=plain_rope_by_type(
+        full_attention={"rope_theta": 500_000.0}, sliding_attention={"rope_theta": 10_000.0}
+    ),
+    # of a head that predicts a further token
+    ignored_keys=("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"),
+    unused=lambda _: ("mtp.",),
+).family("mellum")
+
+
+def _hy3_experts(reading: Reading, index: int) -> MoeConfig | None:
+    """Hunyuan 3's: always normalised, of one group."""
+    experts = sigmoid_experts(reading, index)
+    bias = reading.flag("mlp_bias")
+    return experts and replace(experts, norm_topk_prob=True, dense_bias=bias)
+
+
+HY_V3 = Traits(
+    rules=hf_rules(
+        [
+            Rule(LAYER + "mlp.router.gate.weight", FEED + "router.weight"),
+            Rule(LAYER + "mlp.expert_bias", FEED + "correction_bias"),
+            Rule(LAYER + "mlp.shared_mlp.{p}", FEED + "shared_expert.{p}", p=MLP_NAMES),
+        ]
+    ),
+    names={
+        "n_shared_experts": ("num_shared_experts", "n_shared_experts"),
+        "routed_scaling_factor": ("router_scaling_factor", "routed_scaling_factor"),
+    },
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11_158_840.0,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "router_scaling_factor": 2.826,
+        "first_k_dense_replace": 1,
+    },
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    mlp={"bias": "mlp_bias"},
+    feed_forward=_hy3_experts,
+    expects={"n_group": (1,), "topk_group": (1,), "norm_topk_prob": (True,), "route_norm": (True,)},
+    ignored_keys=("enable_moe_fp32_combine",),
+).family("hy_v3")
 GLM4_MOE = Traits(
     names=ROUTED_EXPERTS,
     defaults={
