@@ -13,7 +13,7 @@ from blazr.nn.layers.mamba1 import HeadedMamba1Config, Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mamba3 import Mamba3Config
 from blazr.nn.layers.mla import DeepseekMlaConfig, MlaConfig
-from blazr.nn.layers.mlp import MlpConfig
+from blazr.nn.layers.mlp import XIELU, MlpConfig
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.layers.parallel import (
     FeedForwardPart,
@@ -27,11 +27,13 @@ from blazr.nn.layers.shared_block import BlockConfig, SharedBlockConfig
 from blazr.nn.layers.short_conv import ShortConvConfig
 from blazr.nn.operands.attention import AttentionTemperature
 from blazr.nn.operands.experts import ExpertGroups
+from blazr.nn.operands.step import GRID
 
 HIDDEN = 24
 NORM_EPS = 0.1  # the norm of a few channels that are all small would blow up every rounding
 
 _INTERLEAVED = RopeConfig(4, interleaved=True)
+_BACKWARDS = RopeConfig(6, backwards=True)
 _MLA_DEEPSEEK = DeepseekMlaConfig(
     hidden_size=HIDDEN,
     num_heads=3,
@@ -127,6 +129,28 @@ MIXER_EXAMPLES: dict[str, MixerConfig] = {
         head_dim=6,
         rope=RopeConfig(6, temperature=AttentionTemperature(0.7, 20)),
         attn_logit_softcap=3.0,
+    ),
+    "gqa_chunks": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rope=RopeConfig(6, interleaved=True),
+        qk_norm=True,
+        qk_norm_weight=False,
+        chunk_size=GRID,
+    ),
+    "gqa_growing": AttentionConfig(
+        hidden_size=HIDDEN,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=6,
+        rope=None,
+        chunk_size=2 * GRID,
+        temperature=AttentionTemperature(0.7, 20),
+    ),
+    "gqa_backwards": AttentionConfig(
+        hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=6, rope=_BACKWARDS
     ),
     "gqa_nope": AttentionConfig(
         hidden_size=HIDDEN, num_heads=3, num_kv_heads=3, head_dim=6, rope=None
@@ -389,6 +413,17 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         bias=True,
     ),
     "plain": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, gated=False),
+    "xielu": MlpConfig(hidden_size=HIDDEN, intermediate_size=36, activation=XIELU, gated=False),
+    "weighed_input": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        shared_expert=True,
+        scoring="sigmoid of chosen",
+        norm_topk_prob=False,
+        weighs_input=True,
+    ),
     "mlp_and_experts": ParallelFeedForwardConfig(
         (
             FeedForwardPart(
@@ -464,6 +499,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "gqa and mlp": ("gqa+mlp", "gqa_window+mlp"),
     "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
     "tempered": ("gqa_temperature+mlp", "mla_temperature+moe"),
+    "chunks": ("gqa_chunks+weighed_input", "gqa_growing+xielu"),
     "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
     "short convolutions": ("short_conv+mlp", "gqa+moe", "short_conv", "gqa_head_gate+mlp"),
     "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),

@@ -48,6 +48,7 @@ class ModelConfig:
             them and the layers (OPT 350M); None for C.
         embedding_multiplier: Applied to embedded tokens.
         positions: A table of what is added to embedded tokens by their places, or None.
+        embedding_norm: Of embedded tokens, or None (nanochat).
         logits_scaling: Scores are divided by it.
         logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         per_layer: What gives each layer vectors of the tokens, or None.
@@ -70,6 +71,7 @@ class ModelConfig:
     embedding_size: int | None = None
     embedding_multiplier: float = 1.0
     positions: LearnedPositionsConfig | None = None
+    embedding_norm: NormConfig | None = None
     logits_scaling: float = 1.0
     logit_softcap: float | None = None
     per_layer: PerLayerEmbeddingConfig | None = None
@@ -174,6 +176,8 @@ class CausalLM(Joined, nn.Module):
         self.project_out = Linear(config.hidden_size, size) if is_projected else None
         positions = config.positions if is_first else None
         self.positions = None if positions is None else positions.build()
+        norm = config.embedding_norm
+        self.embedding_norm = norm.build() if is_first and norm else None
         self.per_layer = None
         if config.per_layer is not None:
             self.per_layer = config.per_layer.build(config.rank)
@@ -427,12 +431,14 @@ class CausalLM(Joined, nn.Module):
         factor = self.config.embedding_multiplier
         x = x if factor == 1 else scale(x, _rounded(factor, x.dtype))
         x = x if self.project_in is None else self.project_in(x)
-        if self.positions is None:
-            return x
-        if positions is None:
-            places = torch.arange(token_ids.shape[-1], device=token_ids.device)
-            positions = places.expand(token_ids.shape)
-        return self.positions(x, positions)
+        if self.positions is not None:
+            if positions is None:
+                places = torch.arange(token_ids.shape[-1], device=token_ids.device)
+                positions = places.expand(token_ids.shape)
+            x = self.positions(x, positions)
+        norm = self.embedding_norm
+        # in a recorded step what a part puts out does not outlive the part behind the next
+        return x if norm is None else scale(recordable(norm, x, like=x), 1.0)
 
 
 class WholeSequences:

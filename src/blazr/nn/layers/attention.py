@@ -14,8 +14,8 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.operands.attention import Pages, Rotation
-from blazr.nn.ops.attention import attend_bidirectionally, paged_attention
+from blazr.nn.operands.attention import AttentionTemperature, Pages, Rotation
+from blazr.nn.ops.attention import attend_bidirectionally, paged_attention, scale_queries
 from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.pointwise import dense, sigmoid_gate
 from blazr.nn.ops.rope import rotate_and_store
@@ -38,9 +38,14 @@ class AttentionConfig(MixerConfig):
         qk_layer_norm: Whether these are LayerNorms without a bias, with a weight for each head
             (Command R+, StableLM 2 12B).
         qk_norm_last: Whether they are normalised behind the rotation (Hunyuan).
+        qk_norm_weight: Whether norms of queries and keys have weights (Llama 4's have none).
         norm_eps: For ``qk_norm``.
         norm_unit_offset: For ``qk_norm``.
         sliding_window: Tokens a query sees, or None for all.
+        chunk_size: Tokens of a chunk, a multiple of GRID: queries see their own chunk alone (Llama
+            4); None where there are no chunks.
+        temperature: How scores grow with the position of the query, counted from 1, beside what
+            ``rope`` says (Llama 4); None for not at all.
         attention_multiplier: Applied to the scores; None for ``head_dim ** -0.5``.
         attn_logit_softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
         output_size: Channels that come out; None for C.
@@ -70,9 +75,12 @@ class AttentionConfig(MixerConfig):
     qk_norm_all_heads: bool = False
     qk_layer_norm: bool = False
     qk_norm_last: bool = False
+    qk_norm_weight: bool = True
     norm_eps: float = 1e-6
     norm_unit_offset: bool = False
     sliding_window: int | None = None
+    chunk_size: int | None = None
+    temperature: AttentionTemperature | None = None
     attention_multiplier: float | None = None
     attn_logit_softcap: float | None = None
     output_size: int | None = None
@@ -163,7 +171,7 @@ class Attention(Mixer):
         if config.qk_layer_norm:
             self.q_norm: nn.Module = HeadNorm(config.num_heads, dim, config.norm_eps)
             self.k_norm: nn.Module = HeadNorm(config.num_kv_heads, dim, config.norm_eps)
-        elif config.qk_norm:
+        elif config.qk_norm and config.qk_norm_weight:
             offset, eps = config.norm_unit_offset, config.norm_eps
             is_cut = config.qk_norm_all_heads
             sizes = (query, key) if is_cut else (dim, dim)
@@ -191,7 +199,7 @@ class Attention(Mixer):
         q = self.q_proj(x)
         if config.output_gate:
             q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
-        q = self._heads(q, self.q_norm if config.qk_norm else None)
+        q = self._heads(q, "q")
         pages = Pages(
             keys=cache.paged["k"],
             values=cache.paged["v"],
@@ -202,9 +210,14 @@ class Attention(Mixer):
             temperature=None if rope is None else rope.temperature,
         )
         q = self._rotate(q, x, batch.rotation(rope), pages)
-        if config.qk_norm_last:
+        if config.qk_norm_last and config.qk_norm_weight:
             q = q * self._weights_behind
-        heads = paged_attention(q, pages, batch.table)
+        if config.temperature is not None:
+            q = scale_queries(q, config.temperature, batch.positions + 1)
+        table = batch.table
+        if config.chunk_size is not None:
+            table = table.in_chunks(config.chunk_size)
+        heads = paged_attention(q, pages, table)
         if batch.table.bidirectional_spans:
             attend_bidirectionally(heads, q, pages, batch.table)
         if self.gate_proj is not None:
@@ -222,8 +235,8 @@ class Attention(Mixer):
             keys, values = (each[:, :, :0] for each in (pages.keys, pages.values))
             return rotate_and_store(q, none, none, rotation, keys, values)
         k = self.k_proj(x)
-        v = self._heads(k if config.values_are_keys else self.v_proj(x), None)
-        k = self._heads(k, self.k_norm if config.qk_norm else None)
+        v = self._heads(k if config.values_are_keys else self.v_proj(x), "v")
+        k = self._heads(k, "k")
         if config.v_norm:
             v = rms_norm(v, self._ones, config.norm_eps)
         return rotate_and_store(q, k, v, rotation, pages.keys, pages.values)
@@ -234,13 +247,16 @@ class Attention(Mixer):
         weight = self.o_proj.weight
         return torch.ones(self.config.head_dim, dtype=weight.dtype, device=weight.device)
 
-    def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        """(T, H * D) to (T, H, D), normalised and clipped."""
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """Of ``"q"``, ``"k"`` or ``"v"``, (T, H * D) to (T, H, D), normalised and clipped."""
         config = self.config
+        is_normed = config.qk_norm and name != "v"
+        is_bare = is_normed and (config.qk_norm_last or not config.qk_norm_weight)
+        norm = getattr(self, f"{name}_norm") if is_normed and not is_bare else None
         if norm is not None and config.qk_norm_all_heads:
             x = norm(x)
         x = x.unflatten(-1, (-1, config.head_dim))
-        if norm is not None and config.qk_norm_last:
+        if is_bare:
             x = rms_norm(x, self._ones, config.norm_eps)
         elif norm is not None and not config.qk_norm_all_heads:
             x = norm(x)

@@ -6,14 +6,17 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blazr.core.errors import ConfigError
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, whole_blocks
+from blazr.nn.ops.activation import xielu
 from blazr.nn.ops.pointwise import activate, scaled
 from blazr.nn.ops.replay import recordable
+
+XIELU = "xielu"  # has learned scalars, and so is no row of ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class MlpConfig(FeedForwardConfig):
     Args:
         hidden_size: C.
         intermediate_size: I.
-        activation: A name of ACTIVATIONS.
+        activation: A name of ACTIVATIONS, or XIELU where the MLP has no gate.
         gated: Whether the activation of a second projection is multiplied in.
         bias: Whether the projections have biases.
         gate_multiplier: Applied before the activation (Falcon-H1).
@@ -65,6 +68,21 @@ class MlpConfig(FeedForwardConfig):
         return Mlp(self)
 
 
+class Xielu(nn.Module):
+    """An activation with scalars of its own (Apertus)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(torch.empty(1))
+        self.alpha_n = nn.Parameter(torch.empty(1))
+        self.beta = nn.Parameter(torch.empty(()))
+        self.eps = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) to (..., I)."""
+        return xielu(x, self.alpha_p, self.alpha_n, self.beta, self.eps)
+
+
 class Mlp(FeedForward):
     """``down(act(gate(x)) * up(x))`` [arXiv:2002.05202], or ``down(act(up(x)))``."""
 
@@ -76,13 +94,17 @@ class Mlp(FeedForward):
             self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
         self.down_proj = Linear(inner, hidden, bias=bias)
+        self.xielu = Xielu() if config.activation == XIELU else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         config, kind = self.config, self.config.activation
         is_plain = kind == "silu" and not config.bias and config.gate_multiplier == 1
         is_plain = is_plain and not config.sparsity
-        if not config.gated:
+        if self.xielu is not None:
+            up = self.up_proj(x)
+            inner = recordable(self.xielu, up, like=up)
+        elif not config.gated:
             inner = activate(self.up_proj(x), kind)
         # a shared block puts matrices with adapters in their place
         elif is_plain and isinstance(self.gate_proj, Linear) and isinstance(self.up_proj, Linear):

@@ -39,9 +39,11 @@ class MoeConfig(FeedForwardConfig):
         shared_expert_gate: Whether a sigmoid weighs the shared expert (Qwen2-MoE).
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
-        scoring: What makes scores of the router's logits.
+        scoring: What makes scores of the router's logits; or they choose, and a sigmoid weighs.
         norm_topk_prob: Whether a token's weights are divided by their sum.
         routed_scaling_factor: Applied to the weights.
+        weighs_input: Whether experts are given the weighted token, and what they make of it is
+            added up as it is (Llama 4).
         groups: Only experts of a token's best groups are chosen; None for all.
         correction_bias: Whether a bias is added to the scores for the choice (DeepSeek-V3).
         router_bias: Whether the router has a bias.
@@ -68,9 +70,10 @@ class MoeConfig(FeedForwardConfig):
     shared_expert_gate: bool = False
     activation: str = "silu"
     gated: bool = True
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sigmoid of chosen"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    weighs_input: bool = False
     groups: ExpertGroups | None = None
     correction_bias: bool = False
     router_bias: bool = False
@@ -103,9 +106,10 @@ class MoeConfig(FeedForwardConfig):
         is_free = self.groups is None and not self.correction_bias
         # the logits of the chosen experts alone tell their weights
         of_chosen = is_softmax and is_free and self.routed_scaling_factor == 1
+        scoring = self.scoring
         return Routing(
             self.experts_per_token,
-            "softmax of chosen" if of_chosen else self.scoring,
+            "softmax of chosen" if of_chosen or scoring == "sigmoid of chosen" else scoring,
             self.norm_topk_prob,
             self.groups,
             self.routed_scaling_factor,
@@ -165,6 +169,16 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Each token through its experts that are here: see ``blazr.nn.ops.moe.experts``."""
+        if not self.config.weighs_input:
+            return self._run_held(x, weights, chosen)
+        ones = torch.ones_like(weights[:, :1])
+        found = [
+            self._run_held((x * share[:, None]).to(x.dtype), ones, each[:, None])
+            for share, each in zip(weights.unbind(1), chosen.unbind(1), strict=True)
+        ]
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+    def _run_held(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         held = self.config.held
         if held is None:
             return self._run(x, weights, chosen)
@@ -275,6 +289,8 @@ class Moe(FeedForward):
         logits = self.router(scaled(seen, self.config.router_multiplier))
         correction = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(logits, self.config.routing, correction)
+        if self.config.scoring == "sigmoid of chosen":
+            weights = recordable(self._sigmoids, logits, chosen, like=weights)
         if self.expert_scale is not None:
             weights = recordable(self._scaled, weights, chosen, like=weights)
         has_latent = self.config.latent_size is not None
@@ -289,6 +305,14 @@ class Moe(FeedForward):
         out = finish()
         out = (self.latent_up_proj(out) if has_latent else out).view_as(x)
         return out if shared is None else add(out, shared)
+
+    def _sigmoids(self, logits: Tensor, chosen: Tensor) -> Tensor:
+        found = logits.gather(-1, chosen).float()
+        # torch's sigmoid rounds a number otherwise beside others
+        weights = sigmoid_gate(torch.ones_like(found), found)
+        if self.config.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * self.config.routed_scaling_factor
 
     def _scaled(self, weights: Tensor, chosen: Tensor) -> Tensor:
         assert self.expert_scale is not None

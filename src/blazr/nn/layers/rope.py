@@ -23,7 +23,7 @@ class RopeScaling:
     - ``"linear"`` divides all of them by ``factor`` [arXiv:2306.15595].
     - ``"factors"`` divides each by its own of ``factors`` (GGUF).
     - ``"dynamic"`` raises theta for sequences longer than ``original_max_seq_len`` (NTK-aware).
-    - ``"llama3"`` divides the slow ones, with a ramp in between.
+    - ``"llama3"`` divides the slow ones, with a ramp in between, or a step (Llama 4 Scout).
     - ``"yarn"`` does the same with a ramp over channels, and scales the tables [arXiv:2309.00071].
     - ``"longrope"`` divides by ``factors``, too, but by ``long_factors`` in sequences that may
       become longer than ``original_max_seq_len`` [arXiv:2402.13753].
@@ -67,6 +67,7 @@ class RopeConfig:
         temperature: How scores grow with the position of the query, or None (Ministral 3).
         axes: Which of a token's three positions turns each pair, 0 to 2: those of an image differ
             (M-RoPE of Qwen2-VL, arXiv:2409.12191). Empty where a token has one.
+        backwards: Whether pairs turn the other way (nanochat).
     """
 
     dim: int
@@ -75,6 +76,7 @@ class RopeConfig:
     interleaved: bool = False
     temperature: AttentionTemperature | None = None
     axes: tuple[int, ...] = ()
+    backwards: bool = False
 
     @property
     def num_pairs(self) -> int:
@@ -125,7 +127,8 @@ class RopeConfig:
             case "llama3":
                 turns = trained * frequencies / (2 * math.pi)
                 span = scaling.high_freq_factor - scaling.low_freq_factor
-                keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+                above = turns - scaling.low_freq_factor
+                keep = (above / span).clamp(0, 1) if span else (above >= 0).float()
             case "yarn":
                 keep = 1 - _yarn_ramp(scaling, self)
         return frequencies * (keep + (1 - keep) / scaling.factor)
@@ -202,4 +205,5 @@ def _yarn_ramp(scaling: RopeScaling, rope: RopeConfig) -> Tensor:
 @lru_cache(maxsize=1024)
 def _frequencies_on(config: RopeConfig, length: int, device: torch.device) -> Tensor:
     """They depend on the config alone, so every layer of a model shares one tensor."""
-    return config.frequencies(length).to(device)
+    frequencies = config.frequencies(length).to(device)
+    return -frequencies if config.backwards else frequencies

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -271,6 +272,55 @@ class StepTable:
             checkpoints=checkpoints.to(device, non_blocking=True),
             longest=max((span.length for span in self.spans), default=0),
         )
+
+    def in_chunks(self, size: int) -> StepTable:
+        """The same step for attention that sees its own chunk alone: chunks are sequences.
+
+        Args:
+            size: Tokens of a chunk, a multiple of GRID.
+        """
+        if self.recorded is not None:  # of each sequence one token
+            numbers = self.recorded.spans
+            starts = numbers[:, SpanColumn.START]
+            chunks = starts.div(size, rounding_mode="floor")
+            moved = numbers.clone()
+            moved[:, SpanColumn.START] = starts - chunks * size
+            rows = torch.arange(len(numbers), device=numbers.device)
+            return replace(
+                self,
+                block_tables=self._chunk_pages(rows, chunks, size),
+                recorded=replace(self.recorded, spans=moved),
+            )
+        if all(span.total <= size for span in self.spans):
+            return self
+        if size not in self._chunked:
+            self._chunked[size] = self._cut(size)
+        return self._chunked[size]
+
+    @cached_property
+    def _chunked(self) -> dict[int, StepTable]:
+        return {}
+
+    def _cut(self, size: int) -> StepTable:
+        spans: list[Span] = []
+        places: list[tuple[int, int]] = []
+        for number, span in enumerate(self.spans):
+            edges = range((span.start // size + 1) * size, span.total, size)
+            cuts = (span.start, *edges, span.total)
+            for first, last in pairwise(cuts):
+                chunk = first // size
+                places.append((number, chunk))
+                begins = span.first + first - span.start
+                spans.append(Span(begins, last - first, first - chunk * size, 0))
+        rows, chunks = torch.tensor(places, device=self.block_tables.device).unbind(1)
+        return StepTable(tuple(spans), self._chunk_pages(rows, chunks, size), self.num_decodes)
+
+    def _chunk_pages(self, rows: Tensor, chunks: Tensor, size: int) -> Tensor:
+        """Pages of some sequences' chunks, (B, pages of a chunk); behind the last come others."""
+        pages = size // GRID
+        places = torch.arange(pages, device=rows.device) + chunks[:, None] * pages
+        most = self.block_tables.shape[1] - 1
+        return self.block_tables[rows[:, None], places.clamp(max=most)]
 
     @cached_property
     def log_places(self) -> tuple[Tensor, ...]:

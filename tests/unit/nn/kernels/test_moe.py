@@ -153,7 +153,7 @@ def _moes() -> dict[str, MoeConfig]:
     found = {
         name: config
         for name, config in FEED_FORWARD_EXAMPLES.items()
-        if isinstance(config, MoeConfig)
+        if isinstance(config, MoeConfig) and not config.weighs_input  # torch weighs it
     }
     usual = found["moe"]
     found["latent"] = replace(usual, latent_size=16, gated=False, activation="relu2")
