@@ -30,6 +30,7 @@ from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB, Lab
 from tests.support.references import (
     CASES,
+    YARN,
     is_vision,
     known_to_transformers,
     reference_truth,
@@ -48,6 +49,7 @@ SEEING = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "llama4": "llama4_text",
     "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
@@ -630,3 +632,42 @@ def test_what_gemma_3n_cannot_be_is_refused(
     rewrite_config(tmp_path, **changes)
     with pytest.raises(ConfigError, match=message):
         plan_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama4_text", {"attention_chunk_size": 100}, "'attention_chunk_size' is not supported"),
+        ("granite_swa", {"layer_rope_theta": [500.0, 0]}, "'?layer_rope_theta'? does not fit"),
+        ("granite_swa", {"layer_rope_theta": [500.0, 0, -1]}, "'?layer_rope_theta'? does not fit"),
+        ("mellum", {"rope_parameters": {"rope_type": "default"}}, "layers of a type are rotated"),
+        ("cwm", {"attention_bias": True}, "'attention_bias' is not supported"),
+        ("iquestcoder", {"clip_qkv": 4.0}, "'clip_qkv' is not supported"),
+        ("iquestcoder", {"use_sliding_window": True}, "'use_sliding_window' is not supported"),
+        ("apertus", {"post_norm": True}, "'post_norm' is not supported"),
+        ("apertus", {"rope_parameters": None, "rope_theta": 500_000.0}, "is scaled is missing"),
+        ("hy_v3", {"n_group": 4}, "'n_group' is not supported"),
+        ("sarvam_mla", {"score_function": "softmax"}, "'score_function' is not supported"),
+    ],
+)
+def test_what_these_might_say_and_is_not_implemented(
+    name: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    kind, settings = CASES[name]
+    save_reference(kind, tmp_path, changes=settings)
+    rewrite_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        plan_model(str(tmp_path))
+
+
+def test_sarvam_under_the_keys_of_its_release(tmp_path: Path) -> None:
+    changes = {**CASES["sarvam_mla"][1], "rope_scaling": {**YARN, "mscale": 1.0}}
+    theirs = save_reference("sarvam_mla", tmp_path, changes=changes)
+    scaling = {**YARN, "mscale": 1.0, "type": "deepseek_yarn", "rope_type": None}
+    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    written = json.loads((tmp_path / "config.json").read_text())
+    released = {new: written[old] for old, new in names.items()} | dict.fromkeys(names)
+    released |= {"head_dim": 576, "q_head_dim": 192, "rope_parameters": None}
+    rewrite_config(tmp_path, **released, rope_scaling=scaling, rope_theta=10_000.0)
+    assert_same_logits(tmp_path, theirs)
+    assert not plan_model(str(tmp_path)).derivation.warnings

@@ -39,7 +39,7 @@ _LEFT = {
     *("output_hidden_states", "bos_token_id", "eos_token_id", "pad_token_id", "hidden_size"),
     *("max_position_embeddings", "num_hidden_layers", "num_attention_heads", "head_dim"),
     *("num_key_value_heads", "hybrid_layer_ids", "use_bidirectional_attention"),
-    *("rope_parameters", "tie_word_embeddings", "qk_layernorm", "alibi"),
+    *("rope_parameters", "tie_word_embeddings", "qk_layernorm", "alibi", "attention_chunk_size"),
     *("add_cross_attention", "_remove_final_layer_norm"),
 }
 _CHOSEN = "num_experts_per_tok"

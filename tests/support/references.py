@@ -52,6 +52,15 @@ _LATENT = {
 _DENSE_LATENT = {
     key: each for key, each in _LATENT.items() if "expert" not in key and not key.startswith("moe")
 }
+_LLAMA4 = {
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 36,
+    "num_local_experts": 5,
+    "attention_chunk_size": 64,
+    "floor_scale": 16,
+    "attn_scale": 0.7,
+}
 _GEMMA4 = {
     "head_dim": 8,
     "global_head_dim": 16,
@@ -64,9 +73,9 @@ _GRANITE = {
     "residual_multiplier": 0.6,
     "attention_multiplier": 0.2,
 }
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _TEMPERED = {
-    **_YARN,
+    **YARN,
     "original_max_position_embeddings": 8,
     "rope_theta": 10_000.0,
     "mscale": 1.0,
@@ -97,7 +106,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "llama linear": ("llama", _rope("linear", factor=3.0)),
     "llama dynamic": ("llama", _rope("dynamic", factor=3.0) | {"max_position_embeddings": 40}),
-    "llama yarn": ("llama", {"rope_scaling": _YARN, "head_dim": 14}),
+    "llama yarn": ("llama", {"rope_scaling": YARN, "head_dim": 14}),
     "mistral": ("mistral", {"sliding_window": 7, "head_dim": 6}),
     "ministral3": ("ministral3", {"head_dim": 14, "rope_parameters": _TEMPERED}),
     "ministral3 plain": (
@@ -247,7 +256,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention"],
             "hidden_size": 32,
-            "rope_scaling": _YARN,
+            "rope_scaling": YARN,
         },
     ),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
@@ -333,7 +342,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         {
             **_LATENT,
             "q_lora_rank": None,
-            "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+            "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
         },
     ),
     "deepseek_v3 dense": (
@@ -356,11 +365,11 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "topk_group": 2,
             "n_shared_experts": 2,
             "first_k_dense_replace": 1,
-            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
     "arcee": ("arcee", {}),
-    "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True, "rope_scaling": _YARN}),
+    "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True, "rope_scaling": YARN}),
     "seed_oss": ("seed_oss", {"head_dim": 12}),
     "seed_oss biases": ("seed_oss", {"head_dim": 8, "attention_out_bias": True, "mlp_bias": True}),
     "ernie4_5": ("ernie4_5", {"head_dim": 12}),
@@ -516,6 +525,70 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "ministral silent": ("ministral", {"head_dim": 6, "sliding_window": 7}),
+    "apertus": ("apertus", {"head_dim": 12}),
+    "apertus plain": (
+        "apertus",
+        {
+            "hidden_act": "relu2",
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        },
+    ),
+    "nanochat": ("nanochat", {}),
+    "nanochat yarn": (
+        "nanochat",
+        {
+            "hidden_size": 32,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-2,
+            "final_logit_softcapping": 4.0,
+            "rope_scaling": YARN,
+        },
+    ),
+    "llama4_text": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "interleave_moe_layer_step": 2,
+        },
+    ),
+    "llama4_text several": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "attn_temperature_tuning": False,
+            "no_rope_layers": [1, 0],
+            "moe_layers": [1],
+            "rms_norm_eps": 1e-2,
+            "rope_scaling": {**YARN, "original_max_position_embeddings": 64},
+        },
+    ),
+    "llama4_text step": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            **_rope(
+                "llama3",
+                factor=16.0,
+                low_freq_factor=1.0,
+                high_freq_factor=1.0,
+                original_max_position_embeddings=16,
+            ),
+        },
+    ),
+    "llama4_text listed": (
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "use_qk_norm": False,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["full_attention", "chunked_attention"],
+        },
+    ),
     "granite_swa": (
         "granite_swa",
         {
@@ -567,7 +640,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-                "full_attention": {**_YARN, "rope_theta": 10_000.0},
+                "full_attention": {**YARN, "rope_theta": 10_000.0},
             },
         },
     ),
@@ -608,7 +681,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             "q_lora_rank": None,
             "attention_bias": True,
             "rope_interleave": False,
-            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
             "tie_word_embeddings": False,
         },
     ),
@@ -643,7 +716,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "hunyuan_v1_dense yarn": (
         "hunyuan_v1_dense",
-        {"head_dim": 12, "attention_bias": True, "rms_norm_eps": 1e-2, "rope_scaling": _YARN},
+        {"head_dim": 12, "attention_bias": True, "rms_norm_eps": 1e-2, "rope_scaling": YARN},
     ),
     "hunyuan_v1_moe": (
         "hunyuan_v1_moe",

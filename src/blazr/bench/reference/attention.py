@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blazr.bench.reference.norms import layer_norm, rms_norm
-from blazr.bench.reference.rotation import Rotation, rotate, temper
+from blazr.bench.reference.rotation import Rotation, grown, rotate, temper
 from blazr.bench.reference.weights import Weights, linear
 
 
@@ -31,6 +31,9 @@ class AttentionSizes:
         gate_apart: Whether a projection of its own makes the gates (Trinity).
         norm_last: Whether norms stand behind the rotation (Hunyuan).
         head_gated: Whether each head has one gate, from a matrix of its own (LFM3).
+        bare_norm: Whether norms without weights stand behind the rotation (Llama 4).
+        chunk: Tokens that see each other alone, from the first on; None for all (Llama 4).
+        growth: Llama 4's scale and length: queries grow with the position, counted from 1.
         clip: What queries, keys and values are clamped to, or None (OLMoE).
     """
 
@@ -47,6 +50,9 @@ class AttentionSizes:
     gate_apart: bool = False
     norm_last: bool = False
     head_gated: bool = False
+    bare_norm: bool = False
+    chunk: int | None = None
+    growth: tuple[float, float] | None = None
     clip: float | None = None
 
 
@@ -74,9 +80,19 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
             _normed(part.flatten(1), norm, s).view_as(part)
             for part, norm in zip((q, k), norms, strict=True)
         )
+    if s.bare_norm:
+        q, k = (rms_norm(part, None, s.eps) for part in (q, k))
+    if s.growth is not None:
+        q = grown(q, *s.growth, first=1)
     k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
     scale = s.dim**-0.5 if s.scale is None else s.scale
-    mixed = attend(q, k, v, scale, window=s.window, softcap=s.softcap, sinks=w.get("sinks"))
+    sinks = w.get("sinks")
+    parts = [part.split(s.chunk or len(part)) for part in (q, k, v)]
+    chunks = [
+        attend(*each, scale, window=s.window, softcap=s.softcap, sinks=sinks)
+        for each in zip(parts[0], parts[1], parts[2], strict=True)
+    ]
+    mixed = torch.cat(chunks)
     if s.head_gated:
         mixed = mixed * linear(x, w, "gate_proj").sigmoid()[..., None]
     out = mixed.flatten(1)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from blazr.bench.reference import llama4
 from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.experts import (
     NUMBERED,
@@ -32,6 +33,7 @@ from blazr.bench.reference.model import (
     norm_of,
     parallel_layer,
 )
+from blazr.bench.reference.norms import rms_norm
 from blazr.bench.reference.rotation import Rotation, mscale
 from blazr.bench.reference.settings import Setting, Settings, as_like
 from blazr.bench.reference.weights import Weights, linear
@@ -199,6 +201,26 @@ DEFAULTS: Mapping[str, Settings] = {
         },
         "sliding_window": 8192,
     },
+    "apertus": {
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "xielu",
+        "rope_theta": 12e6,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "nanochat": {"hidden_act": "relu2", "final_logit_softcapping": 15.0},
+    "llama4_text": {
+        **_HEADS_OF_128,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 1,
+        "rope_theta": 500_000.0,
+        "attention_chunk_size": 8192,
+    },
     "internlm3": {**_HEADS_OF_128, "num_key_value_heads": 2},
     "iquestcoder": {**_HEADS_OF_128, "num_key_value_heads": 8},
     "jais2": {"hidden_act": "relu2", "layer_norm_eps": 1e-5},
@@ -238,6 +260,7 @@ _NORMS: Mapping[str, tuple[str, str, str, str]] = {
             "post_feedforward_layernorm",
         ),
     ),
+    "apertus": ("attention_layernorm", "", "feedforward_layernorm", ""),
     "vaultgemma": ("input_layernorm", "", "pre_feedforward_layernorm", ""),
     "hyperclovax": _HYPERCLOVAX_NORMS,
     "glm4": (
@@ -262,7 +285,7 @@ _ATTENTION: Mapping[str, Mapping[str, str]] = {
 }
 _MLP: Mapping[str, Mapping[str, str]] = {
     "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
-    "phi": {"up_proj": "fc1", "down_proj": "fc2"},
+    **{kind: {"up_proj": "fc1", "down_proj": "fc2"} for kind in ("phi", "nanochat")},
 }
 _AFMOE_NORMS = (
     "input_layernorm",
@@ -287,8 +310,17 @@ _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _OFFSET = (*_GEMMAS, *_GATED, "nemotron")
 # LayerNorms without biases.
 _CENTRED = ("cohere", "cohere2", "olmo")
-_INTERLEAVED = ("helium", "glm", "glm4", "ernie4_5", "ernie4_5_moe", "cohere", "cohere2")
-_CAPPED = ("gemma2", "gemma3_text", "vaultgemma")
+_INTERLEAVED = (
+    "llama4_text",
+    "helium",
+    "glm",
+    "glm4",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "cohere",
+    "cohere2",
+)
+_CAPPED = ("gemma2", "gemma3_text", "vaultgemma", "nanochat")
 _LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
 _GRANITE_SWA = ("granite_swa", "granitemoe_swa")
 MINIMAX = ("minimax", "minimax_text_01", "minimax_m1")
@@ -308,7 +340,8 @@ def _head_of(w: Weights) -> str:
 
 def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
-    return stack(w, kind, config, mixer_of=_mixer, feed_forward_of=feed_forward)
+    feed = llama4.feed_forward if kind == "llama4_text" else feed_forward
+    return stack(w, kind, config, mixer_of=_mixer, feed_forward_of=feed)
 
 
 def stack(
@@ -375,6 +408,7 @@ def stack(
             w.under(root), _LAST_NORM.get(kind, "norm"), eps, offset=offset, centred=centred
         ),
         head=_head_of(w),
+        embedding_norm=(lambda x: rms_norm(x, None, eps)) if kind == "nanochat" else None,
         embedding_scale=config.get("embedding_multiplier", default=scale),
         logits_scale=config.get("lm_head_multiplier", "logit_scale", default=1.0)
         / config.get("logits_scaling", default=1.0) ** (-1 if kind == "hyperclovax" else 1)
@@ -420,7 +454,8 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
     heads = config.size("num_attention_heads")
     dim = config.get("head_dim", default=config.size("hidden_size") // heads)
     scale = config.number("attention_multiplier")
-    if kind in _CAPPED:
+    still = _is_still(kind, config, index)
+    if kind in _CAPPED and kind in _GEMMAS:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
     return AttentionSizes(
         heads=heads,
@@ -436,8 +471,16 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
         clip=config.number("clip_qkv") if kind in ("olmo", "olmoe") else None,
         gate_apart=kind == "afmoe",
         norm_last=kind in _HUNYUAN,
+        bare_norm=_has_bare_norms(kind, config, index),
+        chunk=llama4.chunk(config, index, rotates=not still) if kind == "llama4_text" else None,
+        growth=llama4.growth(config) if kind == "llama4_text" and still else None,
         head_gated=kind == "lfm3" and config.get("use_attention_gate", default=True),
     )
+
+
+def _has_bare_norms(kind: str, config: Config, index: int) -> bool:
+    is_llama = kind == "llama4_text" and config.get("use_qk_norm", default=True)
+    return kind == "nanochat" or (is_llama and _rotates(config, index))
 
 
 def _rotates(config: Config, index: int) -> bool:
@@ -478,7 +521,7 @@ def _is_still(kind: str, config: Config, index: int) -> bool:
             return True
         case "granitemoehybrid":
             return config.text("position_embedding_type") != "rope"
-        case "smollm3":
+        case "smollm3" | "llama4_text":
             return not _rotates(config, index)
         case "olmo_hybrid":  # a theta of null says so
             own = {**config.own, **config.section("rope_parameters").own}
@@ -494,13 +537,8 @@ def _is_still(kind: str, config: Config, index: int) -> bool:
 def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | None:
     if _is_still(kind, config, index):
         return None
-    if kind in _GRANITE_SWA:
-        thetas: Sequence[Setting] = config.get("layer_rope_theta", default=())
-        own: Settings = {**config.rope().own, **({"rope_theta": thetas[index]} if thetas else {})}
-        is_still = bool(thetas) and not thetas[index]
-        return None if is_still else rotation_of(config, dim, Config(own, {}))
-    if kind == "mellum":
-        return rotation_of(config, dim, config.rope(config.layer_type(index) or FULL))
+    if kind in _ROTATIONS:
+        return _ROTATIONS[kind](config, index, dim)
     if kind == "lfm3":
         return rotation_of(config, dim, config.rope(_lfm3_type(config, index)))
     if kind in ("gemma3_text", "olmo3"):
@@ -524,6 +562,33 @@ def _rotation(kind: str, config: Config, index: int, dim: int) -> Rotation | Non
         turned = config.get("rotary_dim", default=dim)
         return rotation_of(config, turned)
     return rotation_of(config, dim, interleaved=kind in _INTERLEAVED)
+
+
+def _based_by_layer(config: Config, index: int, dim: int) -> Rotation | None:
+    """Granite Swash's: a base for each layer, or none."""
+    thetas: Sequence[Setting] = config.get("layer_rope_theta", default=())
+    own: Settings = {**config.rope().own, **({"rope_theta": thetas[index]} if thetas else {})}
+    is_still = bool(thetas) and not thetas[index]
+    return None if is_still else rotation_of(config, dim, Config(own, {}))
+
+
+def _backwards(config: Config, index: int, dim: int) -> Rotation:
+    """Nanochat's."""
+    del index
+    found = rotation_of(config, dim)
+    return replace(found, frequencies=lambda length: -found.frequencies(length))
+
+
+def _by_type(config: Config, index: int, dim: int) -> Rotation:
+    """As the part about the type of the layer says."""
+    return rotation_of(config, dim, config.rope(config.layer_type(index) or FULL))
+
+
+_ROTATIONS: Mapping[str, Callable[[Config, int, int], Rotation | None]] = {
+    **dict.fromkeys(_GRANITE_SWA, _based_by_layer),
+    "mellum": _by_type,
+    "nanochat": _backwards,
+}
 
 
 def _window(kind: str, config: Config, index: int) -> int | None:
@@ -609,7 +674,7 @@ def latent_sizes(config: Config, *, rotates: bool = True) -> LatentSizes:
 def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     """An MLP, or experts: what the layer's tensors are."""
     activation = config.get("hidden_act", default="silu")
-    if kind in _CAPPED:
+    if kind in _CAPPED and kind in _GEMMAS:
         activation = config.word("hidden_activation")
     if kind == "granitemoe_swa" or "block_sparse_moe.router.layer.weight" in layer:
         routed = granite_experts(layer, config)

@@ -117,6 +117,7 @@ def model_of(
     embedding: str,
     norm: Function,
     head: str,
+    embedding_norm: Function | None = None,
     embedding_scale: float = 1.0,
     logits_scale: float = 1.0,
     softcap: float | None = None,
@@ -130,6 +131,7 @@ def model_of(
         embedding: Name of the embedding.
         norm: Of what the last layer puts out.
         head: Name of the head; where there is none, the embedding is the head.
+        embedding_norm: Of embedded tokens, or None (nanochat).
         embedding_scale: What embedded tokens are multiplied with.
         logits_scale: What logits are multiplied with.
         softcap: ``cap tanh(logits / cap)``, or None.
@@ -145,9 +147,13 @@ def model_of(
         scores = (scores if bias is None else scores + bias) * logits_scale
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
+    def embed(ids: Tensor) -> Tensor:
+        x = w.rows(embedding, ids) * embedding_scale
+        return x if embedding_norm is None else embedding_norm(x)
+
     return ReferenceModel(
         kind=kind,
-        embed=lambda ids: w.rows(embedding, ids) * embedding_scale,
+        embed=embed,
         layers=layers,
         logits=logits,
     )

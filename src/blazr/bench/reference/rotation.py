@@ -69,13 +69,17 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
+def grown(queries: Tensor, scale: float, length: float, *, first: int = 0) -> Tensor:
+    """(T, H, D) multiplied with ``1 + scale log(1 + floor(position / length))``."""
+    positions = torch.arange(len(queries), dtype=queries.dtype)[:, None, None] + first
+    return queries * (1 + scale * torch.log1p(torch.floor(positions / length)))
+
+
 def temper(queries: Tensor, rotation: Rotation | None) -> Tensor:
-    """(T, H, D) multiplied with ``1 + beta log(1 + floor(position / length))``."""
+    """(T, H, D), as `grown` has it where the rotation says so."""
     if rotation is None or rotation.temperature is None:
         return queries
-    beta, length = rotation.temperature
-    positions = torch.arange(len(queries), dtype=queries.dtype)[:, None, None]
-    return queries * (1 + beta * torch.log1p(torch.floor(positions / length)))
+    return grown(queries, *rotation.temperature)
 
 
 def llama3(
@@ -83,7 +87,8 @@ def llama3(
 ) -> Tensor:
     """Llama 3.1's: slow channels are slowed down by ``factor``, fast ones are left alone."""
     speeds = plain(dim, theta)
-    kept = ((trained * speeds / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    above = trained * speeds / (2 * math.pi) - low
+    kept = (above / (high - low)).clamp(0, 1) if high > low else (above >= 0).double()
     return speeds * (kept + (1 - kept) / factor)
 
 

@@ -90,8 +90,8 @@ NOT_IMPLEMENTED: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "key_multiplier": (_MULTIPLIED, (1,)),
     "scale_emb": (_MULTIPLIED, (1,)),
     "scale_depth": (_MULTIPLIED, ()),
-    "attention_chunk_size": ("attention in chunks is not implemented", ()),
-    "attn_temperature_tuning": ("scores do not grow with the position here", ()),
+    "attention_chunk_size": ("this type of model has no chunks here", ()),
+    "attn_temperature_tuning": ("this type of model has no such scores here", ()),
     "llama_4_scaling_beta": ("only Ministral 3's scores grow with the position", ()),
     "num_kv_shared_layers": ("layers share no keys and values here", ()),
 }

@@ -150,7 +150,7 @@ def test_no_scaling(value: object) -> None:
         ({"position_embedding_type": "alibi"}, "'position_embedding_type'"),
         ({"rope_scaling": "linear"}, "'rope_scaling'"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "'factor'"),
-        ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "high_freq"),
+        ({"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 5.0}}, "high_freq"),
         ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": -10.0}}, "mscale_all_dim"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
@@ -15,14 +16,19 @@ from blazr.models.families.hf.derive import (
     every_slides,
     interleaved_rope,
     qwen_slides,
+    read_attention,
     type_by_turns,
 )
 from blazr.models.families.hf.names import GLM_NORMS, LAYER, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters, unless_said
-from blazr.models.families.rules import OURS, Rule
+from blazr.models.families.rules import FEED, OURS, Rule
+from blazr.nn.layers.attention import AttentionConfig
+from blazr.nn.layers.base import NormConfig
+from blazr.nn.layers.mlp import XIELU, MlpConfig
 from blazr.nn.layers.rope import RopeConfig
 
 LLAMA_BIASES: Flags = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+_SCALARS = ("alpha_p", "alpha_n", "beta", "eps")  # of Apertus's activation
 
 
 def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
@@ -34,7 +40,8 @@ def _olmo3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
     return rope if is_new or kind == FULL else RopeConfig(dim, rope.theta)
 
 
-def _has_rope(reading: Reading, index: int) -> bool:
+def has_rope(reading: Reading, index: int) -> bool:
+    """By ``no_rope_layers``, or in all layers but every n-th."""
     listed = reading.reader.integers("no_rope_layers")  # ones are layers that do have it
     every = value_or(reading.reader.integer("no_rope_layer_interval", minimum=1), 4)
     if listed is not None and index < len(listed.value):
@@ -44,13 +51,13 @@ def _has_rope(reading: Reading, index: int) -> bool:
 
 def _smollm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     rope = read_rope(reading.reader, dim)
-    return rope if _has_rope(reading, index) else None
+    return rope if has_rope(reading, index) else None
 
 
 def _smollm3_slides(reading: Reading, index: int) -> bool:
     """Where types are listed they decide alone, as the library masks by them."""
     is_enabled = reading.flag("use_sliding_window")
-    default = SLIDING if is_enabled and not _has_rope(reading, index) else FULL
+    default = SLIDING if is_enabled and not has_rope(reading, index) else FULL
     return (reading.layer_type(index) or default) == SLIDING
 
 
@@ -71,6 +78,19 @@ def _exaone_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     has_window = reading.reader.integer("sliding_window") is not None
     rope = read_rope(reading.reader, dim)
     return rope if not has_window or _exaone_slides(reading, index) else None
+
+
+def with_bare_norms(config: AttentionConfig) -> AttentionConfig:
+    """Attention whose queries and keys have norms without weights behind the rotation.
+
+    These take away what the rotation multiplies with, and need not stand behind it: a rotation
+    does not change how long a vector is.
+    """
+    rope, eps = config.rope, config.norm_eps
+    if rope is not None and rope.scaling is not None:
+        eps /= rope.scaling.attention_factor**2
+        rope = replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
+    return replace(config, rope=rope, norm_eps=eps, qk_norm=True, qk_norm_weight=False)
 
 
 def granite_swa_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
@@ -96,6 +116,59 @@ def granite_swa_rope(reading: Reading, dim: int, index: int) -> RopeConfig | Non
 def first_of_four_slide_not(reading: Reading, index: int) -> bool:
     """By ``layer_types``, or all layers but every fourth from the first on."""
     return type_by_turns(reading, index, 4, last=False) == SLIDING
+
+
+def _apertus_mlp(reading: Reading, index: int) -> MlpConfig:
+    """One whose activation is learned, or another."""
+    del index
+    found = reading.reader.text("hidden_act")
+    is_learned = found is None or found.value == XIELU
+    return MlpConfig(
+        hidden_size=reading.hidden_size,
+        intermediate_size=reading.size("intermediate_size"),
+        activation=XIELU if is_learned else reading.activation("hidden_act"),
+        gated=False,
+    )
+
+
+def _apertus_config(own: Mapping[str, object]) -> Mapping[str, object]:
+    """With the rotation that a silent one stands for.
+
+    Raises:
+        ConfigError: It has a base alone. Older versions of the library scaled nothing then, and
+            newer ones take another base.
+    """
+    prepared = _scale_apertus(own)
+    if prepared is not own and own.get("rope_theta") is not None:
+        raise ConfigError(
+            "config.json: whether this rotation is scaled is missing.",
+            found="rope_theta, and nothing about a scaling",
+            expected="rope_parameters",
+            hint='write "rope_type": "default" there beside "rope_theta" for none',
+        )
+    return prepared
+
+
+def _nanochat_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
+    del index
+    return replace(read_rope(reading.reader, dim), backwards=True)
+
+
+def _nanochat_numbers(reading: Reading) -> dict[str, object]:
+    norm = NormConfig(reading.hidden_size, reading.number("rms_norm_eps", 1e-6), has_weight=False)
+    return {
+        "embedding_norm": norm,
+        "logit_softcap": reading.optional_number("final_logit_softcapping"),
+    }
+
+
+_scale_apertus = unless_said(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 
 
 LLAMA = Traits(
@@ -149,6 +222,37 @@ JAIS2 = Traits(
     eps="layer_norm_eps",
     ignored_keys=("rms_norm_eps",),
 ).family("jais2")
+APERTUS = Traits(
+    rules=hf_rules(
+        [Rule(LAYER + "mlp.act_fn.{p}", FEED + "xielu.{p}", p=_SCALARS)],
+        norms={"attention": "mixer_norm", "feedforward": "feed_forward_norm"},
+    ),
+    defaults={"hidden_act": XIELU, "rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0},
+    attention={**LLAMA_BIASES, "qk_norm": True},
+    feed_forward=_apertus_mlp,
+    prepare=_apertus_config,
+    expects={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
+).family("apertus")
+_NANOCHAT = Traits(
+    rules=hf_rules(
+        [
+            Rule(LAYER + "mlp.fc1.weight", FEED + "up_proj.weight"),
+            Rule(LAYER + "mlp.fc2.weight", FEED + "down_proj.weight"),
+        ]
+    ),
+    defaults={"hidden_act": "relu2", "final_logit_softcapping": 15.0},
+    attention=LLAMA_BIASES,
+    mlp={"gated": False},
+    model_numbers=_nanochat_numbers,
+    norm_weight=False,
+    rope=_nanochat_rope,
+)
+NANOCHAT = replace(
+    _NANOCHAT,
+    mixer=lambda reading, norm, index: with_bare_norms(
+        read_attention(reading, _NANOCHAT, norm, index)
+    ),
+).family("nanochat")
 ARCEE = Traits(
     defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
     attention=LLAMA_BIASES,

@@ -287,9 +287,9 @@ def with_llama3_factors(
     """
     low = number_or(parameters, "low_freq_factor", 1.0)
     high = number_or(parameters, "high_freq_factor", 4.0)
-    if high <= low:
+    if high < low:
         raise ConfigError(
-            f"{parameters.source}: high_freq_factor must be above low_freq_factor.",
+            f"{parameters.source}: high_freq_factor must not be below low_freq_factor.",
             found=f"{high:g} and {low:g}",
         )
     return replace(

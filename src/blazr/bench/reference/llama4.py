@@ -1,0 +1,58 @@
+"""What Llama 4 does otherwise than others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.experts import expert_mlp
+from blazr.bench.reference.hf_config import FULL, Config
+from blazr.bench.reference.mlp import mlp
+from blazr.bench.reference.model import Function
+from blazr.bench.reference.weights import Weights, linear
+
+
+def chunk(config: Config, index: int, *, rotates: bool) -> int | None:
+    """Tokens of a layer's chunks, or None.
+
+    Args:
+        config: The config.
+        index: The layer.
+        rotates: Whether the layer has a rotation.
+    """
+    size = config.get("attention_chunk_size", default=0)
+    usual = "chunked_attention" if size and rotates else FULL
+    return size if (config.layer_type(index) or usual) != FULL else None
+
+
+def growth(config: Config) -> tuple[float, float] | None:
+    """By how much, and with how many tokens, queries grow in layers without a rotation."""
+    if not config.get("attn_temperature_tuning", default=True):
+        return None
+    return config.get("attn_scale", default=0.1), float(config.get("floor_scale", default=8192))
+
+
+def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
+    """An MLP, or experts that are given weighted tokens, matrices (in, out)."""
+    del kind
+    w, activation = layer.under("feed_forward."), config.get("hidden_act", default="silu")
+    if "router.weight" not in w:
+        return lambda x: mlp(x, w, activation)
+    count = config.get("num_experts_per_tok", default=1)
+
+    def apply(x: Tensor) -> Tensor:
+        logits = linear(x, w, "router")
+        best = logits.topk(count, -1)
+        shares = torch.zeros_like(logits).scatter(-1, best.indices, best.values.sigmoid())
+        y = mlp(x, w.under("shared_expert."), activation)
+        for e in range(shares.shape[1]):
+            rows = shares[:, e].nonzero().squeeze(-1)
+            if len(rows):
+                only = slice(e, e + 1)
+                gate, up = w.rows("experts.gate_up_proj", only)[0].T.chunk(2)
+                down = w.rows("experts.down_proj", only)[0].T
+                given = x[rows] * shares[rows, e, None]
+                y[rows] += expert_mlp(given, gate, up, down, activation)
+        return y
+
+    return apply
