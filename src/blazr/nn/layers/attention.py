@@ -17,7 +17,7 @@ from blazr.nn.layers.rope import RopeConfig
 from blazr.nn.operands.attention import AttentionTemperature, Pages, Rotation
 from blazr.nn.ops.attention import attend_bidirectionally, paged_attention, scale_queries
 from blazr.nn.ops.norm import rms_norm
-from blazr.nn.ops.pointwise import dense, sigmoid_gate
+from blazr.nn.ops.pointwise import dense, scaled, sigmoid_gate
 from blazr.nn.ops.rope import rotate_and_store
 
 
@@ -54,9 +54,12 @@ class AttentionConfig(MixerConfig):
         head_gate: Whether a sigmoid of one number a head, from a matrix of its own, weighs what the
             head puts out (LFM3).
         gate_proj: Whether a sigmoid of a projection of its own, of all channels, does (Trinity).
+        softplus_gate: Whether that is a softplus in the place of the sigmoid (Laguna).
         clip_qkv: Queries, keys and values are cut off at this magnitude before the rotation (OLMo,
             DBRX); None leaves them.
         sinks: Whether every head has a score that takes its share and gives nothing (GPT-OSS).
+        v_head_dim: E, of the values, where it is another than D (MiMo-V2).
+        v_multiplier: Applied to the values.
         v_norm: Whether values are normalised per head, without a weight (Gemma 3n).
         values_are_keys: Whether values are what the projection of keys makes, before the norm and
             the rotation of keys (Gemma 4).
@@ -87,8 +90,11 @@ class AttentionConfig(MixerConfig):
     output_gate: bool = False
     head_gate: bool = False
     gate_proj: bool = False
+    softplus_gate: bool = False
     clip_qkv: float | None = None
     sinks: bool = False
+    v_head_dim: int | None = None
+    v_multiplier: float = 1.0
     v_norm: bool = False
     values_are_keys: bool = False
     kv_layer: int | None = None
@@ -99,6 +105,11 @@ class AttentionConfig(MixerConfig):
         scale = self.attention_multiplier
         return self.head_dim**-0.5 if scale is None else scale
 
+    @property
+    def v_size(self) -> int:
+        """Channels of a value."""
+        return self.v_head_dim or self.head_dim
+
     def length_class(self, length: int) -> int:
         """As the rotation has it."""
         return self.rope.length_class(length) if self.rope is not None else 0
@@ -107,21 +118,24 @@ class AttentionConfig(MixerConfig):
         """Keys (rotated) and values of every token, or whose they are."""
         if self.kv_layer is not None:
             return CacheSpec(owner=self.kv_layer)
-        entry = TensorSpec((self.num_kv_heads, self.head_dim), dtype)
-        return CacheSpec(paged={"k": entry, "v": entry})
+        keys, values = (
+            TensorSpec((self.num_kv_heads, size), dtype) for size in (self.head_dim, self.v_size)
+        )
+        return CacheSpec(paged={"k": keys, "v": values})
 
     def part(self, rank: Rank) -> tuple[AttentionConfig, Parts]:
         """Cut by heads; ranks share keys and values where these have fewer heads."""
         own = rank.equal_run(self.num_heads, "query heads")
         kept = rank.shared_run(self.num_kv_heads, self.num_heads, "key/value heads")
         query, key = channels_of(own, self.head_dim), channels_of(kept, self.head_dim)
+        mixed, value = channels_of(own, self.v_size), channels_of(kept, self.v_size)
         gated = 2 if self.output_gate else 1
         parts: dict[str, Held] = {
             "q_proj": Rows((channels_of(own, gated * self.head_dim),)),
             "k_proj": Rows((key,)),
-            "v_proj": Rows((key,)),
-            "gate_proj": Rows((own if self.head_gate else query,)),
-            "o_proj": Columns((query,)),
+            "v_proj": Rows((value,)),
+            "gate_proj": Rows((own if self.head_gate else mixed,)),
+            "o_proj": Columns((mixed,)),
             "sinks": Rows((own,)),
         }
         if self.qk_norm_all_heads:
@@ -158,15 +172,16 @@ class Attention(Mixer):
         super().__init__(config)
         hidden, dim = config.hidden_size, config.head_dim
         query, key = config.num_heads * dim, config.num_kv_heads * dim
+        mixed, value = config.num_heads * config.v_size, config.num_kv_heads * config.v_size
         gated = 2 if config.output_gate else 1
         self.q_proj = Linear(hidden, gated * query, bias=config.qkv_bias)
         has_keys = config.kv_layer is None
         if has_keys:
             self.k_proj = Linear(hidden, key, bias=config.qkv_bias)
         if has_keys and not config.values_are_keys:
-            self.v_proj = Linear(hidden, key, bias=config.qkv_bias)
-        self.o_proj = Linear(query, config.output_size or hidden, bias=config.o_bias)
-        gates = config.num_heads if config.head_gate else query if config.gate_proj else 0
+            self.v_proj = Linear(hidden, value, bias=config.qkv_bias)
+        self.o_proj = Linear(mixed, config.output_size or hidden, bias=config.o_bias)
+        gates = config.num_heads if config.head_gate else mixed if config.gate_proj else 0
         self.gate_proj = Linear(hidden, gates) if gates else None
         if config.qk_layer_norm:
             self.q_norm: nn.Module = HeadNorm(config.num_heads, dim, config.norm_eps)
@@ -222,7 +237,10 @@ class Attention(Mixer):
             attend_bidirectionally(heads, q, pages, batch.table)
         if self.gate_proj is not None:
             gate = self.gate_proj(x)
-        if gate is not None and config.head_gate:
+        if gate is not None and config.softplus_gate:
+            gate = gate.unsqueeze(-1) if config.head_gate else gate.view_as(heads)
+            heads, gate = (heads * _softplus(gate)).to(heads.dtype), None
+        elif gate is not None and config.head_gate:
             heads, gate = sigmoid_gate(heads, gate.unsqueeze(-1)), None
         heads = heads.flatten(-2)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
@@ -236,6 +254,7 @@ class Attention(Mixer):
             return rotate_and_store(q, none, none, rotation, keys, values)
         k = self.k_proj(x)
         v = self._heads(k if config.values_are_keys else self.v_proj(x), "v")
+        v = scaled(v, config.v_multiplier)
         k = self._heads(k, "k")
         if config.v_norm:
             v = rms_norm(v, self._ones, config.norm_eps)
@@ -255,10 +274,16 @@ class Attention(Mixer):
         norm = getattr(self, f"{name}_norm") if is_normed and not is_bare else None
         if norm is not None and config.qk_norm_all_heads:
             x = norm(x)
-        x = x.unflatten(-1, (-1, config.head_dim))
+        x = x.unflatten(-1, (-1, config.v_size if name == "v" else config.head_dim))
         if is_bare:
             x = rms_norm(x, self._ones, config.norm_eps)
         elif norm is not None and not config.qk_norm_all_heads:
             x = norm(x)
         limit = config.clip_qkv
         return x if limit is None else x.clamp(-limit, limit)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """In float32; torch's own rounds a number otherwise beside others."""
+    x = x.float()
+    return torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0)

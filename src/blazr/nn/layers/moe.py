@@ -56,8 +56,10 @@ class MoeConfig(FeedForwardConfig):
             None for C itself.
         router_norm: Of what the router sees alone, or None (Gemma 4).
         router_multiplier: Applied to that.
+        router_softcap: Its logits z become ``softcap * tanh(z / softcap)``; None leaves them.
         expert_norm: Of what the experts see, or None.
         expert_scale: Whether each expert's output has a factor.
+        output_multiplier: Applied to what comes out.
         held: Of the experts, those whose matrices are here; None for all.
     """
 
@@ -84,8 +86,10 @@ class MoeConfig(FeedForwardConfig):
     latent_size: int | None = None
     router_norm: NormConfig | None = None
     router_multiplier: float = 1.0
+    router_softcap: float | None = None
     expert_norm: NormConfig | None = None
     expert_scale: bool = False
+    output_multiplier: float = 1.0
     held: range | None = None
 
     @property
@@ -287,6 +291,8 @@ class Moe(FeedForward):
         rows = x.flatten(0, -2)
         seen = rows if self.router_norm is None else self.router_norm(rows)
         logits = self.router(scaled(seen, self.config.router_multiplier))
+        if self.config.router_softcap is not None:
+            logits = widen(logits, cap=self.config.router_softcap)
         correction = None if self.correction_bias is None else widen(self.correction_bias)
         weights, chosen = route(logits, self.config.routing, correction)
         if self.config.scoring == "sigmoid of chosen":
@@ -304,7 +310,8 @@ class Moe(FeedForward):
                 shared = sigmoid_gate(shared, self.shared_expert_gate(x))
         out = finish()
         out = (self.latent_up_proj(out) if has_latent else out).view_as(x)
-        return out if shared is None else add(out, shared)
+        out = out if shared is None else add(out, shared)
+        return scaled(out, self.config.output_multiplier)
 
     def _sigmoids(self, logits: Tensor, chosen: Tensor) -> Tensor:
         found = logits.gather(-1, chosen).float()
