@@ -164,7 +164,7 @@ def _classic(written: dict[str, object]) -> dict[str, object]:
     """The changes that make a config look as files did before ``rope_parameters``."""
     changes = classic_layers(written) | {"torch_dtype": "float32"}
     new = written.get("rope_parameters")
-    came_later = written["model_type"].startswith(("gemma4", "lfm3", "mellum"))
+    came_later = written["model_type"].startswith(("gemma4", "lfm3", "mellum", "laguna", "mimo_v2"))
     # a theta of null, by which OLMo Hybrid says that there is no rotation, cannot be set here
     if new is None or came_later or new.get("rope_theta", "by type") is None:
         return changes
@@ -647,6 +647,12 @@ def test_what_gemma_3n_cannot_be_is_refused(
         ("apertus", {"post_norm": True}, "'post_norm' is not supported"),
         ("apertus", {"rope_parameters": None, "rope_theta": 500_000.0}, "is scaled is missing"),
         ("hy_v3", {"n_group": 4}, "'n_group' is not supported"),
+        ("laguna", {"gating": False}, "'gating' is not supported"),
+        ("laguna", {"num_attention_heads_per_layer": [4, 2]}, "does not fit the layers"),
+        ("laguna", {"moe_apply_router_weight_on_input": True}, "router_weight_on_input' is not"),
+        ("mimo_v2_flash", {"swa_num_key_value_heads": 3}, "'swa_num_key_value_heads' is not"),
+        ("mimo_v2_flash", {"add_full_attention_sink_bias": True}, "full_attention_sink_bias' is"),
+        ("cohere2_moe", {"expert_selection_fn": "tanh"}, "'expert_selection_fn' is not supported"),
         ("sarvam_mla", {"score_function": "softmax"}, "'score_function' is not supported"),
     ],
 )
@@ -669,5 +675,19 @@ def test_sarvam_under_the_keys_of_its_release(tmp_path: Path) -> None:
     released = {new: written[old] for old, new in names.items()} | dict.fromkeys(names)
     released |= {"head_dim": 576, "q_head_dim": 192, "rope_parameters": None}
     rewrite_config(tmp_path, **released, rope_scaling=scaling, rope_theta=10_000.0)
+    assert_same_logits(tmp_path, theirs)
+    assert not plan_model(str(tmp_path)).derivation.warnings
+
+
+def test_mimo_v2_under_the_keys_of_its_release(tmp_path: Path) -> None:
+    theirs = save_reference("mimo_v2_flash", tmp_path, changes=CASES["mimo_v2_flash"][1])
+    written = json.loads((tmp_path / "config.json").read_text())
+    gone = ("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps", "sliding_window")
+    said = {"hybrid_layer_pattern": [0, 1, 0], "moe_layer_freq": [0, 1, 1]}
+    said |= {"layernorm_epsilon": written["rms_norm_eps"], "sliding_window_size": 7}
+    said |= {"rope_theta": 5_000_000.0, "swa_rope_theta": 10_000.0, "attention_chunk_size": 7}
+    said |= {"swa_num_key_value_heads": 2, "swa_head_dim": 12, "swa_v_head_dim": 10}
+    said |= {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False}
+    rewrite_config(tmp_path, **dict.fromkeys(gone), **said, partial_rotary_factor=0.334)
     assert_same_logits(tmp_path, theirs)
     assert not plan_model(str(tmp_path)).derivation.warnings

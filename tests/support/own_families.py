@@ -21,8 +21,9 @@ from tests.support.seeds import run_seed
 RELEASED = Path(__file__).resolve().parents[1] / "golden" / "headers"
 # Those that two layers are too few for: none attends, or none has keys that others could share.
 LATE = {"gemma3n_text", "lfm3", "recurrent_gemma", "zamba"}
-# Those whose files hold matrices of heads side by side, which `save` does not write.
-JOINED = {"sarvam_mla"}
+# Those whose files hold matrices of heads side by side, which `save` does not write, and those
+# whose configs say how each type of layer is rotated, which one of sizes does not.
+OTHERS = {"sarvam_mla", "laguna", "mimo_v2_flash"}
 # What a config must say, by the values' names here; each family has keys of its own for them.
 SIZES: dict[str, object] = {
     "hidden_size": 24,
@@ -45,7 +46,7 @@ def own_families() -> set[str]:
     parts = [config["text_config"] for config in configs if "text_config" in config]
     released = {part.get("model_type") for part in (*configs, *parts)}
     named = {name for name, row in FAMILIES.items() if row.keys and not is_vision(name)}
-    return named - released - LATE - JOINED
+    return named - released - LATE - OTHERS
 
 
 def config_of(family: Family) -> dict[str, object]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from blazr.bench.reference.norms import layer_norm, rms_norm
 from blazr.bench.reference.rotation import Rotation, grown, rotate, temper
@@ -34,6 +36,9 @@ class AttentionSizes:
         bare_norm: Whether norms without weights stand behind the rotation (Llama 4).
         chunk: Tokens that see each other alone, from the first on; None for all (Llama 4).
         growth: Llama 4's scale and length: queries grow with the position, counted from 1.
+        v_dim: Channels of a value, where these are others than a head's (MiMo-V2).
+        v_scale: What values are multiplied with.
+        softplus_gate: Whether a softplus of ``g_proj`` weighs each head or channel (Laguna).
         clip: What queries, keys and values are clamped to, or None (OLMoE).
     """
 
@@ -53,27 +58,25 @@ class AttentionSizes:
     bare_norm: bool = False
     chunk: int | None = None
     growth: tuple[float, float] | None = None
+    v_dim: int | None = None
+    v_scale: float = 1.0
+    softplus_gate: bool = False
     clip: float | None = None
 
 
 def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
     """(T, C) to (T, C), causal."""
-    if "qkv_proj.weight" in w:
-        sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim
-        q, k, v = linear(x, w, "qkv_proj").split(sizes, -1)
-    else:
-        q, k, v = (linear(x, w, f"{name}_proj") for name in "qkv")
+    q, k, v = _projected(x, w, s)
     gate = None
     if s.gated:
         q, gate = (part.flatten(1) for part in q.unflatten(-1, (s.heads, -1)).chunk(2, -1))
-    if s.gate_apart:
-        gate = linear(x, w, "gate_proj")
     norms = _norm_weight(w, "q"), _norm_weight(w, "k")
     if not s.norm_last:
         q, k = _normed(q, norms[0], s), _normed(k, norms[1], s)
     if s.clip is not None:
         q, k, v = (part.clamp(-s.clip, s.clip) for part in (q, k, v))
-    q, k, v = (part.unflatten(-1, (-1, s.dim)) for part in (q, k, v))  # (T, H, D)
+    q, k = (part.unflatten(-1, (-1, s.dim)) for part in (q, k))  # (T, H, D)
+    v = v.unflatten(-1, (-1, s.v_dim or s.dim)) * s.v_scale
     q, k = temper(rotate(q, s.rotation), s.rotation), rotate(k, s.rotation)
     if s.norm_last:
         q, k = (
@@ -86,17 +89,20 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
         q = grown(q, *s.growth, first=1)
     k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
     scale = s.dim**-0.5 if s.scale is None else s.scale
-    sinks = w.get("sinks")
+    sinks = w.get("sinks" if "sinks" in w else "attention_sink_bias")
     parts = [part.split(s.chunk or len(part)) for part in (q, k, v)]
     chunks = [
         attend(*each, scale, window=s.window, softcap=s.softcap, sinks=sinks)
         for each in zip(parts[0], parts[1], parts[2], strict=True)
     ]
     mixed = torch.cat(chunks)
-    if s.head_gated:
-        mixed = mixed * linear(x, w, "gate_proj").sigmoid()[..., None]
-    out = mixed.flatten(1)
-    return linear(out if gate is None else out * gate.sigmoid(), w, "o_proj")
+    if s.gate_apart or s.head_gated:
+        gate = linear(x, w, "gate_proj")
+    if s.softplus_gate:
+        mixed = mixed * softplus(linear(x, w, "g_proj")).unflatten(-1, (s.heads, -1))
+    if gate is not None:
+        mixed = mixed * gate.sigmoid().unflatten(-1, (s.heads, -1))
+    return linear(mixed.flatten(1), w, "o_proj")
 
 
 def attend(
@@ -126,6 +132,14 @@ def attend(
     else:
         shares = scores.softmax(-1)
     return torch.einsum("hts,she->the", shares, v)
+
+
+def _projected(x: Tensor, w: Weights, s: AttentionSizes) -> Sequence[Tensor]:
+    """Queries, keys and values of all heads, (T, H * D) each."""
+    if "qkv_proj.weight" not in w:
+        return [linear(x, w, f"{name}_proj") for name in "qkv"]
+    sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim
+    return linear(x, w, "qkv_proj").split(sizes, -1)
 
 
 def _norm_weight(w: Weights, name: str) -> Tensor | None:

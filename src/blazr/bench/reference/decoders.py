@@ -221,6 +221,37 @@ DEFAULTS: Mapping[str, Settings] = {
         "rope_theta": 500_000.0,
         "attention_chunk_size": 8192,
     },
+    "cohere2_moe": {
+        "layer_norm_eps": 1e-5,
+        "head_dim": 128,
+        "logit_scale": 0.0625,
+        "sliding_window": 4096,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "laguna": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": 512,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+            SLIDING: {"rope_theta": 10_000.0},
+        },
+    },
+    "mimo_v2_flash": {
+        **_HEADS_OF_128,
+        "num_key_value_heads": 4,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "partial_rotary_factor": 0.334,
+        "sliding_window": 129,
+        "attention_value_scale": 0.707,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "rope_parameters": {FULL: {"rope_theta": 5e6}, SLIDING: {"rope_theta": 10_000.0}},
+    },
     "internlm3": {**_HEADS_OF_128, "num_key_value_heads": 2},
     "iquestcoder": {**_HEADS_OF_128, "num_key_value_heads": 8},
     "jais2": {"hidden_act": "relu2", "layer_norm_eps": 1e-5},
@@ -310,8 +341,10 @@ _GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _OFFSET = (*_GEMMAS, *_GATED, "nemotron")
 # LayerNorms without biases.
 _CENTRED = ("cohere", "cohere2", "olmo")
+_PARALLEL = ("phi", "cohere", "cohere2", "cohere2_moe")
 _INTERLEAVED = (
     "llama4_text",
+    "cohere2_moe",
     "helium",
     "glm",
     "glm4",
@@ -340,7 +373,8 @@ def _head_of(w: Weights) -> str:
 
 def decoder(w: Weights, kind: str, config: Config) -> ReferenceModel:
     """A model of ``model_type`` ``kind``."""
-    feed = llama4.feed_forward if kind == "llama4_text" else feed_forward
+    feeds = {"llama4_text": llama4.feed_forward, "cohere2_moe": _cohere_feed_forward}
+    feed = feeds.get(kind, feed_forward)
     return stack(w, kind, config, mixer_of=_mixer, feed_forward_of=feed)
 
 
@@ -364,12 +398,12 @@ def stack(
     root = _root_of(w)
     eps = config.get("rms_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_eps", default=1e-6)
     offset = float(kind in _OFFSET)
-    centred = kind in _CENTRED
+    centred = kind in _CENTRED or (kind == "cohere2_moe" and not config.says("rms_norm_eps"))
     count = config.size("num_hidden_layers")
     residual_scale = config.get("residual_multiplier", default=1.0)
     if kind == "minicpm3":
         residual_scale = config.get("scale_depth", default=1.0) / count**0.5
-    is_parallel = kind in ("phi", "cohere", "cohere2") or (
+    is_parallel = kind in _PARALLEL or (
         kind == "stablelm" and config.get("use_parallel_residual", default=False)
     )
 
@@ -453,13 +487,18 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
     """Attention with grouped queries in a layer."""
     heads = config.size("num_attention_heads")
     dim = config.get("head_dim", default=config.size("hidden_size") // heads)
+    each: Sequence[Setting] = config.get("num_attention_heads_per_layer", default=())
+    heads = as_like(each[index], 0, "num_attention_heads_per_layer") if each else heads
+    kv_heads = config.get("num_key_value_heads", default=heads)
+    if kind == "mimo_v2_flash" and _by_pattern(kind, config, index):
+        kv_heads *= 2
     scale = config.number("attention_multiplier")
     still = _is_still(kind, config, index)
     if kind in _CAPPED and kind in _GEMMAS:
         scale = config.get("query_pre_attn_scalar", default=256) ** -0.5
     return AttentionSizes(
         heads=heads,
-        kv_heads=config.get("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         dim=dim,
         rotation=_rotation(kind, config, index, dim),
         scale=scale,
@@ -474,6 +513,9 @@ def attention_sizes(kind: str, config: Config, index: int, eps: float) -> Attent
         bare_norm=_has_bare_norms(kind, config, index),
         chunk=llama4.chunk(config, index, rotates=not still) if kind == "llama4_text" else None,
         growth=llama4.growth(config) if kind == "llama4_text" and still else None,
+        v_dim=config.size("v_head_dim") if kind == "mimo_v2_flash" else None,
+        v_scale=config.get("attention_value_scale", default=1.0),
+        softplus_gate=kind == "laguna",
         head_gated=kind == "lfm3" and config.get("use_attention_gate", default=True),
     )
 
@@ -505,6 +547,8 @@ def _type_by_pattern(kind: str, config: Config, index: int) -> str:
         return SLIDING if pattern[index % len(pattern)] == "L" else FULL
     if kind in ("cwm", *_GRANITE_SWA):
         return listed or (SLIDING if index % 4 else FULL)
+    if kind == "mimo_v2_flash":
+        return listed or (SLIDING if index and (index + 1) % 6 else FULL)
     every = config.get("sliding_window_pattern", default=6 if kind == "gemma3_text" else 4)
     return listed or (SLIDING if (index + 1) % every else FULL)
 
@@ -521,6 +565,12 @@ def _is_still(kind: str, config: Config, index: int) -> bool:
             return True
         case "granitemoehybrid":
             return config.text("position_embedding_type") != "rope"
+        case "cohere2_moe":
+            is_full = _type_by_pattern(kind, config, index) != SLIDING or not config.window()
+            first = config.get("prefix_dense_sliding_window_pattern", default=1) == 1
+            return is_full and not (
+                first and config.layer_type(index, "mlp_layer_types") == "dense"
+            )
         case "smollm3" | "llama4_text":
             return not _rotates(config, index)
         case "olmo_hybrid":  # a theta of null says so
@@ -584,9 +634,16 @@ def _by_type(config: Config, index: int, dim: int) -> Rotation:
     return rotation_of(config, dim, config.rope(config.layer_type(index) or FULL))
 
 
+def _mimo_rotation(config: Config, index: int, dim: int) -> Rotation:
+    """The same of types that take turns."""
+    layer_type = _type_by_pattern("mimo_v2_flash", config, index)
+    return rotation_of(config, dim, config.rope(layer_type))
+
+
 _ROTATIONS: Mapping[str, Callable[[Config, int, int], Rotation | None]] = {
     **dict.fromkeys(_GRANITE_SWA, _based_by_layer),
-    "mellum": _by_type,
+    **dict.fromkeys(("mellum", "laguna"), _by_type),
+    "mimo_v2_flash": _mimo_rotation,
     "nanochat": _backwards,
 }
 
@@ -633,7 +690,8 @@ _SLIDES: Mapping[str, Callable[[str, Config, int], bool]] = {
     **dict.fromkeys(("mistral", "mixtral", "phi3", "starcoder2", *MINIMAX), lambda *_: True),
     "ministral3": lambda *_: True,
     "ministral": lambda _, config, index: config.layer_type(index) != FULL,
-    "mellum": _as_listed,
+    **dict.fromkeys(("mellum", "laguna"), _as_listed),
+    **dict.fromkeys(("cohere2_moe", "mimo_v2_flash"), _by_pattern),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _where_enabled),
     **dict.fromkeys(("gemma2", "vaultgemma", "gpt_oss"), _by_turns),
     "lfm3": lambda _, config, index: _lfm3_type(config, index) == SLIDING,
@@ -698,13 +756,30 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         return _gpt_oss_experts(w, config)
     if "gate.weight" in w:
         router = router_of(kind, config)
-        at = {"ernie4_5_moe": "moe_statics.", "exaone_moe": ""}.get(kind, "gate.")
+        at = _BIASED.get(kind, "gate.")
         return experts(w, "gate", router, activation, bias=at + "e_score_correction_bias")
     if "gate.wg.weight" in w:  # Hunyuan
         return experts(w, "gate.wg", router_of(kind, config), activation)
     if kind in ("afmoe", "hy_v3") and "router.gate.weight" in w:
         return experts(w, "router.gate", router_of(kind, config), activation, bias="expert_bias")
     return lambda x: mlp(x, w, activation)
+
+
+def _cohere_feed_forward(layer: Weights, kind: str, config: Config) -> Function:
+    """The mean of chosen experts and those of all tokens, unless the config wants the sum."""
+    mixed = feed_forward(layer, kind, config)
+    is_sum = config.get("shared_expert_combination_strategy", default="average") == "sum"
+    is_alone = not config.get("num_shared_experts", default=0)
+    is_dense = "mlp.gate.weight" not in layer
+    return mixed if is_sum or is_alone or is_dense else lambda x: mixed(x) / 2
+
+
+# Before the name of what takes part in choosing alone, where it is not the router's.
+_BIASED: Mapping[str, str] = {
+    "ernie4_5_moe": "moe_statics.",
+    "exaone_moe": "",
+    "laguna": "experts.",
+}
 
 
 def router_of(kind: str, config: Config) -> Router:
@@ -714,7 +789,11 @@ def router_of(kind: str, config: Config) -> Router:
         each = config.own.get("moe_topk", 1)  # a number, or one for each layer
         chosen = int(as_like(each[0] if isinstance(each, list) else each, 0, "moe_topk"))
     normalise = bool(config.get("norm_topk_prob", "moe_renormalize", default=False))
-    scale = config.get("routed_scaling_factor", "route_scale", "router_scaling_factor", default=1.0)
+    scale = config.get(
+        *("routed_scaling_factor", "route_scale", "router_scaling_factor"),
+        "moe_routed_scaling_factor",
+        default=1.0,
+    )
     groups = config.get("n_group", "num_expert_group", default=1)
     kept = config.get("topk_group", default=groups)
     match kind:
@@ -727,6 +806,14 @@ def router_of(kind: str, config: Config) -> Router:
             | "hunyuan_v1_moe"
         ):
             return Router(chosen=chosen)
+        case "cohere2_moe":
+            is_sigmoid = config.text("expert_selection_fn") == "sigmoid"
+            return Router(
+                chosen=chosen,
+                scoring="sigmoid" if is_sigmoid else "softmax",
+                normalise=normalise or not is_sigmoid,
+                by_logits=True,
+            )
         case "minimax_m2":
             return Router(chosen=chosen, scoring="sigmoid")
         case kind if kind in MINIMAX:
@@ -743,6 +830,8 @@ def router_of(kind: str, config: Config) -> Router:
             )
         case (
             "deepseek_v3"
+            | "laguna"
+            | "mimo_v2_flash"
             | "sarvam_mla"
             | "hy_v3"
             | "glm4_moe"
@@ -762,6 +851,7 @@ def router_of(kind: str, config: Config) -> Router:
                 scale=scale,
                 groups=(groups, kept, 2) if kept < groups else None,
                 floor=1e-20,
+                cap=config.get("moe_router_logit_softcapping", default=0.0) or None,
             )
         case "lfm2_moe":
             return Router(

@@ -30,6 +30,8 @@ class Router:
         groups: Groups of experts, kept groups, and how many experts judge a group; None for no
             groups.
         floor: Added to the sum before dividing by it.
+        cap: Logits z become ``cap tanh(z / cap)``, or None.
+        by_logits: Whether logits choose, whatever weighs (Cohere).
     """
 
     chosen: int
@@ -38,6 +40,8 @@ class Router:
     scale: float = 1.0
     groups: tuple[int, int, int] | None = None
     floor: float = 0.0
+    cap: float | None = None
+    by_logits: bool = False
 
 
 def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
@@ -45,8 +49,10 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
 
     ``bias`` takes part in choosing and not in weighing (DeepSeek-V3).
     """
+    if router.cap is not None:
+        logits = router.cap * torch.tanh(logits / router.cap)
     scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
-    wanted = scores if bias is None else scores + bias
+    wanted = logits if router.by_logits else scores if bias is None else scores + bias
     if router.groups is not None:
         count, kept, judges = router.groups
         grouped = wanted.unflatten(-1, (count, -1))

@@ -194,6 +194,7 @@ Numbers = Callable[[Reading], Mapping[str, float | None]]
 Settings = Callable[[Reading], Mapping[str, object]]
 Flags = Mapping[str, Flag]
 Norms = Literal["before", "behind", "both"]
+NormKind = Literal["rms", "layer"]
 
 
 def attends(reading: Reading, index: int, *, by_turns: bool, other: str = LINEAR) -> bool:
@@ -289,6 +290,7 @@ class Traits:
             says so.
         norm_kind: RMSNorm or LayerNorm.
         eps: Key of the norms' eps.
+        norm_of: Says both, where a config does.
         unit_offset: Whether norms store their weights less one.
         norm_weight: Whether norms have weights.
         norm_bias: Whether LayerNorms have biases.
@@ -321,8 +323,9 @@ class Traits:
     rope: Callable[[Reading, int, int], RopeConfig | None] | None = None
     slides: Callable[[Reading, int], bool] | None = None
     norms: Norms | Callable[[Reading], Norms] = "before"
-    norm_kind: Literal["rms", "layer"] = "rms"
+    norm_kind: NormKind = "rms"
     eps: str = "rms_norm_eps"
+    norm_of: Callable[[Reading], tuple[NormKind, str]] | None = None
     unit_offset: bool = False
     norm_weight: Flag = True
     norm_bias: bool = True
@@ -419,10 +422,11 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     reader.mark(*traits.ignored_keys)
     for key, allowed in traits.expects.items():
         reader.expect(key, *allowed)
+    kind, eps = traits.norm_of(reading) if traits.norm_of else (traits.norm_kind, traits.eps)
     norm = NormConfig(
         reading.hidden_size,
-        reading.number(traits.eps, 1e-6),
-        traits.norm_kind,
+        reading.number(eps, 1e-6),
+        kind,
         unit_offset=traits.unit_offset,
         has_weight=reading.flag(traits.norm_weight),
         has_bias=traits.norm_bias,
@@ -541,6 +545,7 @@ def read_attention(
     index: int,
     *,
     heads: tuple[int, int] | None = None,
+    count: int | None = None,
 ) -> AttentionConfig:
     """Attention as the config and the traits have it.
 
@@ -550,11 +555,12 @@ def read_attention(
         norm: For the eps of norms of queries and keys.
         index: The layer.
         heads: How many heads of keys and values it has, and their size, where layers differ.
+        count: How many heads of queries it has, where layers differ.
 
     Raises:
         ConfigError: Something is missing, contradicts itself, or is of an unknown kind.
     """
-    count = reading.size("num_attention_heads")
+    count = count or reading.size("num_attention_heads")
     kv_heads, dim = heads or (
         reading.size("num_kv_heads", count),
         reading.size("head_dim", reading.hidden_size // count or 1),

@@ -9,6 +9,7 @@ from blazr.core.errors import ConfigError
 from blazr.models.families.base import HF_ALIASES, value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
+    FULL,
     SLIDING,
     Reading,
     Traits,
@@ -18,6 +19,7 @@ from blazr.models.families.hf.derive import (
     type_by_turns,
 )
 from blazr.models.families.hf.names import LAYER, hf_rules
+from blazr.models.families.hf.sparse import read_experts, with_shared_expert
 from blazr.models.families.rules import (
     FEED,
     MIXER,
@@ -30,6 +32,8 @@ from blazr.models.families.rules import (
     queries_keys_values,
     renamed,
 )
+from blazr.nn.layers.base import FeedForwardConfig
+from blazr.nn.layers.mlp import MlpConfig
 from blazr.nn.layers.rope import RopeConfig
 
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
@@ -49,6 +53,51 @@ def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
     has_window = reading.reader.integer("sliding_window", minimum=1) is not None
     rope = interleaved_rope(reading, dim, index)
     return rope if has_window and _cohere_slides(reading, index) else None
+
+
+def _is_dense(reading: Reading, index: int) -> bool:
+    """By ``mlp_layer_types``, or in front of the others."""
+    listed = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    first = reading.size("first_k_dense_replace", 0, minimum=0)
+    return listed == "dense" if listed else index < first
+
+
+def _cohere_moe_type(reading: Reading, index: int) -> str:
+    """By ``layer_types``, or by turns: dense layers in front count by themselves."""
+    first = reading.size("first_k_dense_replace", 0, minimum=0)
+    every = reading.size("sliding_window_pattern", 4)
+    in_front = reading.size("prefix_dense_sliding_window_pattern", 1)
+    place, turns = (index, in_front) if index < first else (index - first, every)
+    return reading.layer_type(index) or (SLIDING if (place + 1) % turns else FULL)
+
+
+def _cohere_moe_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
+    """Layers without a window do not rotate, but for dense ones that all see everything."""
+    has_window = reading.reader.integer("sliding_window", minimum=1) is not None
+    slides = has_window and _cohere_moe_type(reading, index) == SLIDING
+    in_front = reading.size("prefix_dense_sliding_window_pattern", 1)
+    rope = interleaved_rope(reading, dim, index)
+    return rope if slides or (in_front == 1 and _is_dense(reading, index)) else None
+
+
+def _cohere_experts(reading: Reading, index: int) -> FeedForwardConfig:
+    """Experts beside others that serve every token, or their mean; or an MLP of its own size."""
+    size = reading.size("intermediate_size")
+    if _is_dense(reading, index):
+        return MlpConfig(
+            hidden_size=reading.hidden_size,
+            intermediate_size=reading.size("prefix_dense_intermediate_size", size),
+            activation=reading.activation("hidden_act"),
+        )
+    shared = reading.size("num_shared_experts", 0, minimum=0)
+    experts = read_experts(reading, "intermediate_size")
+    is_sum = reading.reader.raw.get("shared_expert_combination_strategy") == "sum"
+    if shared and not is_sum:
+        experts = replace(experts, output_multiplier=0.5)
+    if reading.reader.raw.get("expert_selection_fn") == "sigmoid":
+        normed = reading.flag("norm_topk_prob")
+        experts = replace(experts, scoring="sigmoid of chosen", norm_topk_prob=normed)
+    return with_shared_expert(experts, shared * size)
 
 
 def _grouped_rules(groups: int, at: str, attention: str, others: Sequence[Rule]) -> RuleBook:
@@ -305,6 +354,38 @@ COHERE2 = replace(
     expects={"use_qk_norm": (False,), "position_embedding_type": ("rope_gptj", "rope")},
     ignored_keys=(*_COHERE.ignored_keys, "sliding_window_pattern"),
 ).family("cohere2")
+COHERE2_MOE = replace(
+    _COHERE,
+    attention=LLAMA_BIASES,
+    defaults={
+        "layer_norm_eps": 1e-5,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    feed_forward=_cohere_experts,
+    rope=_cohere_moe_rope,
+    slides=lambda reading, index: _cohere_moe_type(reading, index) == SLIDING,
+    norm_of=lambda reading: (
+        ("layer", "layer_norm_eps")
+        if reading.reader.number("rms_norm_eps", above=0) is None
+        else ("rms", "rms_norm_eps")
+    ),
+    expects={
+        "use_qk_norm": (False,),
+        "position_embedding_type": ("rope_gptj", "rope"),
+        "expert_selection_fn": ("softmax", "sigmoid"),
+        "shared_expert_combination_strategy": ("average", "sum"),
+    },
+    ignored_keys=(
+        *_COHERE.ignored_keys,
+        *("sliding_window_pattern", "first_k_dense_replace", "norm_topk_prob"),
+        *("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size"),
+        *("layer_norm_eps", "mlp_layer_types"),
+    ),
+).family("cohere2_moe")
 STABLELM = Traits(
     rules=hf_rules(
         [

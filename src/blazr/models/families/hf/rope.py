@@ -100,13 +100,20 @@ def plain_rope_by_type(**parts: Mapping[str, float]) -> Preparation:
     return prepare
 
 
-def rope_of_type(reader: ConfigReader, layer_type: str, head_dim: int) -> RopeConfig:
+def rope_of_type(
+    reader: ConfigReader,
+    layer_type: str,
+    head_dim: int,
+    *,
+    defaults: Mapping[str, object] | None = None,
+) -> RopeConfig:
     """The rotation in layers of one type, for each of which the config has a part.
 
     Args:
         reader: The whole config.
         layer_type: The type.
         head_dim: Channels of a head.
+        defaults: What holds where that part is silent.
 
     Raises:
         ConfigError: There is no part for this type, or something is wrong there.
@@ -118,7 +125,7 @@ def rope_of_type(reader: ConfigReader, layer_type: str, head_dim: int) -> RopeCo
             f"{reader.source}: how layers of a type are rotated is missing.",
             expected=f"{layer_type!r} in rope_parameters",
         )
-    return read_rope(reader, head_dim, parameters=own)
+    return read_rope(reader, head_dim, parameters=own.over({**(defaults or {}), **own.raw}))
 
 
 def _in_new_words(parameters: ConfigReader) -> dict[str, object]:
