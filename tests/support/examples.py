@@ -446,6 +446,14 @@ FEED_FORWARD_EXAMPLES: dict[str, FeedForwardConfig] = {
         router_softcap=2.0,
         output_multiplier=0.5,
     ),
+    "sparse_mixer": MoeConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=20,
+        num_experts=5,
+        experts_per_token=2,
+        scoring="sparse mixer",
+        jitter=0.4,
+    ),
     "weighed_input": MoeConfig(
         hidden_size=HIDDEN,
         intermediate_size=20,
@@ -532,7 +540,7 @@ MIXES: dict[str, tuple[str, ...]] = {
     "caps, sinks and odd experts": ("gqa_capped+gelu", "gqa_sinks+clamped", "gqa_nope+plain"),
     "tempered": ("gqa_temperature+mlp", "mla_temperature+moe"),
     "chunks": ("gqa_chunks+weighed_input", "gqa_growing+xielu"),
-    "values of their own": ("gqa_short_values+capped_router", "gqa_softplus+mlp"),
+    "values of their own": ("gqa_short_values+capped_router", "gqa_softplus+sparse_mixer"),
     "deepseek": ("mla_deepseek_lite+mlp", "mla_deepseek+grouped"),
     "short convolutions": ("short_conv+mlp", "gqa+moe", "short_conv", "gqa_head_gate+mlp"),
     "gated delta": ("gated_delta_grouped+mlp", "gqa_gated+moe", "gated_delta+mlp", "kimi_delta"),

@@ -39,7 +39,9 @@ class MoeConfig(FeedForwardConfig):
         shared_expert_gate: Whether a sigmoid weighs the shared expert (Qwen2-MoE).
         activation: A name of ACTIVATIONS.
         gated: Whether the activation of a second projection is multiplied in.
-        scoring: What makes scores of the router's logits; or they choose, and a sigmoid weighs.
+        scoring: What makes scores of the router's logits; or they choose, and a sigmoid weighs, or
+            each that is chosen is weighed among those close to it (SparseMixer).
+        jitter: Half of how much less than the best one, as a share, those close to it may be.
         norm_topk_prob: Whether a token's weights are divided by their sum.
         routed_scaling_factor: Applied to the weights.
         weighs_input: Whether experts are given the weighted token, and what they make of it is
@@ -72,7 +74,8 @@ class MoeConfig(FeedForwardConfig):
     shared_expert_gate: bool = False
     activation: str = "silu"
     gated: bool = True
-    scoring: Literal["softmax", "sigmoid", "sigmoid of chosen"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sigmoid of chosen", "sparse mixer"] = "softmax"
+    jitter: float = 0.0
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     weighs_input: bool = False
@@ -113,7 +116,7 @@ class MoeConfig(FeedForwardConfig):
         scoring = self.scoring
         return Routing(
             self.experts_per_token,
-            "softmax of chosen" if of_chosen or scoring == "sigmoid of chosen" else scoring,
+            scoring if scoring in {"softmax", "sigmoid"} and not of_chosen else "softmax of chosen",
             self.norm_topk_prob,
             self.groups,
             self.routed_scaling_factor,
@@ -297,6 +300,8 @@ class Moe(FeedForward):
         weights, chosen = route(logits, self.config.routing, correction)
         if self.config.scoring == "sigmoid of chosen":
             weights = recordable(self._sigmoids, logits, chosen, like=weights)
+        elif self.config.scoring == "sparse mixer":
+            weights = recordable(self._shares, logits, chosen, like=weights)
         if self.expert_scale is not None:
             weights = recordable(self._scaled, weights, chosen, like=weights)
         has_latent = self.config.latent_size is not None
@@ -320,6 +325,21 @@ class Moe(FeedForward):
         if self.config.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights * self.config.routed_scaling_factor
+
+    def _shares(self, logits: Tensor, chosen: Tensor) -> Tensor:
+        """Of each chosen expert among those close to it that were not chosen before it.
+
+        Source: Liu et al. 2024, "GRIN", arXiv:2409.12136.
+        """
+        logits, shares = logits.float(), []
+        left = logits
+        for each in chosen.split(1, -1):
+            best = left.gather(-1, each)
+            distance = (best - logits) / logits.abs().clamp(min=best)
+            close = left.masked_fill(distance > 2 * self.config.jitter, float("-inf"))
+            shares.append(close.softmax(-1).gather(-1, each))
+            left = left.scatter(-1, each, float("-inf"))
+        return torch.cat(shares, -1)
 
     def _scaled(self, weights: Tensor, chosen: Tensor) -> Tensor:
         assert self.expert_scale is not None

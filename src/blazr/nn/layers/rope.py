@@ -38,6 +38,7 @@ class RopeScaling:
         beta_slow: Channels that turn less often than this are stretched whole.
         truncate: Whether the ends of the ramp over channels are whole numbers.
         attention_factor: Applied to cosine and sine.
+        long_attention_factor: The same for long sequences, where it is another (Phi-3.5-MoE).
         factors: A divisor per frequency.
         long_factors: The same for long sequences.
     """
@@ -51,6 +52,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    long_attention_factor: float | None = None
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
@@ -159,7 +161,12 @@ class RopeConfig:
 
     def _tables(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
         frequencies = _frequencies_on(self, length, positions.device)
-        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        factor, scaling = 1.0, self.scaling
+        if scaling is not None:
+            factor = scaling.attention_factor
+            is_long = length > scaling.original_max_seq_len
+            if is_long and scaling.long_attention_factor is not None:
+                factor = scaling.long_attention_factor
         both = rotary_tables(frequencies, positions, factor)
         return both[0], both[1]
 
