@@ -21,6 +21,7 @@ from blazr.models.families.hf.derive import ACTIVATIONS
 from blazr.models.loading.load import LoadedModel, load
 from blazr.models.loading.plan import detect_family, plan_model
 from blazr.nn.device import resolve_device
+from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.attention import AttentionTemperature
 from blazr.nn.ops.attention import scale_queries
@@ -653,6 +654,7 @@ def test_what_gemma_3n_cannot_be_is_refused(
         ("mimo_v2_flash", {"swa_num_key_value_heads": 3}, "'swa_num_key_value_heads' is not"),
         ("mimo_v2_flash", {"add_full_attention_sink_bias": True}, "full_attention_sink_bias' is"),
         ("cohere2_moe", {"expert_selection_fn": "tanh"}, "'expert_selection_fn' is not supported"),
+        ("phimoe short", {"rope_scaling": YARN, "rope_parameters": None}, "rotation is not supp"),
         ("sarvam_mla", {"score_function": "softmax"}, "'score_function' is not supported"),
     ],
 )
@@ -691,3 +693,23 @@ def test_mimo_v2_under_the_keys_of_its_release(tmp_path: Path) -> None:
     rewrite_config(tmp_path, **dict.fromkeys(gone), **said, partial_rotary_factor=0.334)
     assert_same_logits(tmp_path, theirs)
     assert not plan_model(str(tmp_path)).derivation.warnings
+
+
+def test_phi_moe_rotates_long_sequences_by_factors_of_their_own(tmp_path: Path) -> None:
+    """Which the library takes from the config, but for the divisors of frequencies."""
+    kind, changes = CASES["phimoe short"]
+    save_reference(kind, tmp_path, changes=changes)
+    mixer = plan_model(str(tmp_path)).derivation.config.layers[0].mixer
+    assert isinstance(mixer, AttentionConfig)
+    assert mixer.rope is not None
+    positions = torch.tensor([0, 7])
+    short, long = (
+        mixer.rope.tables(positions, torch.tensor([length] * 2))[0] for length in (512, 513)
+    )
+    speeds = 1_000_000.0 ** -torch.tensor([0, 0.5])
+    found = [short, long]
+    expected = [
+        scale * torch.cos(positions[:, None] * speeds / torch.tensor(factors))
+        for scale, factors in ((1.3, [1.0, 1.5]), (1.5, [2.0, 5.0]))
+    ]
+    torch.testing.assert_close(found, expected)

@@ -687,6 +687,29 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             },
         },
     ),
+    "phimoe": (
+        "phimoe",
+        {
+            "num_local_experts": 5,
+            "router_jitter_noise": 0.4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 30,
+        },
+    ),
+    "phimoe short": (
+        "phimoe",
+        {
+            "hidden_size": 16,
+            "num_local_experts": 4,
+            "rope_scaling": {
+                **_LONG,
+                "short_mscale": 1.3,
+                "long_mscale": 1.5,
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
     "granite_swa": (
         "granite_swa",
         {

@@ -252,6 +252,12 @@ DEFAULTS: Mapping[str, Settings] = {
         "norm_topk_prob": True,
         "rope_parameters": {FULL: {"rope_theta": 5e6}, SLIDING: {"rope_theta": 10_000.0}},
     },
+    "phimoe": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts_per_tok": 2,
+    },
     "internlm3": {**_HEADS_OF_128, "num_key_value_heads": 2},
     "iquestcoder": {**_HEADS_OF_128, "num_key_value_heads": 8},
     "jais2": {"hidden_act": "relu2", "layer_norm_eps": 1e-5},
@@ -634,6 +640,18 @@ def _by_type(config: Config, index: int, dim: int) -> Rotation:
     return rotation_of(config, dim, config.rope(config.layer_type(index) or FULL))
 
 
+def _phimoe_rotation(config: Config, index: int, dim: int) -> Rotation:
+    """Phi-3.5-MoE's: what cosines are multiplied with is said for short sequences and for long."""
+    del index
+    rope = config.rope()
+    found = rotation_of(config, dim, rope)
+    short, long = rope.number("short_mscale"), rope.number("long_mscale")
+    if short is None or long is None:
+        return found
+    trained = rope.get("original_max_position_embeddings", default=4096)
+    return replace(found, factor=short, long=(trained, long))
+
+
 def _mimo_rotation(config: Config, index: int, dim: int) -> Rotation:
     """The same of types that take turns."""
     layer_type = _type_by_pattern("mimo_v2_flash", config, index)
@@ -644,6 +662,7 @@ _ROTATIONS: Mapping[str, Callable[[Config, int, int], Rotation | None]] = {
     **dict.fromkeys(_GRANITE_SWA, _based_by_layer),
     **dict.fromkeys(("mellum", "laguna"), _by_type),
     "mimo_v2_flash": _mimo_rotation,
+    "phimoe": _phimoe_rotation,
     "nanochat": _backwards,
 }
 
@@ -688,6 +707,7 @@ def _as_listed(kind: str, config: Config, index: int) -> bool:
 # Whether a layer has the window, by the type of model; others have none.
 _SLIDES: Mapping[str, Callable[[str, Config, int], bool]] = {
     **dict.fromkeys(("mistral", "mixtral", "phi3", "starcoder2", *MINIMAX), lambda *_: True),
+    "phimoe": lambda *_: True,
     "ministral3": lambda *_: True,
     "ministral": lambda _, config, index: config.layer_type(index) != FULL,
     **dict.fromkeys(("mellum", "laguna"), _as_listed),
@@ -744,7 +764,7 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         names = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
         shared = layer.under("shared_mlp.", names)
         return lambda x: routed(x) + mlp(x, shared, activation)
-    if "block_sparse_moe.gate.weight" in layer and kind in ("mixtral", *MINIMAX):
+    if "block_sparse_moe.gate.weight" in layer and kind in ("mixtral", "phimoe", *MINIMAX):
         w = layer.under("block_sparse_moe.")
         return experts(w, "gate", router_of(kind, config), activation, NUMBERED)
     if kind == "minimax_m2":
@@ -814,12 +834,17 @@ def router_of(kind: str, config: Config) -> Router:
                 normalise=normalise or not is_sigmoid,
                 by_logits=True,
             )
-        case "minimax_m2":
-            return Router(chosen=chosen, scoring="sigmoid")
+        case "phimoe":
+            return Router(chosen=2, jitter=config.get("router_jitter_noise", default=0.01))
+        case "minimax_m2" | "jamba":
+            is_sigmoid = kind == "minimax_m2"
+            return Router(
+                chosen=chosen,
+                scoring="sigmoid" if is_sigmoid else "softmax",
+                normalise=is_sigmoid,
+            )
         case kind if kind in MINIMAX:
             return Router(chosen=chosen)
-        case "jamba":
-            return Router(chosen=chosen, normalise=False)
         case "deepseek_v2":
             limited = config.text("topk_method") == "group_limited_greedy" and kept < groups
             return Router(

@@ -31,6 +31,8 @@ class Router:
             groups.
         floor: Added to the sum before dividing by it.
         cap: Logits z become ``cap tanh(z / cap)``, or None.
+        jitter: Each chosen expert is weighed among those that are less by twice this share at most,
+            and were not chosen before it (Phi-3.5-MoE); None for all.
         by_logits: Whether logits choose, whatever weighs (Cohere).
     """
 
@@ -42,6 +44,7 @@ class Router:
     floor: float = 0.0
     cap: float | None = None
     by_logits: bool = False
+    jitter: float | None = None
 
 
 def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
@@ -49,6 +52,8 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
 
     ``bias`` takes part in choosing and not in weighing (DeepSeek-V3).
     """
+    if router.jitter is not None:
+        return _sparse_mixer(logits, router.chosen, router.jitter)
     if router.cap is not None:
         logits = router.cap * torch.tanh(logits / router.cap)
     scores = logits.softmax(-1) if router.scoring == "softmax" else logits.sigmoid()
@@ -66,6 +71,18 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
     if router.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + router.floor)
     return weights * router.scale
+
+
+def _sparse_mixer(logits: Tensor, chosen: int, jitter: float) -> Tensor:
+    """Phi-3.5-MoE's [arXiv:2409.12136]."""
+    weights, left = torch.zeros_like(logits), logits
+    for _ in range(chosen):
+        best, index = left.max(-1, keepdim=True)
+        is_far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * jitter
+        shares = left.masked_fill(is_far, -torch.inf).softmax(-1)
+        weights = weights.scatter(-1, index, shares.gather(-1, index))
+        left = left.scatter(-1, index, -torch.inf)
+    return weights
 
 
 def mixture(x: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ class Rotation:
             tokens; float64.
         factor: What cosines and sines are multiplied with.
         interleaved: Whether channels 2j and 2j + 1 are a pair, and not j and j + half.
+        long: Tokens of a sequence above which there is another such factor, and that one.
         order: Channels of a head in the order that pairs are about, where the file has another.
         temperature: Ministral 3's ``beta`` and length: queries grow with the position.
     """
@@ -26,6 +27,7 @@ class Rotation:
     frequencies: Callable[[int], Tensor]
     factor: float = 1.0
     interleaved: bool = False
+    long: tuple[int, float] | None = None
     order: Tensor | None = None
     temperature: tuple[float, float] | None = None
 
@@ -58,7 +60,10 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     x = x if rotation.order is None else x[..., rotation.order]
     speeds = rotation.frequencies(len(x)).to(x.dtype)
     angles = torch.arange(len(x), dtype=x.dtype)[:, None, None] * speeds  # (T, 1, pairs)
-    cos, sin = angles.cos() * rotation.factor, angles.sin() * rotation.factor
+    factor = rotation.factor
+    if rotation.long is not None and len(x) > rotation.long[0]:
+        factor = rotation.long[1]
+    cos, sin = angles.cos() * factor, angles.sin() * factor
     moved = x[..., : 2 * len(speeds)]
     rest = x[..., 2 * len(speeds) :]
     if rotation.interleaved:

@@ -88,6 +88,7 @@ FAMILIES: Table[Family] = Table(
         "granitemoe_swa": "blazr.models.families.hf.sparse:GRANITE_MOE_SWA",
         "mellum": "blazr.models.families.hf.sparse:MELLUM",
         "hy_v3": "blazr.models.families.hf.sparse:HY_V3",
+        "phimoe": "blazr.models.families.hf.sparse:PHIMOE",
         "laguna": "blazr.models.families.hf.by_type:LAGUNA",
         "mimo_v2_flash": "blazr.models.families.hf.by_type:MIMO_V2_FLASH",
         "gpt_oss": "blazr.models.families.hf.sparse:GPT_OSS",

@@ -346,6 +346,27 @@ def _longrope(
     )
 
 
+def phimoe_rope(reader: ConfigReader, head_dim: int) -> RopeConfig:
+    """LongRoPE with a factor of cosine and sine for short sequences, and one for long ones.
+
+    Raises:
+        ConfigError: They are missing, or it is another kind of scaling.
+    """
+    parameters = rope_parameters(reader)
+    short, long = (parameters.number(f"{name}_mscale", above=0) for name in ("short", "long"))
+    rope = read_rope(reader, head_dim, parameters=parameters)
+    if rope.scaling is None:
+        return rope
+    if rope.scaling.kind != "longrope" or short is None or long is None:
+        raise ConfigError(
+            f"{parameters.source}: this rotation is not supported.",
+            found=rope.scaling.kind,
+            expected="longrope with short_mscale and long_mscale",
+        )
+    scaling = replace(rope.scaling, attention_factor=short.value, long_attention_factor=long.value)
+    return replace(rope, scaling=scaling)
+
+
 def _factors(parameters: ConfigReader, name: str, rope: RopeConfig) -> tuple[float, ...]:
     """A divisor for each frequency."""
     found = parameters.numbers(name)

@@ -38,6 +38,7 @@ from blazr.models.families.hf.names import (
     shared_mlp,
 )
 from blazr.models.families.hf.rope import (
+    phimoe_rope,
     plain_rope_by_type,
     read_rope,
     rope_of_type,
@@ -242,6 +243,28 @@ QWEN3_VL_MOE_TEXT = replace(
     # whatever its config says
     prepare=lambda own: {**own, "norm_topk_prob": True},
 ).family("qwen3_vl_moe_text")
+PHIMOE = Traits(
+    names=LOCAL_EXPERTS,
+    defaults={
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 0.01,
+    },
+    attention=LLAMA_BIASES,
+    feed_forward=lambda reading, _: replace(
+        read_experts(reading, "intermediate_size"),
+        scoring="sparse mixer",
+        jitter=value_or(reading.reader.number("router_jitter_noise"), 0.01),
+    ),
+    rope=lambda reading, dim, _: phimoe_rope(reading.reader, dim),
+    slides=every_slides,
+    norm_kind="layer",
+    prepare=lambda own: {**own, "num_experts_per_tok": 2},  # whatever its config says
+    ignored_keys=("lm_head_bias",),  # a tensor tells
+).family("phimoe")
 OLMOE = Traits(
     defaults={"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
     attention={**LLAMA_BIASES, "qk_norm": True, "qk_norm_all_heads": True},
