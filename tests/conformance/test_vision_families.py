@@ -53,6 +53,8 @@ _LATENT |= {"v_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 8}
 _GEMMA4 = {"head_dim": 6, "global_head_dim": 8, "sliding_window": 8, "num_hidden_layers": 3}
 _GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 
+_LLAMA4 = {"head_dim": 6, "intermediate_size_mlp": 36, "num_local_experts": 4}
+
 # By type: what text_config and vision_config say beside SIZES.
 CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "audioflamingo3": ({"model_type": "qwen2"}, _EAR),
@@ -85,6 +87,11 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "lfm2_vl": (
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "head_dim": 6},
         {**_TOWER, "num_patches": 4, "patch_size": 7},
+    ),
+    "llama4": (
+        {**_LLAMA4, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2},
+        {**_TOWER, "image_size": 14, "patch_size": 7, "vision_output_dim": 16}
+        | {"projector_input_dim": 16, "projector_output_dim": 16},
     ),
     "llava": ({"model_type": "llama"}, _CLIP),
     "llava_next": ({"model_type": "mistral", "head_dim": 6, "sliding_window": None}, _CLIP),
@@ -133,13 +140,19 @@ def save(name: str, directory: Path, **changes: object) -> nn.Module:
     return model.requires_grad_(requires_grad=False)
 
 
+def able(model: nn.Module) -> nn.Module:
+    """The part that reads text, where transformers 5.23 fails in the whole (Llama 4)."""
+    is_llama4 = isinstance(model, transformers.Llama4ForConditionalGeneration)
+    return model.language_model if is_llama4 else model
+
+
 def compare(directory: Path, theirs: nn.Module) -> None:
     chance = torch.Generator().manual_seed(run_seed(1))
     ids = torch.randint(3, VOCAB, (30,), generator=chance).tolist()
     ours = load(str(directory), device=CPU, dtype="float32").module
     with torch.inference_mode():
         found = ours.forward_sequences(torch.tensor([ids]))[0]
-    assert_as_right(found, *reference_truth(theirs, ids))
+    assert_as_right(found, *reference_truth(able(theirs), ids))
 
 
 def test_every_type_is_tried() -> None:
@@ -216,7 +229,7 @@ def test_what_verify_judges_by_says_the_same(name: str, tmp_path: Path) -> None:
     x = embedded = reference.embed(torch.tensor(ids))
     for layer in reference.layers:
         x = layer(x, embedded)
-    assert_as_right(reference.logits(x), *reference_truth(theirs, ids))
+    assert_as_right(reference.logits(x), *reference_truth(able(theirs), ids))
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "smolvlm"])
