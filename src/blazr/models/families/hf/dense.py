@@ -113,7 +113,7 @@ def granite_swa_rope(reading: Reading, dim: int, index: int) -> RopeConfig | Non
     return replace(rope, theta=theta) if theta else None
 
 
-def first_of_four_slide_not(reading: Reading, index: int) -> bool:
+def slides_but_every_fourth(reading: Reading, index: int) -> bool:
     """By ``layer_types``, or all layers but every fourth from the first on."""
     return type_by_turns(reading, index, 4, last=False) == SLIDING
 
@@ -185,7 +185,7 @@ CWM = Traits(
         "sliding_window": 8192,
     },
     mlp={"bias": "mlp_bias"},
-    slides=first_of_four_slide_not,
+    slides=slides_but_every_fourth,
     prepare=unless_said(
         rope_type="llama3",
         factor=16.0,
@@ -405,7 +405,7 @@ GRANITE_SWA = replace(
     defaults={"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128},
     attention={**LLAMA_BIASES, "sinks": True},
     rope=granite_swa_rope,
-    slides=first_of_four_slide_not,
+    slides=slides_but_every_fourth,
 ).family("granite_swa")
 HYPERCLOVAX = replace(
     GRANITE_TRAITS,

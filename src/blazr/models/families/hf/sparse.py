@@ -13,8 +13,8 @@ from blazr.models.families.hf.dense import (
     GRANITE_TRAITS,
     LLAMA_BIASES,
     OLMO2_TRAITS,
-    first_of_four_slide_not,
     granite_swa_rope,
+    slides_but_every_fourth,
 )
 from blazr.models.families.hf.derive import (
     BEHIND,
@@ -304,7 +304,7 @@ GRANITE_MOE_SWA = replace(
     attention={**LLAMA_BIASES, "sinks": True},
     feed_forward=_granite_shared,
     rope=granite_swa_rope,
-    slides=first_of_four_slide_not,
+    slides=slides_but_every_fourth,
 ).family("granitemoe_swa")
 FLEX_OLMO = replace(
     OLMO2_TRAITS,
