@@ -163,8 +163,10 @@ class AsyncEngine:
         Raises:
             RequestError: It can never run.
             CapacityError: The queue is full, or the rest of it is kept for others.
-            EngineError: The engine is closed, or broken for good.
+            EngineError: The engine is closed, or broken for good, or it is asked from within a
+                step.
         """
+        self._check_caller()
         self._check_running()
         if why := self.lasting_failure():
             raise EngineError("the engine is not running.", found=why)
@@ -413,8 +415,9 @@ class AsyncEngine:
         """Run something between two steps on the engine's thread and wait for its result.
 
         Raises:
-            EngineError: The engine is closed.
+            EngineError: The engine is closed, or it is asked from within a step.
         """
+        self._check_caller()
         future: Future[R] = Future()
 
         def run() -> None:
@@ -463,6 +466,15 @@ class AsyncEngine:
                     return
         # layers prepare some tensors in their first step, which no recording could hold
         record(RECORDED_SIZES)
+
+    def _check_caller(self) -> None:
+        # the step would wait for what only the steps after it can do
+        if threading.current_thread() is self._thread:
+            raise EngineError(
+                "the engine is asked from within one of its own steps, which would wait forever.",
+                found="a call on the engine's thread, as from a logits processor",
+                expected="another thread, or a second LLM",
+            )
 
     def _check_running(self) -> None:
         if self._closing or not self._thread.is_alive():

@@ -123,7 +123,7 @@ class SamplingParams:
             None allows all.
         logits_processors: Functions from the ids of the reply so far (those that context_shift has
             kept) and the logits, (V,) float32, to the logits to use. They run before the filters,
-            on the engine's thread.
+            on the engine's thread, and so cannot ask the same `LLM` for anything.
         samplers: The order in which to apply SAMPLERS, all of them; empty for the usual one.
         seed: Makes sampling repeatable whatever else runs; None draws a fresh one.
         max_tokens: Most tokens to generate; 0 only reads the prompt, None or -1 fills the context.

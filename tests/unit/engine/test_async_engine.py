@@ -379,6 +379,19 @@ def test_after_close_nothing_is_accepted(bench):
     assert not bench.engine.health().ok
 
 
+@pytest.mark.parametrize("ask", [lambda each: each.engine.logits((1, 2)), lambda each: each.ask()])
+def test_a_step_that_asks_the_engine_is_told_so_and_waits_for_nothing(bench, ask):
+    def fault(plan):
+        if plan is not None and plan.rows[0].sequence.request.prompt_ids[0] == 2:
+            ask(bench)
+
+    bench.fault = fault
+    _, end = collect(bench.ask((2, 2, 2))[1])
+    assert end.finish_reason is FinishReason.ERROR
+    assert "within one of its own steps" in end.error
+    assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+
+
 def test_deadlines(bench):
     block = threading.Event()
     bench.fault = lambda plan: block.wait(0.02)
