@@ -46,6 +46,7 @@ _MAX_PROBE_S = 2.0
 _LINGER_S = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LAST_S = 2.0  # for what still runs when an engine has failed for good
+_UNREAD_S = 5  # for clients to read what is left, when the server stops
 _WARN_S = 10.0
 # How requests begin that are answered however many there are.
 _PROBES = tuple(f"GET {path} ".encode() for path in sorted(PATHS))
@@ -204,7 +205,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_IDLE_S,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=2 * _UNREAD_S,
         backlog=_ACCEPTED_AT_ONCE,
         limit_concurrency=config.max_connections,
         ssl_certfile=config.tls_cert,
@@ -359,6 +360,8 @@ class DrainingServer(uvicorn.Server):
         models: Told when to refuse new requests; tell what still runs.
     """
 
+    unread_s: float = _UNREAD_S
+
     def __init__(self, settings: uvicorn.Config, models: Served) -> None:
         super().__init__(settings)
         self._models = models
@@ -419,7 +422,16 @@ class DrainingServer(uvicorn.Server):
         self._models.events.publish(None)  # or those who watch would wait for ever
         if self._state.batches is not None:
             await self._state.batches.stop()
+        if self.force_exit:
+            self._hang_up()
+        hanging_up = asyncio.get_running_loop().call_later(self.unread_s, self._hang_up)
         await super().shutdown(sockets)
+        hanging_up.cancel()
+
+    def _hang_up(self) -> None:
+        # a request that is cancelled, and whose client has not left, is logged as one that failed
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log what went wrong in the event loop.

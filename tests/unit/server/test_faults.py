@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -226,6 +227,32 @@ def test_stopping_ends_what_takes_too_long(stream: bool) -> None:
             assert replies[0].status_code == 503
             assert replies[0].headers["retry-after"]
         assert running.engine.num_running == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_second_signal_ends_what_runs_without_a_word(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {**ENDLESS, "stream": stream}
+    with serving(scripted_core(), drain_timeout_s=60) as running, raw_post(running, body):
+        wait_until(lambda: running.engine.num_running == 1)
+        running.server.handle_exit(signal.SIGINT, None)
+        running.server.handle_exit(signal.SIGINT, None)
+        wait_until(lambda: running.engine.num_running == 0)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_stopping_leaves_a_client_that_does_not_read_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(scripted_core(), drain_timeout_s=0.1) as running:
+        running.server.unread_s = 0.1
+        with raw_post(running, {**ENDLESS, "stream": True}):
+            connections = running.server.server_state.connections
+            wait_until(lambda: any(each.flow.write_paused for each in connections))
+            running.server.handle_exit(signal.SIGTERM, None)
+            wait_until(lambda: not running.server.server_state.tasks)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 def test_a_port_in_use_is_told_at_once() -> None:
