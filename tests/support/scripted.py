@@ -99,7 +99,7 @@ class ScriptedEngine:
             raise RequestError("the prompt is empty.", param="prompt")
         if not all(0 <= each < self.vocab_size for each in ids):
             raise RequestError("a token id of the prompt is out of range.", param="prompt")
-        if len(ids) + 1 > self.max_seq_len:
+        if len(ids) + (request.params.max_tokens != 0) > self.max_seq_len:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {self.max_seq_len}.",
                 num_tokens=len(ids),

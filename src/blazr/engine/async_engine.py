@@ -198,7 +198,8 @@ class AsyncEngine:
         Raises:
             RequestError: There is no token, or an id is out of range.
         """
-        self._engine.check(Request(prompt_ids=tuple(token_ids)))
+        params = SamplingParams(max_tokens=0)
+        self._engine.check(Request(prompt_ids=tuple(token_ids), params=params))
         return self.call(lambda: self._logits(token_ids, cuts, model))
 
     def pause(self, *, finishes: bool) -> Future[None]:

@@ -204,13 +204,16 @@ class Engine:
                     expected=f"0 to {self.vocab_size - 1}",
                 )
         limit = self._max_tokens
-        if len(ids) + 1 > limit:
+        is_read_only = request.params.max_tokens == 0
+        if len(ids) > (limit if is_read_only else limit - 1):
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context holds {limit}.",
                 num_tokens=len(ids),
                 limit=limit,
                 param="prompt",
-                expected=f"at most {limit - 1}, so that one can be generated",
+                expected=f"at most {limit}"
+                if is_read_only
+                else f"at most {limit - 1}, so that one can be generated",
                 hint='shorten it; of a chat, truncation="auto" leaves out the oldest turns',
             )
         # after the length, so that of millions of ids none is looked at

@@ -403,8 +403,9 @@ class TextEngine:
         context = self.info.max_seq_len
         if self.info.is_unbounded:
             return 2**31
+        half = max(context // 2, 1)
         most = request.params.max_tokens
-        return context - max(context // 2 if most is None else min(most, context // 2), 1)
+        return context - (half if most is None else min(most, half))
 
     def check_weights(self, bundle: ModelBundle) -> None:
         """Compute some tokens with the weights of the same model in another checkpoint.

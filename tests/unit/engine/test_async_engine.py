@@ -347,6 +347,14 @@ def test_what_can_never_run_is_refused_at_once(bench, prompt, error):
     assert bench.engine.stats()["num_waiting"] == 0
 
 
+def test_a_prompt_that_is_only_read_may_fill_the_context(bench):
+    tokens, end = collect(bench.ask((1,) * 100, max_tokens=0)[1])
+    assert (tokens, end.finish_reason) == ([], FinishReason.LENGTH)
+    assert len(bench.engine.logits((1,) * 100)) == 100
+    with pytest.raises(ContextLengthError, match=r"at most 100\n"):
+        bench.ask((1,) * 101, max_tokens=0)
+
+
 def test_a_prompt_too_long_names_both_numbers(bench):
     with pytest.raises(ContextLengthError, match=r"150 tokens.*100"):
         bench.ask((0,) * 150)

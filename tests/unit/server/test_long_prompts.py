@@ -72,7 +72,9 @@ def test_texts_of_any_length_are_cut(loopback: Loopback) -> None:
 def test_vectors_of_long_texts(loopback: Loopback) -> None:
     text = "".join(f" {i}" for i in range(5_000))
     whole = loopback.core.tokenizer.encode(text)
-    assert list(read(loopback, "/api/embed", input=text)) == whole[: CONTEXT - 1]
+    assert list(read(loopback, "/api/embed", input=text)) == whole[:CONTEXT]
+    whole_context = list(range(CONTEXT))
+    assert list(read(loopback, "/v1/embeddings", input=whole_context)) == whole_context
     cut = {"truncate_prompt_tokens": 30}
     assert list(read(loopback, "/v1/embeddings", input=text, **cut)) == whole[-30:]
     pair = {"text_1": text, "text_2": "b"}
