@@ -107,6 +107,8 @@ class ScriptedEngine:
                 param="prompt",
                 found=f"{len(ids)} tokens",
             )
+        if request.params.n > self.max_unfinished:
+            raise RequestError("the queue does not hold so many replies.", param="n")
         script = self.script_of(request)
         with self._work:
             queued = sum(len(each.waiting) for each in self._running.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from blazr.core.errors import CapacityError
+from blazr.core.errors import CapacityError, RequestError
 from blazr.engine.turns import paths_of
 
 
@@ -41,7 +41,16 @@ class Admission:
 
         Raises:
             CapacityError: There are not so many, or the rest is kept for others.
+            RequestError: The whole queue has fewer.
         """
+        if count > self._num_places:
+            raise RequestError(
+                "the queue does not hold so many replies.",
+                param="n",
+                found=str(count),
+                expected=f"at most {self._num_places}",
+                hint="--max-waiting raises it",
+            )
         held = self._held[()]
         if held + count > self._num_places:
             raise CapacityError(

@@ -161,7 +161,7 @@ class AsyncEngine:
             The id of it, for :meth:`abort`.
 
         Raises:
-            RequestError: It can never run.
+            RequestError: It can never run, or asks for more replies than the queue holds.
             CapacityError: The queue is full, or the rest of it is kept for others.
             EngineError: The engine is closed, or broken for good, or it is asked from within a
                 step.

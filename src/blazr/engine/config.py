@@ -19,7 +19,7 @@ class EngineConfig:
 
     Args:
         max_running: Most replies computed at once; more are queued.
-        max_waiting: Most requests that wait in the queue; one more is refused.
+        max_waiting: Most requests that wait in the queue; a server refuses one more.
         token_budget: Most tokens computed in one step.
         prefill_share: While sequences decode, a step with prefill may take this many times as long
             as one without.

@@ -90,6 +90,7 @@ class AsyncReply:
         notifier: Notifier,
         *,
         pause_s: float,
+        waits: bool,
     ) -> None:
         self._core = core
         self._loop = notifier.loop
@@ -104,6 +105,7 @@ class AsyncReply:
             requests,
             notify=lambda: notifier.notify(self),
             pause_s=pause_s,
+            waits=waits,
         )
 
     @property
@@ -189,6 +191,7 @@ class AsyncLLM(LanguageModel):
         *,
         before: Callable[[Sequence[Request]], Awaitable[None]] | None = None,
         pause_s: float = 0.0,
+        waits: bool = False,
     ) -> AsyncReply:
         """Tokenize, what is long on a worker thread, and begin to generate.
 
@@ -198,6 +201,7 @@ class AsyncLLM(LanguageModel):
             requests: What to generate.
             before: Waited for when it is known of which tokens the prompts are.
             pause_s: Seconds that events may wait for later ones.
+            waits: See `Reply`.
         """
 
         def prepare() -> list[PreparedRequest]:
@@ -212,7 +216,8 @@ class AsyncLLM(LanguageModel):
                 prepared = await self._prepare(prepare, is_short=is_short and not sees)
         if before is not None:
             await before([each.request for each in prepared])
-        return AsyncReply(self.core, prepared, self._loop_notifier(), pause_s=pause_s)
+        notifier = self._loop_notifier()
+        return AsyncReply(self.core, prepared, notifier, pause_s=pause_s, waits=waits)
 
     async def _prepare(
         self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool
@@ -254,7 +259,7 @@ class AsyncLLM(LanguageModel):
 
         Closing the iterator ends the replies.
         """
-        reply = await self.start(requests, pause_s=pause_s)
+        reply = await self.start(requests, pause_s=pause_s, waits=True)
         try:
             while not reply.is_done:
                 for event in await reply.take():

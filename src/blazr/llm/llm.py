@@ -51,7 +51,7 @@ class LLM(LanguageModel):
     ) -> Iterator[Event]:
         """The events of all replies, as they happen; it raises what `Reply` raises.
 
-        Leaving the loop ends the replies.
+        Where the queue is full, it waits for room. Leaving the loop ends the replies.
 
         Args:
             requests: What to generate.
@@ -61,7 +61,12 @@ class LLM(LanguageModel):
         prepared = [self.core.prepare(each) for each in requests]
         notify = partial(arrivals.put, None)
         reply = Reply(
-            self.core.engine, self.core.tokenizer, prepared, notify=notify, pause_s=pause_s
+            self.core.engine,
+            self.core.tokenizer,
+            prepared,
+            notify=notify,
+            pause_s=pause_s,
+            waits=True,
         )
         try:
             while not reply.is_done:

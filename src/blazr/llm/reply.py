@@ -42,11 +42,13 @@ class Reply:
         pause_s: Seconds between two such calls, at least, while no reply ends. Tokens that come
             meanwhile are taken together: to wake another thread for each takes longer than a small
             model's step leaves time for. A reply that a stop string or a call ends does not wait.
+        waits: Where the queue is full, begin as soon as it has room.
 
     Raises:
         RequestError: A request asks for something impossible; nothing was started.
-        CapacityError: The queue is full; nothing was started. Where it has room for some of the
-            prompts only, the rest are submitted as it empties. Their time has run since then.
+        CapacityError: The queue is full, and it does not wait; nothing was started. Where it has
+            room for some of the prompts only, the rest are submitted as it empties. Their time has
+            run since then.
         EngineError: The engine has stopped.
     """
 
@@ -58,10 +60,12 @@ class Reply:
         *,
         notify: Callable[[], None],
         pause_s: float = 0.0,
+        waits: bool = False,
     ) -> None:
         self._engine = engine
         self._notify = notify
         self._pause_s, self._notify_at_s = pause_s, 0.0
+        self._waits = waits
         self._has_notified = False  # of all that is in the inbox
         self._started_s = monotonic()
         self._inbox: deque[tuple[int, TokenOutput]] = deque()
@@ -154,7 +158,7 @@ class Reply:
                 sink = partial(self._deliver, position)
                 prompt.request_id = self._engine.submit(request, sink)
             except CapacityError:
-                if position == 0:
+                if position == 0 and not self._waits:
                     raise
                 return
             self._num_submitted += 1

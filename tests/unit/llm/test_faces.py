@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from blazr import LLM, AsyncLLM, Message, SamplingParams
 from blazr.core.errors import (
-    CapacityError,
     ContextLengthError,
     EngineError,
     RequestError,
     TemplateLimitError,
 )
 from blazr.llm import async_llm
+from blazr.llm import llm as llm_module
 from blazr.llm.async_llm import MAX_INLINE_LENGTH
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.missing_tokenizer import MissingTokenizer
@@ -178,13 +179,52 @@ def test_errors_come_before_anything_starts(llm: LLM) -> None:
     wait_until(lambda: engine_of(llm).num_running == 0)
 
 
-def test_a_full_queue_and_a_closed_engine_are_told(llm: LLM) -> None:
+def test_more_replies_than_a_queue_holds_and_a_closed_engine_are_told(llm: LLM) -> None:
     engine_of(llm).go.clear()
-    with pytest.raises(CapacityError):
-        llm.generate("a", SamplingParams(n=9))
+    for params in (SamplingParams(n=9), [SamplingParams(), SamplingParams(n=9)]):
+        with pytest.raises(RequestError, match="queue"):
+            llm.generate(["a", "b"], params)
     llm.core.engine.broken = "it died"
     with pytest.raises(EngineError):
         llm.generate("a")
+    engine_of(llm).go.set()
+
+
+def test_callers_wait_for_room_in_the_queue(llm: LLM) -> None:
+    engine_of(llm).go.clear()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(llm.generate, [1], SamplingParams(n=2)) for _ in range(20)]
+        wait_until(lambda: len(engine_of(llm).submitted) == 4)
+        engine_of(llm).go.set()
+        assert [each.result()[0].text for each in asked] == [SCRIPT] * 20
+
+
+def test_tasks_wait_for_room_in_the_queue_and_may_leave_it() -> None:
+    async def main() -> list[str]:
+        async with AsyncLLM.of(scripted_core(max_unfinished=8)) as llm:
+            engine_of(llm).go.clear()
+            asked = [asyncio.create_task(llm.generate([1])) for _ in range(40)]
+            await asyncio.sleep(0.1)
+            assert len(engine_of(llm).submitted) == 8
+            asked.pop().cancel()
+            engine_of(llm).go.set()
+            return [each[0].text for each in await asyncio.gather(*asked)]
+
+    assert asyncio.run(main()) == [SCRIPT] * 39
+
+
+def test_an_engine_that_dies_leaves_nobody_waiting_for_room(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm_module, "CHECK_S", 0.1)
+    engine_of(llm).go.clear()
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(llm.generate, [1]) for _ in range(20)]
+        wait_until(lambda: len(engine_of(llm).submitted) == 8)
+        llm.core.engine.broken = "it died"
+        for each in asked:
+            with pytest.raises(EngineError):
+                each.result()
     engine_of(llm).go.set()
 
 
