@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from blazr.core.errors import TemplateLimitError
+from blazr.core.errors import CapacityError, TemplateLimitError
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import (
@@ -208,7 +208,7 @@ class AsyncLLM(LanguageModel):
             return [self.core.prepare(each) for each in requests]
 
         if any(each.has_grammar for each in requests):
-            prepared = await asyncio.wrap_future(self.core.grammars.submit(prepare))
+            prepared = await self._compile(prepare, waits=waits)
         else:
             is_short = sum(each.length for each in requests) <= MAX_INLINE_LENGTH
             sees = any(each.has_images for each in requests)
@@ -218,6 +218,20 @@ class AsyncLLM(LanguageModel):
             await before([each.request for each in prepared])
         notifier = self._loop_notifier()
         return AsyncReply(self.core, prepared, notifier, pause_s=pause_s, waits=waits)
+
+    async def _compile(
+        self, prepare: Callable[[], list[PreparedRequest]], *, waits: bool
+    ) -> list[PreparedRequest]:
+        """Prepare requests with grammars."""
+        while True:
+            try:
+                future = self.core.grammars.submit(prepare)
+            except CapacityError:
+                if not waits:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                return await asyncio.wrap_future(future)
 
     async def _prepare(
         self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool

@@ -25,6 +25,7 @@ from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.events import Finished, PromptDone
+from blazr.text.grammars import compiler
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
 ENDLESS = SamplingParams(max_tokens=10**9, ignore_eos=True)
@@ -211,6 +212,18 @@ def test_tasks_wait_for_room_in_the_queue_and_may_leave_it() -> None:
             return [each[0].text for each in await asyncio.gather(*asked)]
 
     assert asyncio.run(main()) == [SCRIPT] * 39
+
+
+def test_tasks_wait_while_too_many_grammars_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_PENDING", 1)
+    params = SamplingParams(grammar={"regex": "a"})
+
+    async def main() -> list[str]:
+        async with AsyncLLM.of(scripted_core()) as llm:
+            asked = [llm.generate([1], params) for _ in range(5)]
+            return [each[0].text for each in await asyncio.gather(*asked)]
+
+    assert asyncio.run(main()) == [SCRIPT] * 5
 
 
 def test_an_engine_that_dies_leaves_nobody_waiting_for_room(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blazr.core.errors import CapacityError, GrammarError
+from blazr.core.errors import CapacityError, EngineError, GrammarError
 from blazr.text.grammars import child, compiler, constraint
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.grammars.constraint import GrammarConstraint
@@ -236,5 +236,20 @@ def test_only_so_many_may_wait(grammars):
     os.write(opened, b"x" * compiler.MAX_PENDING)
     assert [each.result() for each in waiting] == [b"x"] * compiler.MAX_PENDING
     assert grammars.submit(lambda: 3).result() == 3
+    os.close(gate)
+    os.close(opened)
+
+
+def test_who_waits_when_it_is_closed_is_told(grammars):
+    gate, opened = os.pipe()
+    running = [grammars.submit(lambda: os.read(gate, 1)) for _ in range(2)]
+    waiting = grammars.submit(lambda: None)
+    grammars.close()
+    os.write(opened, b"xx")
+    assert [each.result() for each in running] == [b"x"] * 2
+    with pytest.raises(EngineError, match="closed"):
+        waiting.result()
+    with pytest.raises(EngineError, match="closed"):
+        grammars.submit(lambda: None)
     os.close(gate)
     os.close(opened)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from blazr.core.errors import CapacityError, GrammarError
+from blazr.core.errors import CapacityError, EngineError, GrammarError
 from blazr.text.grammars import GRAMMARS
 from blazr.text.tokenizer import Tokenizer
 
@@ -73,6 +73,7 @@ class GrammarCompiler:
         self._start = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._num_pending = 0
+        self._is_closed = False
 
     def compile(
         self,
@@ -122,28 +123,42 @@ class GrammarCompiler:
 
         Raises:
             CapacityError: Too much of it waits.
+            EngineError: This is closed; or the future raises it, where it is closed meanwhile.
         """
+
+        def run() -> R:
+            self._check_open()
+            return work()
+
         with self._lock:
+            self._check_open()
             if self._num_pending >= MAX_PENDING:
                 raise CapacityError("too many grammars wait.", expected=f"at most {MAX_PENDING}")
             self._num_pending += 1
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(2, "blazr-grammar")
+            future = self._threads.submit(run)
 
         def leave(_: Future[R]) -> None:
             with self._lock:
                 self._num_pending -= 1
 
-        future = self._threads.submit(work)
         future.add_done_callback(leave)
         return future
 
     def close(self) -> None:
         """End the child process and the threads. May be called twice."""
+        with self._lock:
+            self._is_closed = True
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown(wait=False)
         if "_tools" in self.__dict__:
             self._tools[1].close()
+
+    def _check_open(self) -> None:
+        # a future that is cancelled instead would look to a task as if it was cancelled itself
+        if self._is_closed:
+            raise EngineError("the engine is not running.", found="it was closed")
 
     def _entry(self, source: str) -> _Entry:
         """What becomes of a grammar; whoever asks first compiles it, the others wait for that."""
