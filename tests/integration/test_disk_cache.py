@@ -16,6 +16,8 @@ import torch
 
 from blazr import LLM, SamplingParams
 from blazr.llm.async_llm import AsyncLLM
+from blazr.llm.load import load_text_engine
+from blazr.llm.options import LoadOptions
 from blazr.nn.kernels.cpu import compiled
 from blazr.server.config import ServerConfig
 from blazr.server.models import Models, ModelSource
@@ -265,7 +267,7 @@ def test_slots_are_saved_and_restored(shelf: Path, tmp_path: Path) -> None:
 
 
 def test_slots_need_a_directory(shelf: Path) -> None:
-    core = LLM(str(shelf / "old"), device="cpu", memory="24MiB").core
+    core = load_text_engine(LoadOptions(str(shelf / "old"), device="cpu", memory="24MiB"))
     with serving(core, api_keys=("k",), admin_api_keys=("a",)) as running:
         for key, status in (("k", 401), ("a", 400)):
             headers = {"Authorization": f"Bearer {key}"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from _thread import start_new_thread
 from dataclasses import fields
 from typing import Any, Self
+from weakref import finalize
 
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions, check_cache_disk, takes
@@ -25,6 +27,8 @@ _NAMES = frozenset(each.name for each in fields(LoadOptions)) - {"model"}
 class LanguageModel:
     """A language model, loaded.
 
+    It is closed when it is no longer used, at the latest.
+
     The arguments are the fields of `LoadOptions`; vLLM's names are understood where they mean the
     same: ``max_model_len``, ``max_num_seqs``, ``tokenizer``.
 
@@ -43,6 +47,10 @@ class LanguageModel:
         load_options = LoadOptions(model, **options)
         check_cache_disk([load_options])
         self.core = load_text_engine(load_options)
+        # Its thread keeps an engine, and with that the weights. To close it may take a step, for
+        # which the garbage collection does not wait: other threads may need what its caller holds.
+        finalizer = finalize(self, start_new_thread, self.core.close, ())
+        finalizer.atexit = False  # there engines are closed anyway
 
     # what help() and notebooks show
     __signature__ = inspect.signature(LoadOptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from blazr.core.errors import (
     RequestError,
     TemplateLimitError,
 )
-from blazr.llm import async_llm
+from blazr.llm import async_llm, language_model
 from blazr.llm import llm as llm_module
 from blazr.llm.async_llm import MAX_INLINE_LENGTH
 from blazr.llm.generation import GenerationRequest
@@ -24,7 +25,7 @@ from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatTemplate
-from blazr.text.events import Finished, PromptDone
+from blazr.text.events import Finished, PromptDone, TextDelta
 from blazr.text.grammars import compiler
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
@@ -224,6 +225,20 @@ def test_tasks_wait_while_too_many_grammars_are_compiled(monkeypatch: pytest.Mon
             return [each[0].text for each in await asyncio.gather(*asked)]
 
     assert asyncio.run(main()) == [SCRIPT] * 5
+
+
+def test_a_model_that_nobody_uses_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language_model, "load_text_engine", lambda _: scripted_core())
+    llm = LLM()
+    engine = engine_of(llm)
+    stream = llm.stream([1], ENDLESS)
+    next(stream)
+    del llm
+    gc.collect()
+    assert isinstance(next(stream), TextDelta)
+    assert not engine._closed
+    del stream
+    wait_until(lambda: engine._closed)
 
 
 def test_an_engine_that_dies_leaves_nobody_waiting_for_room(
