@@ -479,6 +479,12 @@ class AsyncEngine:
 
     def _check_running(self) -> None:
         if self._closing or not self._thread.is_alive():
+            if not self._closing and not self._failure:
+                raise EngineError(
+                    "the engine is not running.",
+                    found="a process that was forked, where threads of its parent do not run",
+                    hint="load the model in the process that uses it",
+                )
             raise EngineError("the engine is not running.", found=self._failure or "it was closed")
 
     def _put(self, work: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from queue import SimpleQueue
 
@@ -398,6 +399,18 @@ def test_a_step_that_asks_the_engine_is_told_so_and_waits_for_nothing(bench, ask
     assert end.finish_reason is FinishReason.ERROR
     assert "within one of its own steps" in end.error
     assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_was_forked_is_told_so(bench):
+    child = os.fork()
+    if not child:
+        try:
+            bench.ask()
+        except EngineError as error:
+            os._exit("forked" not in str(error))
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_deadlines(bench):
