@@ -243,14 +243,14 @@ def test_in_the_background_until_cancelled() -> None:
     with serving(scripted_core(text=LONG)) as running:
         running.engine.go.clear()  # or it may have ended before anybody looks
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
-        refused = post(running, previous_response_id=where.rpartition("/")[2])
-        assert refused.status_code == 400
+        assert "is in_progress" in continued(running, where)
         wait_until(lambda: running.engine.num_running == 1)
         running.engine.go.set()
         assert running.client.post(f"{where}/cancel").json()["status"] == "cancelled"
         wait_until(lambda: running.engine.num_running == 0)
         assert running.state.num_working == 0
         assert running.client.get(where).json()["status"] == "cancelled"
+        assert "is cancelled" in continued(running, where)
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
         assert running.client.delete(where).is_success
         wait_until(lambda: running.engine.num_running == 0)
@@ -258,6 +258,15 @@ def test_in_the_background_until_cancelled() -> None:
         where = f"{PATH}/{post(running, **ENDLESS).json()['id']}"
         wait_until(lambda: running.client.get(where).json()["status"] == "failed")
         assert "not a number" in running.client.get(where).json()["error"]["message"]
+        assert "is failed" in continued(running, where)
+        assert running.client.post(f"{where}/cancel").json()["status"] == "failed"
+
+
+def continued(running: Loopback, where: str) -> str:
+    """Why a response cannot be continued."""
+    refused = post(running, previous_response_id=where.rpartition("/")[2])
+    assert refused.status_code == 400
+    return str(refused.json()["error"]["message"])
 
 
 @pytest.mark.parametrize(

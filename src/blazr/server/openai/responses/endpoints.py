@@ -290,8 +290,13 @@ def _conversation(body: CountInputBody, call: Call[CountInputBody], offer: Offer
     before: Sequence[Message] = ()
     if body.previous_response_id is not None:
         stored = _find(call, body.previous_response_id, param="previous_response_id")
-        if stored.response.status not in {"completed", "incomplete"}:
-            raise HttpError(400, "that response has not ended.", param="previous_response_id")
+        status = stored.response.status
+        if status not in {"completed", "incomplete"}:
+            raise HttpError(
+                400,
+                f"that response cannot be continued: its status is {status}.",
+                param="previous_response_id",
+            )
         before = stored.messages
     return [*before, *to_messages(body.input, offer.shown_name)]
 
