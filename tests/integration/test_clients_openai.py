@@ -158,6 +158,9 @@ def test_keys_and_retries() -> None:
         with pytest.raises(openai.AuthenticationError):
             stranger.models.list()
         assert friend.completions.create(model="default", prompt="a").choices[0].text
-        with pytest.raises(openai.RateLimitError) as caught:
+        with pytest.raises(openai.BadRequestError, match="does not hold so many"):
             friend.completions.create(model="default", prompt="a", n=2)
+        running.engine.max_unfinished = 0
+        with pytest.raises(openai.RateLimitError) as caught:
+            friend.completions.create(model="default", prompt="a")
         assert caught.value.response.headers["retry-after"] == "1"

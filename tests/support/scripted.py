@@ -107,7 +107,7 @@ class ScriptedEngine:
                 param="prompt",
                 found=f"{len(ids)} tokens",
             )
-        if request.params.n > self.max_unfinished:
+        if request.params.n > max(self.max_unfinished, 1):  # 0 stands for a full queue
             raise RequestError("the queue does not hold so many replies.", param="n")
         script = self.script_of(request)
         with self._work:
