@@ -59,7 +59,7 @@ from tests.support.seeds import choose, run_seed  # noqa: E402
 settings.register_profile("blazr", deadline=None, derandomize=True)
 settings.load_profile("blazr")
 MAX_WORKERS = 4
-SAMPLE = 6  # cases of a test with the marker ``sample``
+SAMPLE = 8  # cases of a test with the marker ``sample``
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
