@@ -28,7 +28,7 @@ _ATTENTION = LAYER + "self_attn."
 
 def _mlp_type(reading: Reading, index: int) -> str:
     """By ``mlp_layer_types``, or experts in all layers but the first."""
-    listed = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    listed = reading.mlp_type(index)
     return listed or ("sparse" if index else "dense")
 
 

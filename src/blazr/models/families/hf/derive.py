@@ -114,6 +114,10 @@ class Reading:
         found = self.reader.boolean(name)
         return self.ledger.choose(name, found, default=False) if found else False
 
+    def mlp_type(self, index: int) -> str | None:
+        """``"dense"`` or ``"sparse"``, as ``mlp_layer_types`` says; see `layer_type`."""
+        return self.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+
     def layer_type(
         self,
         index: int,

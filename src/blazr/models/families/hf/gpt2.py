@@ -14,7 +14,7 @@ from blazr.models.families.hf.derive import (
     no_rope,
     read_attention,
 )
-from blazr.models.families.hf.parallel import with_inner_size
+from blazr.models.families.hf.parallel import GPT_NAMES, with_inner_size
 from blazr.models.families.rules import (
     FEED,
     MIXER,
@@ -119,12 +119,7 @@ _GPT2 = Traits(
         {},
     ),
     prepare=with_inner_size,
-    names={
-        "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
-        "num_attention_heads": ("n_head", "num_attention_heads"),
-        "num_kv_heads": ("n_head", "num_attention_heads"),
-        "intermediate_size": ("n_inner",),
-    },
+    names=GPT_NAMES,
     defaults={
         "n_positions": 1024,
         "activation_function": "gelu_new",

@@ -222,7 +222,7 @@ def _jamba_mixer(reading: Reading, norm: NormConfig, index: int) -> MixerConfig 
 
 
 def _jamba_feed(reading: Reading, index: int) -> FeedForwardConfig | None:
-    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    kind = reading.mlp_type(index)
     by_turns = _every(reading, "expert", 2, 1)
     has_experts = by_turns(index) if kind is None else kind == "sparse"
     experts = replace(read_experts(reading, "intermediate_size"), norm_topk_prob=False)

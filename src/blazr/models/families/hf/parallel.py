@@ -57,7 +57,7 @@ def _cohere_rope(reading: Reading, dim: int, index: int) -> RopeConfig | None:
 
 def _is_dense(reading: Reading, index: int) -> bool:
     """By ``mlp_layer_types``, or in front of the others."""
-    listed = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    listed = reading.mlp_type(index)
     first = reading.size("first_k_dense_replace", 0, minimum=0)
     return listed == "dense" if listed else index < first
 
@@ -209,6 +209,15 @@ FALCON = Traits(
 ).family("falcon")
 
 
+# What the configs of GPT-2 and GPT-J call sizes.
+GPT_NAMES = {
+    "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
+    "num_attention_heads": ("n_head", "num_attention_heads"),
+    "num_kv_heads": ("n_head", "num_attention_heads"),
+    "intermediate_size": ("n_inner",),
+}
+
+
 def with_inner_size(own: Mapping[str, object]) -> Mapping[str, object]:
     """Where a config does not say how wide an MLP is, it is four times the hidden size."""
     hidden = own.get("n_embd") or own.get("hidden_size")
@@ -253,12 +262,7 @@ def _gptj_rules(names: Mapping[str, str], more: Sequence[Rule] = ()) -> RuleBook
 _GPTJ = Traits(
     rules=_gptj_rules({f"attn.{each}_proj": f"mixer.{each}_proj" for each in "qkv"}),
     prepare=with_inner_size,
-    names={
-        "max_seq_len": ("n_positions", *HF_ALIASES["max_seq_len"]),
-        "num_attention_heads": ("n_head", "num_attention_heads"),
-        "num_kv_heads": ("n_head", "num_attention_heads"),
-        "intermediate_size": ("n_inner",),
-    },
+    names=GPT_NAMES,
     defaults={
         "n_positions": 2048,
         "rotary_dim": 64,

@@ -156,7 +156,7 @@ def sigmoid_experts(reading: Reading, index: int) -> MoeConfig | None:
     shared = reading.size("n_shared_experts", 1, minimum=0)
     listed = None
     if index < reading.num_layers:  # a module for multi-token prediction stands behind
-        listed = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+        listed = reading.mlp_type(index)
     is_dense = listed == "dense" if listed else index < first
     reading.reader.mark("n_group", "topk_group")  # where all layers are dense nobody looks at them
     experts = replace(
@@ -400,7 +400,7 @@ AFMOE = Traits(
 
 def _mellum_experts(reading: Reading, index: int) -> MoeConfig | None:
     """Experts in every layer, or as listed."""
-    kind = reading.layer_type(index, ("dense", "sparse"), "mlp_layer_types")
+    kind = reading.mlp_type(index)
     experts = replace(read_experts(reading), norm_topk_prob=reading.flag("norm_topk_prob"))
     return None if kind == "dense" else experts
 
