@@ -251,6 +251,7 @@ def test_a_server_says_what_was_drafted_and_leaves_it_to_the_request():
         llama = {"prompt": TEXTS["a story"], "n_predict": 80, "temperature": 0, "ignore_eos": True}
         timings = server.client.post("/completion", json=llama).json()["timings"]
         assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+        assert all(slot["speculative"] for slot in server.client.get("/slots").json())
 
 
 def test_a_drafter_that_is_unknown_is_refused():

@@ -58,6 +58,7 @@ class ScriptedEngine:
     """
 
     files = None  # nothing is kept on disk
+    has_drafters = False
 
     def __init__(
         self,

@@ -397,6 +397,11 @@ class AsyncEngine:
         """Figures for the metrics, by name."""
         return self._engine.stats() | {"restarts": self._num_restarts}
 
+    @property
+    def has_drafters(self) -> bool:
+        """Whether replies may have drafts, as ``--spec`` says."""
+        return self._engine.has_drafters
+
     def running(self) -> list[RunningReply]:
         """How far the replies have come that are computed now."""
         return self._engine.running()

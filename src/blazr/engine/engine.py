@@ -421,6 +421,11 @@ class Engine:
             return memory.disk.save_slot(slot, name)
         return memory.disk.restore_slot(slot, name)
 
+    @property
+    def has_drafters(self) -> bool:
+        """Whether replies may have drafts."""
+        return self.scheduler.speculator is not None
+
     def running(self) -> list[RunningReply]:
         """How far the replies have come that are computed now."""
         return [

@@ -37,7 +37,7 @@ class Slot(msgspec.Struct, kw_only=True):
 
     id: int
     n_ctx: int
-    speculative: bool = False
+    speculative: bool
     is_processing: bool = False
     id_task: int | UnsetType = UNSET
     n_prompt_tokens: int | UnsetType = UNSET
@@ -53,7 +53,10 @@ async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     num_free = max(int(engine.stats().get("max_running", 0)) - len(running), 0)
     if call.body.fail_on_no_slot and not num_free:
         raise HttpError(503, "no slot is free.", code="no_slot", retry_after_s=1)
-    slots = [Slot(id=index, n_ctx=context) for index in range(len(running) + num_free)]
+    slots = [
+        Slot(id=index, n_ctx=context, speculative=engine.has_drafters)
+        for index in range(len(running) + num_free)
+    ]
     for reply in running:
         slot = slots[reply.slot]
         num_left = reply.max_tokens - reply.num_output_tokens
