@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -142,7 +143,9 @@ def _collected_tests_stay_frozen() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage, "collect_all", gc.collect)
         yield
-    gc.unfreeze()  # what is left is collected in the end, or libraries call it a leak
+    # What is left is collected in the end, or libraries call it a leak; not before, because pytest
+    # collects five times, which would take as many seconds.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True, scope="session")
