@@ -12,6 +12,7 @@ import torch
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
+from tests.support.converted import READ
 from tests.support.tolerances import assert_same_network
 
 pytestmark = pytest.mark.sample
@@ -30,7 +31,7 @@ def unpacked(name: str, directory: Path) -> Path:
 def test_every_architecture_is_there(tmp_path: Path) -> None:
     kinds = {name.split("-")[0] for name in EXPECTED["logits"]}
     own = [name for name, row in ARCHITECTURES.items() if row.families]  # see test_gguf_by_name.py
-    assert {name.split("-")[0] for name in own} == kinds
+    assert {name.split("-")[0] for name in (*own, *READ)} == kinds
 
 
 @pytest.mark.parametrize("name", EXPECTED["logits"])

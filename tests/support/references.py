@@ -27,6 +27,8 @@ SIZES: dict[str, object] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Text models that the library makes as parts of models that see, and not by its auto classes.
+_CLASSES = {"mistral4": "Mistral4ForCausalLM"}
 # Norms of what attention has averaged away would blow up every rounding.
 _SPREAD = {"zamba": 0.1, "zamba2": 0.1, "kimi_linear": 0.2, "bailing_hybrid": 0.2, "jamba": 0.15}
 _SPREAD |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.15)
@@ -928,7 +930,11 @@ def save_reference(
     transformers.logging.disable_progress_bar()
     torch.manual_seed(run_seed(seed))
     config = transformers.CONFIG_MAPPING[model_type](**SIZES | deepcopy(changes or {}))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if model_type in _CLASSES:
+        make = getattr(transformers, _CLASSES[model_type])._from_config
+    else:
+        make = transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="eager")
     model = model.float().eval().requires_grad_(requires_grad=False)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         is_kept = tensor.dtype == torch.bool  # a mask

@@ -65,6 +65,7 @@ class GgufHeader:
 
     Args:
         metadata: Values by key; arrays of numbers are read-only views.
+        places: Where the numbers of these arrays begin in the file, by key.
         tensors: The table, in order.
         data_start: Offset of the data in the file.
         alignment: Of the data, and of every tensor in it.
@@ -72,6 +73,7 @@ class GgufHeader:
     """
 
     metadata: Mapping[str, Value]
+    places: Mapping[str, int]
     tensors: tuple[TensorEntry, ...]
     data_start: int
     alignment: int
@@ -104,7 +106,7 @@ def read_gguf_header(file: BinaryIO) -> GgufHeader:
     if len(names) != len(tensors):
         raise _damaged(f"{len(tensors) - len(names)} names that come twice", "unique tensor names")
     data_start = -(-cursor.position // alignment) * alignment
-    return GgufHeader(metadata, tensors, data_start, alignment, size)
+    return GgufHeader(metadata, cursor.places, tensors, data_start, alignment, size)
 
 
 class _Cursor:
@@ -115,6 +117,7 @@ class _Cursor:
         self.position = 0
         self.end = end
         self.num_strings = 0
+        self.places: dict[str, int] = {}
 
     def advance(self, count: int) -> int:
         """Step over bytes; where they began.
@@ -213,7 +216,7 @@ def _read_array(cursor: _Cursor, key: str) -> Value:
     letter = SCALARS[kind]
     width = struct.calcsize("<" + letter)
     length = cursor.count("array elements", width) * width
-    start = cursor.advance(length)
+    start = cursor.places[key] = cursor.advance(length)
     view: memoryview[int] | memoryview[float] = memoryview(cursor.buffer[start : start + length])
     return view.cast(letter)  # type: ignore[call-overload]  # a letter of SCALARS
 

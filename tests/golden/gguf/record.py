@@ -1,10 +1,10 @@
 """Record `converted/`: what llama.cpp's converter makes of tiny models of transformers.
 
-Run: PYTHONPATH=src:. python tests/golden/gguf/record.py LLAMA_CPP
+Run: PYTHONPATH=src:. python tests/golden/gguf/record.py LLAMA_CPP [NAME ...]
 
-LLAMA_CPP is a checkout, or `vendor/llama.cpp` of llama-cpp-python's source package. The vocabulary
-is left out, as the converter knows released ones only. Weights are multiples of 1/32, so that the
-files can be compressed.
+LLAMA_CPP is a checkout, or `vendor/llama.cpp` of llama-cpp-python's source package. The models that
+are named are recorded, or else all. The vocabulary is left out, as the converter knows released
+ones only. Weights are multiples of 1/32, so that the files can be compressed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.converted import MODELS, Changes
+from tests.support.converted import MODELS, READ, Changes
 from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB
 from tests.support.references import CASES, reference_logits, rewrite_config, save_reference
@@ -38,6 +38,29 @@ SAID: dict[str, Changes] = {
         "first_k_dense_replace": 1,
         "moe_router_activation_func": "sigmoid",
         "mlp_layer_types": None,
+    },
+    "phimoe": {
+        "architectures": ["PhiMoEForCausalLM"],
+        "original_max_position_embeddings": 512,
+    },
+    "mistral4": {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "granite_swa-still": {"no_rope_layers": [0, 1, 1]},
+    "mimo2": {
+        "hybrid_layer_pattern": [0, 1, 0],
+        "swa_head_dim": 12,
+        "swa_v_head_dim": 10,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "num_key_value_heads": 1,
+        "layernorm_epsilon": 1e-5,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "swa_rope_theta": 10_000.0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5_000_000.0,
+            "partial_rotary_factor": 0.334,
+        },
     },
 }
 
@@ -65,7 +88,8 @@ def _convert(directory: Path, path: Path) -> None:
 
     hparams = ModelBase.load_hparams(directory, False)
     kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-    kind = getattr(kind, "Ministral3Model", kind)  # inside a class that only chooses
+    own = "Mistral4Model" if hparams.get("model_type") == "mistral4" else "Ministral3Model"
+    kind = getattr(kind, own, kind)  # inside a class that only chooses
     without = {
         "model_arch": kind.model_arch,
         "no_mtp": True,
@@ -78,8 +102,8 @@ def _convert(directory: Path, path: Path) -> None:
 
 def record(name: str) -> list[list[float]]:
     """Write one file; the last rows of its model's logits."""
-    case, changes = MODELS[name]
-    kind, settings = CASES[case]
+    case, changes = (MODELS | READ)[name]
+    kind, settings = CASES.get(case, (case, {}))
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         theirs = save_reference(kind, directory, seed=7, changes=settings | changes)
@@ -99,10 +123,14 @@ def main() -> None:
     root = Path(sys.argv[1])
     sys.path[:0] = [str(root), str(root / "gguf-py")]
     HERE.mkdir(exist_ok=True)
-    logits = {name: record(name) for name in MODELS}
+    path = HERE / "expected.json"
+    known = json.loads(path.read_text())["logits"] if sys.argv[2:] else {}
+    names = [*MODELS, *READ]
+    logits = known | {name: record(name) for name in sys.argv[2:] or names}
+    logits = {name: logits[name] for name in names}
     lines = [f'"{name}": {json.dumps(rows)}' for name, rows in logits.items()]
     text = f'{{"tokens": {TOKENS},\n"logits": {{\n' + ",\n".join(lines) + "\n}}\n"
-    (HERE / "expected.json").write_text(text)
+    path.write_text(text)
 
 
 if __name__ == "__main__":

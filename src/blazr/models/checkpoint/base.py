@@ -192,6 +192,17 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberInfo(TensorInfo):
+    """A parameter of a layer that lies among the metadata of a GGUF file.
+
+    Args:
+        key: Of the array that has one of each layer.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedInfo(TensorInfo):
     """A matrix that several tensors of a quantized checkpoint stand for.
 

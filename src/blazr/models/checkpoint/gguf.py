@@ -10,7 +10,7 @@ Source: GitHub ollama/ollama, ``convert/convert_*.go`` (what is written; rows na
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
     Header,
+    NumberInfo,
     RelaidInfo,
     ScaledInfo,
     TensorInfo,
@@ -45,6 +46,13 @@ _TYPES = {
     },
     _MXFP4_IN_PAIRS: GGML_TYPES["MXFP4"],
 }
+
+# Parameters of layers that files of these architectures have in arrays of their metadata, with the
+# shapes that Hugging Face's files have: those of Apertus's activation.
+NUMBERS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "apertus": {"xielu.alpha_p": (1,), "xielu.alpha_n": (1,), "xielu.beta": (), "xielu.eps": ()}
+}
+_FLOATS = {"f": "F32", "d": "F64"}
 
 _PART = re.compile(r"(blk\.\d+\.)(\w+\.?)(.*)", re.ASCII)
 _PRE_TOKENIZER = "tokenizer.ggml.pre"
@@ -128,7 +136,42 @@ def read_header(path: Path) -> Header:
             ) from None
     tensors = {entry.name: _tensor_info(path, entry, header) for entry in header.tensors}
     check_ranges(path, tensors, header.size)
+    tensors |= {info.name: info for info in _numbers(path, header)}
     return as_llama_cpp(Header(tensors, header.metadata))
+
+
+def number_name(layer: int | str, key: str) -> str:
+    """What a parameter is called that lies among the metadata; files do not name it.
+
+    Args:
+        layer: Its layer.
+        key: Of the array that it is in.
+    """
+    return f"blk.{layer}.{key}"
+
+
+def _numbers(path: Path, header: GgufHeader) -> Iterator[NumberInfo]:
+    """The parameters that lie among the metadata.
+
+    Raises:
+        CheckpointError: There are more of them than there could be layers.
+    """
+    architecture = header.metadata.get("general.architecture")
+    for key, shape in NUMBERS.get(str(architecture), {}).items():
+        values = header.metadata.get(key)
+        if not isinstance(values, memoryview) or values.format not in _FLOATS:
+            continue  # the plan says what is missing
+        if len(values) > len(header.tensors):
+            raise unsound(
+                f"{path}: the metadata's {key!r} does not fit the file.",
+                found=f"{len(values):,} numbers, {len(header.tensors):,} tensors",
+                expected="one number a layer",
+            )
+        size, first = values.itemsize, header.places[key]
+        for layer in range(len(values)):
+            start = first + layer * size
+            place = (shape, path, start, start + size)
+            yield NumberInfo(number_name(layer, key), _FLOATS[values.format], *place, key)
 
 
 def check_parts(headers: Mapping[Path, Header]) -> None:

@@ -21,16 +21,17 @@ from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
+    NumberInfo,
     QuantizedInfo,
     TensorInfo,
     element_type,
     most_used_type,
     torch_dtype,
 )
+from blazr.models.checkpoint.gguf import NUMBERS
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writing
 from blazr.models.families.gguf.architectures import (
     ARCHITECTURES,
-    Architecture,
     mixers_of,
     written_names,
 )
@@ -173,7 +174,8 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     target = as_gguf(config, row)
     own = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
     metadata = {"general.architecture": name, "general.name": planned.name, **own}
-    plan = GgufPlan(metadata, tuple(_jobs(planned, row, target, dtype)), _factors(target))
+    metadata |= _numbers(planned, name)
+    plan = GgufPlan(metadata, tuple(_jobs(planned, name, target, dtype)), _factors(target))
     draft = _read_back(plan, target)
     unsupported = unsupported_by_llama_cpp(config, row)
     if unsupported is not None:
@@ -205,6 +207,8 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
     parameters = {info.name: step.parameter for step in planned.plan.steps for info in step.sources}
     jobs = []
     for info in checkpoint.tensors.values():
+        if isinstance(info, NumberInfo):
+            continue  # it stays among the metadata
         parameter = parameters.get(info.name, "")
         storing = storage.get(parameter) if parameter in matrices else None
         quantizer = storing if isinstance(storing, Quantizer) else None
@@ -226,11 +230,25 @@ def _plan_again(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gg
     return GgufPlan({**kept, **_about(jobs)}, tuple(jobs), {})
 
 
+def _numbers(planned: PlannedModel, architecture: str) -> dict[str, Value]:
+    """The parameters that lie among the metadata: arrays with a number of each layer."""
+    steps = {step.parameter: step for step in planned.plan.steps}
+    found: dict[str, Value] = {}
+    for key in NUMBERS.get(architecture, {}):
+        places = (
+            f"layers.{i}.feed_forward.{key}" for i in range(len(planned.derivation.config.layers))
+        )
+        own = [steps[each] for each in places if each in steps]
+        if own:
+            found[key] = [read_plain(each.sources[0], planned.checkpoint).item() for each in own]
+    return found
+
+
 def _jobs(
-    planned: PlannedModel, row: Architecture, target: ModelConfig, dtype: str
+    planned: PlannedModel, architecture: str, target: ModelConfig, dtype: str
 ) -> Iterator[GgufJob]:
     steps = {step.parameter: step for step in planned.plan.steps}
-    names = written_names(row, target)
+    names = written_names(ARCHITECTURES[architecture], target)
     usual = stored_dtype(planned.plan)
     with torch.device("meta"):
         module = CausalLM(target)
@@ -238,6 +256,8 @@ def _jobs(
     parameters = module.state_dict()
     for parameter in parameters:
         written = next((name for name in names.sources(parameter) if "*" not in name), "")
+        if any(written.endswith(f".{key}") for key in NUMBERS.get(architecture, {})):
+            continue  # among the metadata
         placements = names.placements(written)
         together = [each.parameter for each in placements]
         recipes = [recipe_of(each, planned.derivation.config, target) for each in together]

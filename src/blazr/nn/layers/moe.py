@@ -24,6 +24,8 @@ from blazr.nn.ops.pointwise import add, scaled, sigmoid_gate, widen
 from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
 
+Scoring = Literal["softmax", "sigmoid", "sigmoid of chosen", "sparse mixer"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(FeedForwardConfig):
@@ -74,7 +76,7 @@ class MoeConfig(FeedForwardConfig):
     shared_expert_gate: bool = False
     activation: str = "silu"
     gated: bool = True
-    scoring: Literal["softmax", "sigmoid", "sigmoid of chosen", "sparse mixer"] = "softmax"
+    scoring: Scoring = "softmax"
     jitter: float = 0.0
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0

@@ -1,6 +1,7 @@
 """GGUF files of each architecture compute what the same weights do in another layout."""
 
 import json
+import lzma
 import math
 import re
 from pathlib import Path
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from blazr.bench.reference.open import open_reference
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError, ShapeError
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.models.checkpoint.base import Checkpoint, TensorInfo
+from blazr.models.checkpoint.base import Checkpoint, NumberInfo, TensorInfo
+from blazr.models.checkpoint.gguf import read_header
+from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families.gguf.architectures import ARCHITECTURES, gguf_names
+from blazr.models.loading.convert import convert
 from blazr.models.loading.describe import describe_plan
 from blazr.models.loading.load import load
 from blazr.models.loading.plan import detect_family, plan_model
@@ -447,6 +451,101 @@ def test_metadata_that_do_not_fit(
 ) -> None:
     with pytest.raises(error):
         describe_plan(plan_model(str(write("llama", tmp_path, **change))))
+
+
+def converted(name: str, directory: Path, **metadata: object) -> Path:
+    """A file of llama.cpp's converter with other metadata, None for none."""
+    path = directory / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / "converted" / f"{name}.gguf.xz").read_bytes()))
+    header = read_header(path)
+    checkpoint = open_checkpoint(path)
+    tensors = {
+        key: checkpoint.read(key).clone()
+        for key, info in header.tensors.items()
+        if not isinstance(info, NumberInfo)
+    }
+    said = {
+        key: [*value] if isinstance(value, memoryview) else value
+        for key, value in (dict(header.metadata) | metadata).items()
+        if value is not None
+    }
+    path.unlink()
+    return ggufs.write(path, tensors, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "told"),
+    [
+        ("llama4", {"llama4.attention.sliding_window": 0}, "sliding_window"),
+        ("apertus", {"xielu.beta": [0.5] * 99}, "xielu.beta"),
+        ("apertus", {"xielu.beta": [0.5]}, "xielu.beta is missing"),
+        ("apertus", {"xielu.beta": None}, "xielu.beta is missing"),
+        ("laguna", {"laguna.attention.head_count": 4}, "attn_q does not fit"),
+        ("mimo2", {"mimo2.attention.head_count_kv": [1, 4, 1]}, "swa_num_key_value_heads"),
+        ("mimo2", {"mimo2.attention.value_length": 12}, "attn_v.weight"),
+        ("minicpm3", {"minicpm3.rope.dimension_count": 16}, "latent attention"),
+        ("phimoe", {"phimoe.expert_gating_func": 7}, "expert_gating_func"),
+    ],
+)
+def test_metadata_that_do_not_fit_such_a_model(
+    name: str, metadata: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BlazrError, match=told):
+        load(str(converted(name, tmp_path, **metadata)), device=CPU)
+
+
+@pytest.mark.parametrize(("experts", "has_norms"), [(128, False), (5, True)])
+def test_how_many_experts_llama_4_has_tells_whether_it_has_norms(
+    experts: int, *, has_norms: bool, tmp_path: Path
+) -> None:
+    layers = ("GqaWithMoe",) * 4
+    model = Tiny(layers=layers, num_experts=experts, shared_expert=False)
+    tensors = gguf_tensors(model, pairs=False)
+    said = metadata("llama4", model) | {"llama4.rope.dimension_count": model.head_dim}
+    plan = plan_model(str(ggufs.write(tmp_path / "m.gguf", tensors, said)))
+    mixers = [layer.mixer for layer in plan.derivation.config.layers]
+    assert [each.qk_norm for each in mixers] == [has_norms] * 3 + [False]
+    assert [each.chunk_size for each in mixers] == [8192] * 3 + [None]
+    assert [each.rope is None for each in mixers] == [False] * 3 + [True]
+    assert [each.temperature is None for each in mixers] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize(("arch", "told"), [("minicpm", "logit_scale"), ("baichuan", "ALiBi")])
+def test_files_that_leave_out_what_decides(arch: str, told: str, tmp_path: Path) -> None:
+    tensors = gguf_tensors(MODELS["llama"], pairs=True)
+    more = {"minicpm.embedding_scale": 12.0, "minicpm.residual_scale": 0.5}
+    said = metadata(arch, MODELS["llama"]) | more
+    with pytest.raises(ConfigError, match=told):
+        plan_model(str(ggufs.write(tmp_path / "m.gguf", tensors, said)))
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "warns"),
+    [
+        ("mistral4", {}, "temperature_scale"),
+        ("mistral4", {"mistral4.attention.temperature_scale": 0.1}, ""),
+        ("phimoe", {}, "attn_factor"),
+        ("deepseek2-dense", {}, ""),
+    ],
+)
+def test_what_a_file_leaves_out_is_said(
+    name: str, metadata: dict[str, object], warns: str, tmp_path: Path
+) -> None:
+    warnings = plan_model(str(converted(name, tmp_path, **metadata))).derivation.warnings
+    assert [warns in each for each in warnings] == ([True] if warns else [])
+
+
+def test_parameters_in_the_metadata_stay_there(tmp_path: Path) -> None:
+    first = converted("apertus", tmp_path)
+    convert(str(first), tmp_path / "second.gguf")
+    headers = [read_header(path) for path in (first, tmp_path / "second.gguf")]
+    places = [
+        {key: isinstance(info, NumberInfo) for key, info in header.tensors.items()}
+        for header in headers
+    ]
+    assert places[0] == places[1]
+    assert sum(places[0].values()) == 2 * 4
+    assert_same_network(network(tmp_path / "second.gguf"), network(first), IDS % 53)
 
 
 def test_heads_may_be_given_per_layer(tmp_path: Path) -> None:

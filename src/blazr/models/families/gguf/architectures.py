@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from blazr.models.causal_lm import ModelConfig
+from blazr.models.checkpoint.gguf import NUMBERS, number_name
 from blazr.models.families.rules import (
     AS_STORED,
     FEED,
@@ -43,6 +44,7 @@ from blazr.nn.layers.parallel import ParallelFeedForwardConfig, ParallelMixerCon
 from blazr.nn.layers.short_conv import ShortConvConfig
 
 _LAYER = "blk.{i}."
+_SHARED = FEED + "shared_expert."
 LAYER_NORMS = ("mixer_norm", "mixer_post_norm", "feed_forward_norm", "feed_forward_post_norm")
 
 
@@ -56,19 +58,26 @@ class Architecture:
         read_by: The row of FAMILIES that reads its files, by what these have: ``experts``, a
             ``window``, experts scored by a ``sigmoid``, or under "" any; else the first family.
         defaults: Metadata that its first files leave out.
+        required: Metadata that its first files leave out, and that llama.cpp guesses.
         implied: Values of config.json that files of this architecture leave out.
         is_hybrid: Whether layers differ, so that their tensors tell what each is made of.
         own_names: Names of tensors that others do not have.
         has_post_attention_norm: Whether the norm before a feed-forward is called
             ``post_attention_norm``.
+        has_swapped_norms: Whether attention's norm is the second where it has one of its own.
         rotation: What says whether attention has rotary embeddings: the family, or the metadata's
             ``rope.scaling.finetuned``.
         has_fused_mlp: Whether the gate and up projections of an MLP are one matrix.
         has_fused_qkv: Whether queries, keys and values are one matrix in files that are written;
             files of any architecture may have one.
+        rotating_layers: Only models of so many layers rotate, others have ALiBi; 0 where all do.
         pairs_rows: Whether converters move rows of queries and keys, so that channels that are
             rotated together are neighbours.
         full_every: Every n-th layer has no window; with 0 all layers have the window, if any.
+        full_first: Whether that is the first of them, and not the last.
+        chunk_size: Tokens of the chunks that these layers have in the place of a window (Llama 4).
+        bare_experts: A model of so many experts has no norms of queries and keys, of which no other
+            says whether it has them, as they have no weights (Llama 4).
         truncates_ramp: Whether the ends of YaRN's ramp over channels are whole numbers.
         has_unscaled_window: Whether layers with a window are rotated without any scaling.
         window_theta: Base of the rotation in layers with a window, if the file names none; 0 for
@@ -83,15 +92,18 @@ class Architecture:
         takes_tokens: Whether layers may take a vector of each token and keys of other layers. Files
             then say how large the vectors are, and how many layers share keys, be it 0.
         scales_embedding: Whether embedded tokens are multiplied with the root of their size.
+        norm_by_key: Whether the key of the norms' epsilon tells which norms these are.
         multiplies_logits: Whether scores are multiplied with ``logit_scale``, not divided by it.
         says_parallel: Whether the metadata say that both halves of a layer see its input; in other
             files the missing norm of the second does.
         wide_scale_layers: A model of so many layers scales attention's scores by the root of hidden
             size over heads, not of the size of a head.
+        has_value_size: Whether values may be shorter than keys, and layers with a window have twice
+            as many of both (MiMo-V2).
         is_folded: Whether converters multiply matrices by the model's multipliers.
         has_tiled_values: Whether value heads of delta networks that share a key head lie apart.
         biases: Which biases llama.cpp loads: of ``qkv``, ``o`` (the output of attention), ``mlp``,
-            ``ssm`` (the projections of a state space).
+            ``ssm`` (the projections of a state space), ``head`` (the output matrix).
         needs_biases: Whether llama.cpp wants all of these to be there.
         head: Whether llama.cpp wants an output head of its ``own``, none (``tied``), or takes
             ``either``.
@@ -104,15 +116,21 @@ class Architecture:
     families: tuple[str, ...] = ()
     read_by: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict)
     is_hybrid: bool = False
     own_names: tuple[Rule, ...] = ()
     has_post_attention_norm: bool = False
+    has_swapped_norms: bool = False
     has_fused_mlp: bool = False
     has_fused_qkv: bool = False
     rotation: Literal["family", "metadata"] = "family"
+    rotating_layers: int = 0
     pairs_rows: bool = False
     full_every: int = 0
+    full_first: bool = False
+    chunk_size: int = 0
+    bare_experts: int = 0
     truncates_ramp: bool = True
     has_unscaled_window: bool = False
     window_theta: float = 0.0
@@ -123,9 +141,11 @@ class Architecture:
     attention_scale: float = 0.0
     takes_tokens: bool = False
     scales_embedding: bool = False
+    norm_by_key: bool = False
     multiplies_logits: bool = False
     says_parallel: bool = False
     wide_scale_layers: int = 0
+    has_value_size: bool = False
     is_folded: bool = False
     has_tiled_values: bool = False
     biases: tuple[str, ...] = ()
@@ -137,13 +157,14 @@ class Architecture:
 
     def has_window(self, layer: int) -> bool:
         """Whether a layer has the window, where no key says so."""
-        return not self.full_every or (layer + 1) % self.full_every != 0
+        return not self.full_every or (layer + (not self.full_first)) % self.full_every != 0
 
 
 _ALL_BIASES = ("qkv", "o", "mlp", "ssm")
 _LFM2_NORM = (Rule("token_embd_norm.weight", "norm.weight"),)
 # in files of converters, this one has no ending
 _FALCON_NORM = (Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),)
+_GATE_NAME = (Rule(_LAYER + "attn_gate.weight", MIXER + "gate_proj.weight"),)
 # Of the vectors that each layer takes of a token.
 _TOKEN_INPUTS = (
     Rule("per_layer_token_embd.weight", "per_layer.embed_tokens.weight"),
@@ -258,10 +279,86 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
         norm_topk_prob=False,
     ),
+    "mistral4": Architecture(
+        read_by={"": "deepseek_v2"},
+        implied=_NO_EXPERTS,
+        norm_topk_prob=False,
+    ),
+    "minicpm3": Architecture(
+        # of the one release; llama.cpp has them in its code
+        read_by={"": "minicpm3"},
+        implied={"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256},
+    ),
     "starcoder2": Architecture(
         biases=_ALL_BIASES,
         needs_biases=True,
         families=("starcoder2",),
+    ),
+    "jais2": Architecture(
+        biases=("qkv", "o", "mlp"),
+        needs_biases=True,
+        families=("jais2",),
+    ),
+    "apertus": Architecture(
+        biases=("qkv", "o"),
+        head="own",
+        families=("apertus",),
+        own_names=tuple(Rule(number_name("{i}", key), FEED + key) for key in NUMBERS["apertus"]),
+    ),
+    "llama4": Architecture(
+        families=("llama4_text", "llama4"),
+        implied={
+            "no_rope_layer_interval": 4,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+        full_every=4,
+        chunk_size=8192,
+        bare_experts=128,
+        norm_topk_prob=False,
+    ),
+    "phimoe": Architecture(
+        biases=("qkv", "o", "head"), needs_biases=True, head="own", families=("phimoe",)
+    ),
+    "falcon": Architecture(
+        families=("falcon",),
+        implied={"is_parallel": True},
+        has_swapped_norms=True,
+        has_fused_qkv=True,
+    ),
+    "granite_swa": Architecture(
+        read_by={"experts": "granitemoe_swa"},
+        biases=("qkv", "o", "mlp"),
+        families=("granite_swa",),
+        pairs_rows=True,
+    ),
+    "mellum": Architecture(families=("mellum",), full_every=4, has_unscaled_window=True),
+    "hy_v3": Architecture(reads_weights_norm=True, families=("hy_v3",), norm_topk_prob=False),
+    "cohere2moe": Architecture(
+        reads_weights_norm=True,
+        families=("cohere2_moe",),
+        norm_by_key=True,
+        multiplies_logits=True,
+        full_every=4,
+        full_first=True,
+        norm_topk_prob=False,
+    ),
+    "laguna": Architecture(
+        reads_weights_norm=True,
+        families=("laguna",),
+        own_names=_GATE_NAME,
+        full_every=4,
+        full_first=True,
+        has_unscaled_window=True,
+        norm_topk_prob=False,
+    ),
+    "mimo2": Architecture(
+        biases=("qkv",),
+        head="own",
+        families=("mimo_v2_flash",),
+        has_unscaled_window=True,
+        has_value_size=True,
     ),
     "gemma": Architecture(head="tied", families=("gemma",), scales_embedding=True),
     "gemma2": Architecture(
@@ -410,10 +507,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": Architecture(
         read_by={"": "afmoe"},
         implied={"mup_enabled": True},
-        own_names=(Rule("blk.{i}.attn_gate.weight", "layers.{i}.mixer.gate_proj.weight"),),
+        own_names=_GATE_NAME,
         full_every=4,
         norm_topk_prob=False,
     ),
+    "deepseek": Architecture(
+        read_by={"": "bailing_moe"}, implied=_NO_EXPERTS, pairs_rows=True, norm_topk_prob=False
+    ),
+    "bailingmoe": Architecture(
+        read_by={"": "bailing_moe"}, implied=_NO_EXPERTS, pairs_rows=True, norm_topk_prob=False
+    ),
+    "minicpm": Architecture(
+        read_by={"": "granite"},
+        required=("embedding_scale", "residual_scale", "logit_scale"),
+        pairs_rows=True,
+    ),
+    "baichuan": Architecture(read_by=_LLAMA, pairs_rows=True, rotating_layers=32),
+    "orion": Architecture(read_by={"": "stablelm"}),
+    "codeshell": Architecture(read_by={"": "starcoder2"}),
     "dots1": Architecture(read_by={"": "dots1"}, norm_topk_prob=False),
     "minimax-m2": Architecture(read_by={"": "minimax_m2"}),
     "bailingmoe2": Architecture(read_by={"": "glm4_moe"}, norm_topk_prob=False),
@@ -443,6 +554,7 @@ def gguf_names(
     has_fused_mlp: bool = False,
     is_tiled: bool = False,
     joins_gates: bool = False,
+    has_fused_shared: bool = False,
 ) -> RuleBook:
     """The names of one file's tensors; of several for one parameter, the first is written.
 
@@ -452,6 +564,7 @@ def gguf_names(
         has_fused_mlp: Whether both upward matrices of an MLP are one, under the name of the second.
         is_tiled: Whether heads of values of delta networks that share a key lie apart.
         joins_gates: Whether their projections of decay and beta are one matrix, by key head.
+        has_fused_shared: Whether both upward matrices of a shared expert are one.
     """
     is_fused = has_fused_mlp and not row.is_hybrid
     attention = [m for each in layers for m in mixers_of(each) if isinstance(m, AttentionConfig)]
@@ -482,7 +595,10 @@ def gguf_names(
         **{f"ssm_{name}_norm": f"mixer.{name}_norm" for name in ("dt", "b", "c")},
         # MLP and experts
         **{f"ffn_{n}": f"feed_forward.{n}_proj" for n in (("down",) if is_fused else GATE_UP_DOWN)},
-        **{f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj" for n in GATE_UP_DOWN},
+        **{
+            f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj"
+            for n in (("down",) if has_fused_shared else GATE_UP_DOWN)
+        },
         **{f"ffn_latent_{n}": f"feed_forward.latent_{n}_proj" for n in ("down", "up")},
         "ffn_gate_inp": "feed_forward.router",
     }
@@ -509,6 +625,11 @@ def gguf_names(
             *(
                 [Rule(_LAYER + "ffn_up.{p}", gate_and_up(FEED, "_proj.{p}"), p=PARTS)]
                 if is_fused
+                else ()
+            ),
+            *(
+                [Rule(_LAYER + "ffn_up_shexp.weight", gate_and_up(_SHARED, "_proj.weight"))]
+                if has_fused_shared
                 else ()
             ),
             Rule(
@@ -579,8 +700,11 @@ def _in_layer(
     at = f"blk.{index}."
     ours = f"layers.{index}."
     mixers = mixers_of(layer)
-    if not mixers:
-        yield Rule(at + "attn_norm.weight", ours + "feed_forward_norm.weight")
+    if row.has_swapped_norms and layer.feed_forward_norm is not None:
+        norms = {"attn_norm": "feed_forward_norm", "attn_norm_2": "mixer_norm"}
+    else:
+        norms = {} if mixers else {"attn_norm": "feed_forward_norm"}
+    yield from renamed(at, ours, norms)
     mixer = ours + "mixer."
     for each in mixers:
         match each:

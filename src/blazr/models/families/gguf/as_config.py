@@ -17,6 +17,7 @@ from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.models.families.hf.derive import FULL, LINEAR, SLIDING
+from blazr.models.families.hf.llama4 import CHUNKED
 
 LONG_CONTEXT = 131_072
 ROPE_FACTORS = "rope_freqs.weight"
@@ -25,7 +26,8 @@ ATTENTION, FUSED_ATTENTION, MAMBA = "attn_q.weight", "attn_qkv.weight", "ssm_in.
 MAMBA1, DELTA, KIMI = "ssm_x.weight", "attn_gate.weight", "ssm_conv1d_q.weight"
 CONV, LATENT = "shortconv.in_proj.weight", "attn_kv_a_mqa.weight"
 _LAUREL, _TOKEN_VECTORS = "blk.0.laurel_l.weight", "per_layer_token_embd.weight"
-_POSITIONS = "position_embd.weight"
+_POSITIONS, _GATE = "position_embd.weight", "blk.0.attn_gate.weight"
+_NORM_BESIDE = "blk.0.attn_norm_2.weight"  # of attention; its MLP has the first one then
 _ROUTER, _DOWN = "ffn_gate_inp.weight", "ffn_down.weight"
 # Types of layers by a tensor of their mixer; of several in one layer the first decides.
 _KIND_BY_TENSOR = {
@@ -37,8 +39,8 @@ _KIND_BY_TENSOR = {
     ATTENTION: FULL,
     FUSED_ATTENTION: FULL,
 }
-# Of DeepSeek-V2 and V3: whose experts are scored by a softmax, and by a sigmoid.
-_TOPK_METHODS = ("group_limited_greedy", "noaux_tc")
+# Of DeepSeek-V3, whose experts are scored by a sigmoid, and of V2.
+_BY_SIGMOID, _BY_SOFTMAX = "noaux_tc", "group_limited_greedy"
 
 ConfigValues = dict[str, object]
 # This key is ours: llama.cpp has one epsilon for all norms.
@@ -82,6 +84,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
     "attention.sliding_window_pattern": ("is_sliding",),
     "attention.recurrent_layers": ("is_recurrent",),
     "attention.temperature_scale": ("llama_4_scaling_beta",),
+    "attention.value_scale": ("attention_value_scale",),
     "rope.dimension_count": ("rotary_dim",),
     "rope.dimension_count_swa": ("window_rotary_dim",),
     "rope.dimension_sections": ("mrope_section",),
@@ -104,6 +107,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
         "shared_intermediate_size",
     ),
     "expert_shared_count": ("n_shared_experts",),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step",),
     "expert_gating_func": ("scoring_number",),
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_weights_scale": ("routed_scaling_factor",),
@@ -301,8 +305,8 @@ class GgufFile:
             return value_or(reader.integer(last), 0)
         return self.integer(name)
 
-    def window(self, layer: int) -> int:
-        """How many tokens a layer sees; 0 for all."""
+    def slides(self, layer: int) -> bool:
+        """Whether a layer is of the type that has the window, or chunks."""
         listed = self.metadata.get("attention.sliding_window_pattern")
         slides = self.row.has_window(layer)
         if isinstance(listed, memoryview) and layer < len(listed):
@@ -311,7 +315,12 @@ class GgufFile:
             slides = listed
         elif isinstance(listed, int):  # every so many layers one sees all
             slides = not listed or (layer + 1) % listed != 0
-        return self.integer("attention.sliding_window", 0) if slides else 0
+        return slides
+
+    def window(self, layer: int) -> int:
+        """How many tokens a layer sees; 0 for all, or for its chunk."""
+        has_window = self.slides(layer) and not self.row.chunk_size
+        return self.integer("attention.sliding_window", 0) if has_window else 0
 
 
 def family_of(file: GgufFile) -> str:
@@ -333,9 +342,9 @@ def config_values(file: GgufFile) -> ConfigValues:
         "num_layers": file.num_layers,
         "hidden_size": file.hidden_size,
         "vocab_size": None,
-        RMS_EPS: file.eps,
-        LAYER_EPS: file.eps,
+        **_norms(file),
         "use_parallel_residual": _is_parallel(file),
+        "has_two_norms": file.has(_NORM_BESIDE),
         **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),
@@ -350,11 +359,23 @@ def config_values(file: GgufFile) -> ConfigValues:
 # keys of config.json beside it in CONFIG_KEYS.
 
 
+def _norms(file: GgufFile) -> ConfigValues:
+    """The epsilon under the name that tells which norms these are, where both kinds may be."""
+    if file.row.norm_by_key and RMS_EPS not in file.metadata:
+        return {LAYER_EPS: file.eps}
+    return {RMS_EPS: file.eps, LAYER_EPS: file.eps}
+
+
 def _feed_forwards(file: GgufFile) -> ConfigValues:
     sparse = file.layers_with(_ROUTER)
     dense = file.layers_with(_DOWN)
     first = sparse[0] if sparse else file.num_layers
-    values: ConfigValues = {"leading_dense_block_count": first, "enable_moe_block": bool(sparse)}
+    kinds = ["sparse" if index in sparse else "dense" for index in range(file.num_layers)]
+    values: ConfigValues = {
+        "leading_dense_block_count": first,
+        "enable_moe_block": bool(sparse),
+        "mlp_layer_types": kinds,
+    }
     if dense:
         size = file.size(f"blk.{dense[0]}.ffn_down.weight", 1)
         values |= {"intermediate_size": size, "shared_intermediate_size": size}
@@ -367,16 +388,24 @@ def _feed_forwards(file: GgufFile) -> ConfigValues:
     size = file.size(stacked, 2) if file.has(stacked) else file.size(one_by_one, 1)
     experts = file.size(at + _ROUTER, 0)
     wide = file.size(shared, 1) if file.has(shared) else size
+    num_shared = max(1, wide // size) if file.has(shared) else 0
+    scored = file.integer("expert_gating_func", 0)
+    of_softmax = _BY_SOFTMAX if file.layers_with(LATENT) else None
     return {
-        "intermediate_size": size,
         **values,
+        # that of an MLP is told by its tensors
+        "intermediate_size": size,
+        "moe_layers": sparse,
+        "expert_selection_fn": "softmax" if scored == SOFTMAX else "sigmoid",
+        **({"use_qk_norm": experts != file.row.bare_experts} if file.row.bare_experts else {}),
         "moe_intermediate_size": size,
         "num_experts": experts,
         "expert_used_count": min(file.integer("expert_used_count"), experts),
         "expert_shared_feed_forward_length": wide,
-        "n_shared_experts": max(1, wide // size),
+        "n_shared_experts": num_shared,
+        "num_shared_experts": num_shared,
         "mlp_only_layers": [index for index in range(file.num_layers) if index not in sparse],
-        "topk_method": _TOPK_METHODS[file.integer("expert_gating_func", 0) == SIGMOID],
+        "topk_method": _BY_SIGMOID if scored == SIGMOID else of_softmax,
     }
 
 
@@ -389,6 +418,9 @@ def _is_parallel(file: GgufFile) -> bool:
 
 def _layers(file: GgufFile) -> ConfigValues:
     """The kinds of layers: by their tensors in hybrids, by their windows elsewhere."""
+    if file.row.chunk_size:
+        kinds = [CHUNKED if file.slides(index) else FULL for index in range(file.num_layers)]
+        return {"layer_types": kinds, "attention_chunk_size": file.row.chunk_size}
     if not file.row.is_hybrid:
         kinds = [SLIDING if file.window(index) else FULL for index in range(file.num_layers)]
         return {"layer_types": kinds, "use_sliding_window": SLIDING in kinds}
@@ -398,8 +430,7 @@ def _layers(file: GgufFile) -> ConfigValues:
         own = [name for name in _KIND_BY_TENSOR if file.has(f"blk.{index}.{name}")]
         otherwise = "moe" if index in sparse else "mlp"
         kinds.append(_KIND_BY_TENSOR[own[0]] if own else otherwise)
-    feeds = ["sparse" if index in sparse else "dense" for index in range(file.num_layers)]
-    return {"layer_types": kinds, "layers_block_type": kinds, "mlp_layer_types": feeds}
+    return {"layer_types": kinds, "layers_block_type": kinds}
 
 
 def _state_space(file: GgufFile) -> ConfigValues:
@@ -470,13 +501,20 @@ def _attention(file: GgufFile) -> ConfigValues:
             found=f"{heads} and {kv_heads} heads of {dim}"[:100],
             expected="heads of one even size, key/value heads that divide the query heads",
         )
-    if file.integer("attention.value_length", dim) != dim:
+    value_dim = file.integer("attention.value_length", dim)
+    if value_dim != dim and not file.row.has_value_size:
         raise ConfigError(
             f"the metadata's {file.key('attention.value_length')!r} is not supported.",
-            found=str(file.integer("attention.value_length", dim))[:100],
+            found=str(value_dim)[:100],
             expected=f"{dim}, the size of a key",
         )
     values: ConfigValues = {"num_attention_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    values |= _by_layer(file)
+    if file.row.has_value_size:
+        values["v_head_dim"] = value_dim
+    if file.has(_GATE):
+        is_one = file.size(_GATE, 0) == file.integer_of("attention.head_count", 0)
+        values["gating"] = "per-head" if is_one else "per-element"
     rotated = file.integer("rope.dimension_count", dim)
     if not 0 < rotated <= dim or rotated % 2:
         raise ConfigError(
@@ -490,6 +528,27 @@ def _attention(file: GgufFile) -> ConfigValues:
     # half a channel more, as the product is cut off to a whole number
     share: ConfigValues = {} if rotated == dim else {"partial_rotary_factor": (rotated + 0.5) / dim}
     return values | _rotation(file, rotated, share)
+
+
+def _by_layer(file: GgufFile) -> ConfigValues:
+    """Numbers of heads, and which layers rotate, where the metadata have a list of these."""
+    layers = range(file.num_layers)
+    values: ConfigValues = {}
+    if isinstance(file.metadata.get("attention.head_count"), memoryview):
+        heads = [file.integer_of("attention.head_count", index) for index in layers]
+        values["num_attention_heads_per_layer"] = heads
+    if file.row.has_value_size:
+        kv_heads = [file.integer_of("attention.head_count_kv", index) for index in layers]
+        wide = [count for index, count in enumerate(kv_heads) if file.window(index)]
+        whole = [count for index, count in enumerate(kv_heads) if not file.window(index)]
+        # where no layer sees all, those with a window tell: they have twice as many
+        values["num_kv_heads"] = whole[0] if whole else wide[0] // 2
+        values["swa_num_key_value_heads"] = wide[0] if wide else None
+    rotates = file.metadata.get("attention.rope_pattern")
+    if isinstance(rotates, memoryview):
+        theta = file.number("rope.freq_base", file.row.theta)
+        values["layer_rope_theta"] = [theta if each else 0.0 for each in rotates]
+    return values
 
 
 def _token_inputs(file: GgufFile) -> ConfigValues:
@@ -524,7 +583,9 @@ def _latent(file: GgufFile, at: str) -> ConfigValues:
     ending = "_mla" if file.has(at + "attn_k_b.weight") else ""
     rotated = file.integer("rope.dimension_count")
     whole = file.integer(f"attention.key_length{ending}")
-    values = file.integer(f"attention.value_length{ending}")
+    heads = file.integer("attention.head_count")
+    wide = file.size(at + "attn_output.weight", 1) // max(1, heads)  # MiniCPM 3's have no key
+    values = file.integer(f"attention.value_length{ending}", wide)
     if not 0 < rotated < whole or values < 1:
         raise ConfigError(
             "the metadata's sizes of latent attention do not fit each other.",
@@ -533,7 +594,7 @@ def _latent(file: GgufFile, at: str) -> ConfigValues:
         )
     down = at + "attn_q_a.weight"
     return {
-        "num_attention_heads": file.integer("attention.head_count"),
+        "num_attention_heads": heads,
         "qk_nope_head_dim": whole - rotated,
         "qk_rope_head_dim": rotated,
         "v_head_dim": values,
@@ -569,8 +630,17 @@ def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues
         values["model_type"] = "ministral3"  # the only type whose config has it
     if row.has_unscaled_window:
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
-        values["rope_parameters"] = {FULL: whole, SLIDING: {"rope_theta": local}}
+        own = {"rope_theta": local, **_window_share(file, rotated)}
+        values["rope_parameters"] = {FULL: {"partial_rotary_factor": 1.0, **whole}, SLIDING: own}
     return values
+
+
+def _window_share(file: GgufFile, rotated: int) -> ConfigValues:
+    """The share of channels that layers with a window rotate, whose heads may have another size."""
+    whole = file.head_dim
+    dim = file.integer("attention.key_length_swa", whole)
+    own = file.integer("rope.dimension_count_swa", rotated if dim == whole else dim)
+    return {"partial_rotary_factor": 1.0 if own == dim else (own + 0.5) / dim}
 
 
 def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
@@ -586,6 +656,7 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             "long_factor": _factors(file, LONG_FACTORS, rotated),
             "original_max_position_embeddings": trained or file.integer("context_length"),
             "attention_factor": stretch,
+            **{f"{each}_mscale": stretch for each in ("short", "long")},  # Phi-3.5-MoE's words
         }
     # a factor without a type is a linear one, as in llama.cpp
     name = value_or(file.reader.text(file.key("rope.scaling.type")), "linear")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -42,6 +43,9 @@ _CLOSE = 1e-6
 # How Qwen 3.5 cuts channels between places in text and in images; text has one place.
 _SECTIONS = [11, 11, 10, 0]
 _ATTENDS = (AttentionConfig, DeepseekMlaConfig)
+
+# Phi-3.5-MoE's choice has no number.
+_SCORING_NUMBERS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sigmoid of chosen": SIGMOID}
 
 Metadata = dict[str, Value]
 ConfigValues = dict[str, Value | None]
@@ -79,11 +83,16 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         "rms_norm_eps": eps,
         "layer_norm_eps": eps,
     }
+    if row.norm_by_key:
+        del found["layer_norm_eps" if config.final_norm.kind == "rms" else "rms_norm_eps"]
     scale = config.hidden_size**0.5 if row.scales_embedding else 1.0
     numbers = {
         "embedding_multiplier": (config.embedding_multiplier, scale),
         "residual_multiplier": (config.layers[0].residual_multiplier, 1.0),
-        "logits_scaling": (config.logits_scaling, 1.0),
+        "logits_scaling": (
+            1 / config.logits_scaling if row.multiplies_logits else config.logits_scaling,
+            1.0,
+        ),
         "final_logit_softcapping": (config.logit_softcap or 0.0, 0.0),
     }
     found |= {key: value for key, (value, usual) in numbers.items() if value != usual}
@@ -91,7 +100,7 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
         size = 0 if config.per_layer is None else config.per_layer.norm.size
         found["hidden_size_per_layer_input"] = size
     found |= _streams(config)
-    found |= _feed_forwards(config) | _attention(config, row)
+    found |= _feed_forwards(config, row) | _attention(config, row)
     for mixer in all_mixers(config):
         keys = _FIELDS.get(type(mixer), {})
         found |= {key: getattr(mixer, name) for key, name in keys.items()}
@@ -100,7 +109,7 @@ def metadata_of(config: ModelConfig, row: Architecture) -> Metadata:
     return {METADATA_KEYS[word]: value for word, value in found.items() if value is not None}
 
 
-def _feed_forwards(config: ModelConfig) -> ConfigValues:
+def _feed_forwards(config: ModelConfig, row: Architecture) -> ConfigValues:
     feeds = [feed_forwards_of(layer.feed_forward) for layer in config.layers]
     sizes = [getattr(next(iter(each), None), "intermediate_size", 0) for each in feeds]
     dense = [
@@ -123,11 +132,13 @@ def _feed_forwards(config: ModelConfig) -> ConfigValues:
         "num_experts": experts.num_experts,
         "experts_per_tok": experts.experts_per_token,
         "moe_intermediate_size": experts.intermediate_size,
-        "scoring_number": SIGMOID if experts.scoring == "sigmoid" else SOFTMAX,
+        "scoring_number": _SCORING_NUMBERS.get(experts.scoring),
         "norm_topk_prob": experts.norm_topk_prob,
         "routed_scaling_factor": experts.routed_scaling_factor,
         "first_k_dense_replace": first if is_even else 0,
     }
+    if row.chunk_size:
+        found["interleave_moe_layer_step"] = first + 1
     if experts.groups is not None:
         found["n_group"] = experts.groups.count
         found["topk_group"] = experts.groups.kept
@@ -172,7 +183,8 @@ def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
     whole = next((each for each in plain if each.sliding_window is None), plain[0])
     found |= {
         "head_dim": whole.head_dim,
-        "value_head_dim": whole.head_dim,
+        "value_head_dim": whole.v_size,
+        "attention_value_scale": whole.v_multiplier if whole.v_multiplier != 1 else None,
         "attention_multiplier": plain[0].attention_multiplier,
         "attn_logit_softcapping": plain[0].attn_logit_softcap,
     }
@@ -183,6 +195,9 @@ def _attention(config: ModelConfig, row: Architecture) -> ConfigValues:
             "window_value_head_dim": small.head_dim,
             "window_rotary_dim": small.rope.dim if small.rope else None,
         }
+    heads = [each.num_heads for each in plain]
+    if len({*heads}) > 1 and len(heads) == len(layers):
+        found["num_attention_heads"] = heads
     if row.takes_tokens:
         found["num_kv_shared_layers"] = sum(each.kv_layer is not None for each in plain)
     windows = [getattr(each, "sliding_window", None) for each in attends]
@@ -204,7 +219,10 @@ def _rotation(layers: list[AttentionConfig], row: Architecture) -> ConfigValues:
         return found
     found |= _rope_keys(whole[0].rope)
     if row.has_unscaled_window and windowed and windowed[0].rope is not None:
-        found["rope_local_base_freq"] = windowed[0].rope.theta
+        local = windowed[0].rope
+        found["rope_local_base_freq"] = local.theta
+        if local.dim != whole[0].rope.dim:
+            found["window_rotary_dim"] = local.dim
     if row.has_tiled_values:
         found["mrope_section"] = _SECTIONS
     return found
@@ -383,22 +401,35 @@ def unsupported_by_llama_cpp(config: ModelConfig, row: Architecture) -> str | No
 
     The architecture says which parts that program knows, whatever else a file may hold.
     """
+    return next(chain(_unread_head(config, row), _unread_layers(config, row)), None)
+
+
+def _unread_head(config: ModelConfig, row: Architecture) -> Iterator[str]:
     if row.head == "own" and config.tie_word_embeddings:
-        return "its embedding is also its output matrix, which llama.cpp wants apart"
+        yield "its embedding is also its output matrix, which llama.cpp wants apart"
     if row.head == "tied" and not config.tie_word_embeddings:
-        return "its output matrix is not its embedding, which llama.cpp takes for it"
+        yield "its output matrix is not its embedding, which llama.cpp takes for it"
+    if "head" in row.biases and not config.head_bias:
+        yield "its output matrix has no bias, which llama.cpp wants"
+
+
+def _unread_layers(config: ModelConfig, row: Architecture) -> Iterator[str]:
+    sparse = [isinstance(layer.feed_forward, MoeConfig) for layer in config.layers]
+    step = sparse.index(True) + 1 if any(sparse) else len(sparse) + 1
+    by_turns = [(index + 1) % step == 0 for index in range(len(sparse))]
+    if row.chunk_size and not (any(sparse) and sparse == by_turns):
+        yield "it has no experts in every n-th layer, where llama.cpp wants them"
     for index, layer in enumerate(config.layers):
         feed = layer.feed_forward
         if isinstance(feed, MoeConfig) and not row.reads_weights_norm:
             usual = row.norm_topk_prob
             if feed.norm_topk_prob != usual:
-                return f"layer {index}: norm_topk_prob, which llama.cpp takes for {usual}"
+                yield f"layer {index}: norm_topk_prob, which llama.cpp takes for {usual}"
         for name, has_bias in _biases(layer):
             if has_bias and name not in row.biases:
-                return f"layer {index}: biases of {name}, which llama.cpp does not load"
+                yield f"layer {index}: biases of {name}, which llama.cpp does not load"
             if not has_bias and name in row.biases and row.needs_biases:
-                return f"layer {index}: no biases of {name}, which llama.cpp wants"
-    return None
+                yield f"layer {index}: no biases of {name}, which llama.cpp wants"
 
 
 def _biases(layer: LayerConfig) -> Iterator[tuple[str, bool]]:

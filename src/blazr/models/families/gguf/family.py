@@ -38,7 +38,7 @@ from blazr.nn.layers.mamba1 import Mamba1Config
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.layers.mla import DeepseekMlaConfig
 from blazr.nn.layers.mlp import MlpConfig
-from blazr.nn.layers.moe import MoeConfig
+from blazr.nn.layers.moe import MoeConfig, Scoring
 from blazr.nn.layers.parallel import (
     ParallelFeedForwardConfig,
     ParallelMixerConfig,
@@ -46,7 +46,7 @@ from blazr.nn.layers.parallel import (
 )
 from blazr.nn.layers.rope import RopeConfig, RopeScaling
 
-_SCORINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
+_SCORINGS: Mapping[int, Scoring] = {
     SOFTMAX: "softmax",
     SIGMOID: "sigmoid",
     CHOSEN_SOFTMAX: "softmax",
@@ -97,7 +97,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
     return Derivation(
         config,
         (name, *derived.values),
-        (*derived.warnings, *_clamps(file)),
+        (*derived.warnings, *_clamps(file), *_left_out(file)),
         tensor_names(file, config),
         unused_beginnings(file),
     )
@@ -109,6 +109,24 @@ def _clamps(file: GgufFile) -> list[str]:
     values = {name: file.metadata.get(name) for name in names}
     told = [k for k, v in values.items() if isinstance(v, memoryview) and any(v)]
     return [f"the metadata's {file.key(k)!r} is ignored: no expert is clamped." for k in told]
+
+
+def _left_out(file: GgufFile) -> list[str]:
+    """What llama.cpp's converter leaves out of a file, and what comes of it."""
+    told = []
+    key = "attention.temperature_scale"
+    if file.architecture == "mistral4" and key not in file.metadata:
+        trained = file.integer("rope.scaling.original_context_length", 0)
+        told.append(
+            f"the metadata have no {file.key(key)!r}: scores behind the first {trained:,} tokens"
+            " are not those of the model's safetensors."
+        )
+    if file.architecture == "phimoe" and file.has(LONG_FACTORS):
+        told.append(
+            f"the metadata's {file.key('rope.scaling.attn_factor')!r} is llama.cpp's, whatever the"
+            " model's own factor: scores may differ from those of its safetensors."
+        )
+    return told
 
 
 def _residuals(file: GgufFile, layer: LayerConfig) -> dict[str, Any]:
@@ -139,6 +157,27 @@ def _check_supported(file: GgufFile) -> None:
                 expected=f"{wanted:g}",
                 hint="take another model: its scores would come out wrong",
             )
+    for key in file.row.required:
+        if key not in file.metadata:
+            raise ConfigError(
+                f"the metadata have no {file.key(key)!r}.",
+                expected="a number",
+                hint="the file is of an old converter: convert the model again",
+            )
+    if file.row.rotating_layers not in {0, file.num_layers}:
+        raise ConfigError(
+            f"{file.architecture} models of this size tell positions by ALiBi.",
+            found=f"{file.num_layers} layers",
+            expected=f"{file.row.rotating_layers}, which rotate",
+        )
+    size = file.row.chunk_size
+    if size and (found := file.integer("attention.sliding_window", size)) != size:
+        raise ConfigError(
+            f"the metadata's {file.key('attention.sliding_window')!r} is not supported.",
+            found=str(found)[:100],
+            expected=f"nothing, or {size}: which layers rotate is not told otherwise",
+            hint="take the model's safetensors",
+        )
     if file.flag("kda.safe_gate") is False:
         raise ConfigError(
             f"the metadata's {file.key('kda.safe_gate')!r} is not supported.",
@@ -199,7 +238,9 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
     has_keys = mixer.kv_layer is None
     has_values = is_fused or file.has(at + "attn_v.weight")
     rows = file.size(at + ("attn_qkv.weight" if is_fused else "attn_q.weight"), 0)
-    wanted = (heads + 2 * mixer.num_kv_heads if is_fused else heads) * dim
+    wanted = heads * dim
+    if is_fused:
+        wanted += mixer.num_kv_heads * (dim + mixer.v_size)
     # a gate of the output may lie behind each head's queries
     is_gated = not is_fused and rows == 2 * wanted
     if dim % 2 or not (rows == wanted or is_gated):
@@ -215,7 +256,7 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
         mixer,
         qkv_bias=file.has(at + "attn_q.bias") or file.has(at + "attn_qkv.bias"),
         o_bias=file.has(at + "attn_output.bias"),
-        qk_norm=file.has(norm),
+        qk_norm=file.has(norm) or not mixer.qk_norm_weight,
         qk_norm_all_heads=file.has(norm) and not has_own and file.size(norm, 0) != dim,
         qk_layer_norm=has_own,
         sliding_window=file.window(index) or None,
@@ -263,7 +304,7 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             return replace(
                 feed,
                 gated=any(file.has(f"{at}ffn_{each}.weight") for each in gates),
-                scoring=_SCORINGS.get(scored, feed.scoring),
+                scoring=_scoring(feed, scored),
                 norm_topk_prob=file.row.norm_topk_prob if normalizes is None else normalizes,
                 routed_scaling_factor=file.number("expert_weights_scale", 1.0),
                 correction_bias=file.has(at + "exp_probs_b.bias"),
@@ -276,6 +317,12 @@ def _feed_forward(file: GgufFile, feed: FeedForwardConfig, index: int) -> FeedFo
             )
         case _:
             return feed
+
+
+def _scoring(feed: MoeConfig, number: int) -> Scoring:
+    """By llama.cpp's number, or that of the family where both come to the same."""
+    said = _SCORINGS.get(number, feed.scoring)
+    return feed.scoring if feed.scoring.startswith(said) else said
 
 
 def as_gguf(config: ModelConfig, row: Architecture) -> ModelConfig:
@@ -353,18 +400,24 @@ def _rope_in_gguf(rope: RopeConfig) -> RopeConfig:
 
 def tensor_names(file: GgufFile, config: ModelConfig) -> RuleBook:
     """The names of one file's tensors, which depend on what the file has."""
-    up, down = (file.tensors.get(f"blk.0.ffn_{name}.weight") for name in ("up", "down"))
-    is_fused = up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
+    shared = next(iter(file.layers_with("ffn_up_shexp.weight")), 0)
     joins_gates = bool(file.layers_with("ssm_ba.weight"))
     reordered = file.flag("ssm.v_head_reordered")  # Ollama's word: convert_qwen3next.go
     names = gguf_names(
         file.row,
         config.every_layer,
-        has_fused_mlp=is_fused,
+        has_fused_mlp=_is_fused(file, "blk.0.ffn_{}.weight"),
+        has_fused_shared=_is_fused(file, f"blk.{shared}.ffn_{{}}_shexp.weight"),
         is_tiled=not joins_gates if reordered is None else reordered,
         joins_gates=joins_gates,
     )
     return names if config.mtp is None else names.with_mtp(f"blk.{file.num_layers}.")
+
+
+def _is_fused(file: GgufFile, name: str) -> bool:
+    """Whether the matrix of this name, with "up" in it, has the rows of another above its own."""
+    up, down = (file.tensors.get(name.format(each)) for each in ("up", "down"))
+    return up is not None and down is not None and up.shape[:1] == (2 * down.shape[-1],)
 
 
 def unused_beginnings(file: GgufFile) -> tuple[str, ...]:

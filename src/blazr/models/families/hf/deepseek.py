@@ -78,7 +78,7 @@ def _softmax_experts(reading: Reading, index: int) -> FeedForwardConfig | None:
     reading.reader.expect("topk_method", "greedy", "group_limited_greedy")
     limited = reading.reader.raw.get("topk_method") == "group_limited_greedy"
     experts = read_experts(reading)
-    shared = reading.size("n_shared_experts", 2)
+    shared = reading.size("n_shared_experts", 2, minimum=0)
     is_dense = index < first
     has_groups = limited and not is_dense
     groups = read_groups(reading, judged_by=1, fills_up=True) if has_groups else None
