@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from blazr.core.errors import CheckpointError
 from blazr.text.choose_template import choose_template
@@ -137,6 +139,25 @@ def test_every_pattern_keeps_all_of_a_text(name: str, golden: Path) -> None:
     tokenizer = from_metadata(entries, name=name)
     text = "Ab1234567 I'LL été\u3000\u4e2d\u56fd \U0001f600\t_\r\n\n  $5.00 (x|y) 한 ༼ "
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("afmoe", "12345678 1234", ["12", "345", "678", " ", "1", "234"]),
+        ("cohere2moe", "12345678 a1", ["12", "345", "678", " a", "1"]),
+        ("laguna", "I'll 12\n\n\tgo", ["I", "'ll", " ", "1", "2", "\n\n", "\tgo"]),
+        ("youtu", "aB한글 3일본\n", ["a", "B", "한글", " ", "3", "일본", "\n"]),
+        ("exaone-moe", "one two'S 10\n\n", ["one two", "'S", " ", "1", "0", "\n\n"]),
+        ("jais-2", "a" + 7 * " " + "b 1234", ["a", "    ", "  ", " b", " ", "123", "4"]),
+    ],
+)
+def test_words_of_patterns(name: str, text: str, words: list[str]) -> None:
+    pieces = [text]
+    for each in PATTERNS[name].expressions:
+        split = Split(Regex(each), "isolated")
+        pieces = [word for piece in pieces for word, _ in split.pre_tokenize_str(piece)]
+    assert pieces == words
 
 
 def test_marked_pairs() -> None:

@@ -48,6 +48,24 @@ _GPT_4O = (
     rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}?"
     rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
 )
+_GPT_4O_DIGITS = _GPT_4O.replace(r"\p{N}{1,3}", r"\p{N}")
+# Runs of spaces fall into powers of two.
+_RUNS = "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1))
+_JAIS_2 = (
+    rf"{_CONTRACTION}|{_START}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
+    rf"|{_RUNS}|\s{{1,2}}(?!\S)|\s{{1}}"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTION}|{_START}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Digits in threes from the right.
+_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_AYA_THREES = r"\d{1,3}(?=(?:\d{3})*\b)"
+_EAST_ASIAN = (
+    "[一-鿿㐀-䶿豈-﫿\u3040-ゟ゠-ヿ･-ﾟ⼀-⿟เ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-꧿가-\ud7afᄀ-ᇿ]+"
+)
+_YOUTU_WORDS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
 # Han apart from other letters
 _KIMI_UPPER, _KIMI_LOWER = (each[:-1] + r"&&[^\p{Han}]]" for each in (_UPPER, _LOWER))
 _KIMI = (
@@ -116,6 +134,12 @@ _ROWS: tuple[tuple[str, Pattern], ...] = (
     ("viking", Pattern((_BLOOM, r"\p{N}"))),
     ("bailingmoe bailingmoe2 llada-moe", Pattern((_BAILING,))),
     ("seed-coder", Pattern((_SEED_CODER,))),
+    ("jais-2", Pattern((_JAIS_2,))),
+    ("tiny_aya cohere2moe", Pattern((_AYA_THREES, _GPT_4O))),
+    ("laguna", Pattern((r"[^\n]+|[\n]+", _QWEN_2))),
+    ("youtu", Pattern((_YOUTU_WORDS, _GPT_4O_DIGITS), whole_words=True)),
+    ("exaone-moe", Pattern((_EXAONE_MOE,))),
+    ("afmoe", Pattern((_THREES, _EAST_ASIAN, _DEEPSEEK_V3_WORDS))),
     ("superbpe", Pattern((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
 )
 
