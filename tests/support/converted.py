@@ -62,6 +62,8 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "llama": ("llama biases", {}),
     "llama-rope": ("llama rope", {}),
     "llama-yarn": ("llama yarn", {}),
+    "llama-internlm3": ("internlm3", {}),
+    "llama-iquest": ("iquestcoder", {}),
     "llama-experts": ("mixtral", {"num_local_experts": 3}),
     "mistral3": ("mistral", {"sliding_window": None}),
     "mistral3-temperature": ("ministral3", {}),
@@ -91,6 +93,7 @@ MODELS: dict[str, tuple[str, Changes]] = {
     "chatglm": ("glm", {"head_dim": 6, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}),
     "glm4": ("glm4", {"head_dim": 12}),
     "glm4moe": ("glm4_moe", {}),
+    "glm4moe-solar": ("solar_open", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1}),
     "granite": ("granite", {}),
     "granitemoe": ("granitemoe", {"num_local_experts": 3}),
     "gpt-oss": ("gpt_oss", {}),
@@ -108,6 +111,11 @@ MODELS: dict[str, tuple[str, Changes]] = {
         },
     ),
     "deepseek2-v3": ("deepseek_v3", {}),
+    "deepseek2-dense": ("youtu", {}),
+    "deepseek2-sarvam": (
+        "sarvam_mla",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+    ),
     "mamba": ("mamba", _MAMBA),
     "mamba-norms": ("falcon_mamba", {**_MAMBA, "mixer_rms_eps": 1e-5}),
     "mamba2": ("mamba2", _MAMBA),
@@ -150,7 +158,7 @@ MODELS: dict[str, tuple[str, Changes]] = {
 READ: dict[str, tuple[str, Changes]] = {
     "granite_swa-experts": ("granitemoe_swa", {"num_local_experts": 3, "layer_rope_theta": None}),
     "granite_swa-still": ("granite_swa", {"layer_rope_theta": [0, 10_000, 10_000]}),
-    "deepseek2-dense": ("youtu", {}),
     "mistral4": ("mistral4", _MISTRAL4),
+    "glm4moe-sarvam": ("sarvam_moe", {"n_routed_experts": 4, "n_group": 2, "topk_group": 1}),
     "minicpm3": ("minicpm3", {"scale_emb": 12, "dim_model_base": 256}),
 }

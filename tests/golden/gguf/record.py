@@ -33,6 +33,8 @@ STEP = 32
 SAID: dict[str, Changes] = {
     "mistral3": {"architectures": ["Mistral3ForConditionalGeneration"]},
     "deepseek2-v3": {"scoring_func": "sigmoid"},
+    "deepseek2-sarvam": {"scoring_func": "sigmoid"},
+    "glm4moe-solar": {"partial_rotary_factor": 1.0, "scoring_func": "sigmoid"},
     "granitehybrid-bamba": {"attn_rotary_emb": 4},
     "kimi-linear": {
         "first_k_dense_replace": 1,

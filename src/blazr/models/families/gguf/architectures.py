@@ -86,6 +86,7 @@ class Architecture:
         eps: The epsilon of norms, if the file names none.
         long_factor: What positions are divided by in models of 131,072 tokens whose file names
             neither that nor the base, as Ollama's of Gemma 3.
+        counts_dense: Whether files say that all layers are dense where no layer has experts.
         norm_topk_prob: Whether the weights of a token's experts are normalised to sum to 1.
         attention_scale: What scores of attention are multiplied with, if the file does not say; 0
             for what the size of a head tells.
@@ -137,6 +138,7 @@ class Architecture:
     theta: float = 10_000.0
     eps: float = 1e-5
     long_factor: float = 1.0
+    counts_dense: bool = False
     norm_topk_prob: bool = True
     attention_scale: float = 0.0
     takes_tokens: bool = False
@@ -206,7 +208,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         read_by=_LLAMA,
         biases=_ALL_BIASES,
-        families=("llama", "mistral", "mixtral"),
+        families=("llama", "mistral", "mixtral", "internlm3", "iquestcoder"),
         pairs_rows=True,
     ),
     "mistral3": Architecture(
@@ -259,7 +261,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture(
         reads_weights_norm=True,
         biases=("qkv",),
-        families=("glm4_moe",),
+        families=("glm4_moe", "solar_open"),
         has_post_attention_norm=True,
         norm_topk_prob=False,
     ),
@@ -276,7 +278,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         read_by={"sigmoid": "deepseek_v3"},
         implied=_NO_EXPERTS,
         reads_weights_norm=True,
-        families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+        counts_dense=True,
+        families=("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "sarvam_mla", "youtu"),
         norm_topk_prob=False,
     ),
     "mistral4": Architecture(

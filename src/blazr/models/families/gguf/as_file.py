@@ -126,7 +126,8 @@ def _feed_forwards(config: ModelConfig, row: Architecture) -> ConfigValues:
         if isinstance(feed, MoeConfig)
     ]
     if not mixtures:
-        return found
+        dense_only = {"moe_intermediate_size": size, "first_k_dense_replace": len(feeds)}
+        return {**found, **dense_only, "n_shared_experts": 0} if row.counts_dense else found
     first, experts = mixtures[0]
     found |= {
         "num_experts": experts.num_experts,
