@@ -525,6 +525,7 @@ def test_files_that_leave_out_what_decides(arch: str, told: str, tmp_path: Path)
         ("mistral4", {}, "temperature_scale"),
         ("mistral4", {"mistral4.attention.temperature_scale": 0.1}, ""),
         ("phimoe", {}, "attn_factor"),
+        ("phimoe", {"phimoe.rope.scaling.attn_factor": 1.243163}, ""),
         ("deepseek2-dense", {}, ""),
     ],
 )

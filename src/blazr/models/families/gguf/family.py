@@ -121,11 +121,16 @@ def _left_out(file: GgufFile) -> list[str]:
             f"the metadata have no {file.key(key)!r}: scores behind the first {trained:,} tokens"
             " are not those of the model's safetensors."
         )
+    key = "rope.scaling.attn_factor"
     if file.architecture == "phimoe" and file.has(LONG_FACTORS):
-        told.append(
-            f"the metadata's {file.key('rope.scaling.attn_factor')!r} is llama.cpp's, whatever the"
-            " model's own factor: scores may differ from those of its safetensors."
-        )
+        trained = file.integer("rope.scaling.original_context_length", 0)
+        longer = file.integer("context_length") / max(1, trained)
+        usual = math.sqrt(1 + math.log(longer) / math.log(trained)) if longer > 1 < trained else 1.0
+        if math.isclose(file.number(key, 1.0), usual, rel_tol=1e-5):
+            told.append(
+                f"the metadata's {file.key(key)!r} is the usual one, whatever the model's own is:"
+                " scores may differ from those of its safetensors."
+            )
     return told
 
 
