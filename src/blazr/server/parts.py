@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from blazr.core.json_text import whole_members
 from blazr.server.run import Renderer
 from blazr.text.events import (
     Event,
@@ -24,9 +24,6 @@ from blazr.text.events import (
 
 W = TypeVar("W")
 E = TypeVar("E", bound=msgspec.Struct)
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"\s*")
 
 Kind = Literal["text", "reasoning", "tool", "custom", "step"]
 
@@ -65,31 +62,6 @@ class ReplyPart:
             return json.loads(self.text or "{}")
         except (ValueError, RecursionError):
             return whole_members(self.text)
-
-
-def whole_members(text: str) -> dict[str, object]:
-    """The members of a JSON object that is cut off, without the one in which it ends."""
-    members: dict[str, object] = {}
-    place = _skip_space(text, 0)
-    try:
-        while text[place] in "{,":
-            key, place = _DECODER.raw_decode(text, _skip_space(text, place + 1))
-            place = _skip_space(text, place)
-            if text[place] != ":":
-                break
-            value, place = _DECODER.raw_decode(text, _skip_space(text, place + 1))
-            place = _skip_space(text, place)
-            if text[place] in ",}":  # before these more digits might have come
-                members[str(key)] = value
-    except (IndexError, ValueError, RecursionError):
-        pass
-    return members
-
-
-def _skip_space(text: str, place: int) -> int:
-    """The first place from this one on that is no white space."""
-    found = _SPACE.match(text, place)
-    return found.end() if found else place
 
 
 class PartsRenderer(Renderer[W, E], Generic[W, E]):

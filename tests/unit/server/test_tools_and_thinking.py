@@ -13,7 +13,6 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from blazr.server.openai.responses.items import Item, to_messages
-from blazr.server.parts import whole_members
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import thinking_core
 
@@ -456,27 +455,51 @@ def test_a_call_that_is_cut_off_has_the_arguments_that_came_whole(running: Loopb
     assert all(each.items() <= ARGUMENTS.items() for each in seen)
 
 
-@pytest.mark.parametrize(
-    ("text", "members"),
-    [
-        ("", {}),
-        ("{", {}),
-        ('{"a', {}),
-        ('{"a"', {}),
-        ('{"a": "b', {}),
-        ('{"a": 12', {}),
-        ('{"a": 12 ,', {"a": 12}),
-        ('{ "a": 12, "b": [1, 2', {"a": 12}),
-        ('{"a": {"b": [1]}, "c": "d"', {"a": {"b": [1]}}),
-        ('{"a": "b"}', {"a": "b"}),
-        ('{"a" 1, "b": 2}', {}),
-        ('{"a": ' + "[" * 100_000, {}),
-        ("[1, 2]", {}),
-        ("12", {}),
-    ],
-)
-def test_members_that_came_whole(text: str, members: dict) -> None:
-    assert whole_members(text) == members
+CUT = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/responses", RESPONSE),
+    ("/v1/messages", MESSAGES),
+    ("/api/chat", OLLAMA),
+]
+
+
+def with_reply(path: str, body: dict, reply: dict) -> dict | None:
+    """The next turn: what the server has said, and what came of its call; None without one."""
+    if path == "/v1/responses":
+        calls = [each for each in reply["output"] if each["type"] == "function_call"]
+        results = [
+            {"type": "function_call_output", "call_id": each["call_id"], "output": "no JSON"}
+            for each in calls
+        ]
+        asked = [{"role": "user", "content": body["input"]}]
+        return {**body, "input": [*asked, *reply["output"], *results]} if calls else None
+    if path == "/v1/messages":
+        calls = [each for each in reply["content"] if each["type"] == "tool_use"]
+        said = {"role": "assistant", "content": reply["content"]}
+        results = [{"type": "tool_result", "tool_use_id": each["id"]} for each in calls]
+        told = [{"role": "user", "content": results}]
+    else:
+        said = reply["message"] if path == "/api/chat" else reply["choices"][0]["message"]
+        calls = said.get("tool_calls") or []
+        told = [
+            {"role": "tool", "tool_call_id": each.get("id", ""), "content": "no JSON"}
+            for each in calls
+        ]
+    return {**body, "messages": [*body["messages"], said, *told]} if calls else None
+
+
+@pytest.mark.parametrize(("path", "body"), CUT)
+def test_a_call_that_is_cut_off_may_be_sent_again(running: Loopback, path: str, body: dict) -> None:
+    """Agents keep it in the conversation, so that to refuse it would be to end that."""
+    num_calls = 0
+    for most in range(40, 140, 3):
+        bound = {"max_output_tokens": most} if path == "/v1/responses" else {"max_tokens": most}
+        bound = {"options": {"num_predict": most}} if path == "/api/chat" else bound
+        following = with_reply(path, body, post(running, path, {**body, **bound}))
+        if following is not None:
+            num_calls += 1
+            post(running, path, following)
+    assert num_calls > 5
 
 
 @pytest.mark.parametrize(

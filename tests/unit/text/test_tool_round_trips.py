@@ -97,6 +97,19 @@ def test_text_beside_a_call_fits_into_a_longer_chat(file: Path) -> None:
         assert word in text, word
 
 
+def test_a_call_that_was_cut_off_does_not_end_the_chat(file: Path) -> None:
+    """As `max_tokens` leaves it; agents send it again with every turn."""
+    template = template_of(file.read_text("utf-8"))
+    whole = '{"city": "Zug", "days": 2}'
+    for place in range(1, len(whole)):
+        call = {"id": "abc123450", "function": {"name": "get_weather", "arguments": whole[:place]}}
+        said = Message(role="assistant", content=None, extra={"tool_calls": [call]})
+        text = template.render([ASK, said, result(0, "Sunny22"), MORE], tools=TOOLS)
+        assert "get_weather" in text.partition("Genf")[2]
+        assert "Sunny22" in text
+        assert "Zug" in text or '"Zug",' not in whole[:place]
+
+
 def test_agents_tell_the_system_more_on_the_way(file: Path) -> None:
     """Instructions and rules at the start, changed rules and two messages of the user later."""
     told = [Message(role="system", content=f"Rule {number}.") for number in range(3)]

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
+from typing import Any
 
 from blazr.core.errors import RequestError, TemplateLimitError
+from blazr.core.json_text import is_cut_off, whole_members
 from blazr.text.images import template_parts
 from blazr.text.messages import Message, function_call, function_tool
 from blazr.text.tool_calls.custom import as_function_call
@@ -259,6 +261,9 @@ def _spelled(message: Dict, spelling: Spelling, tool_format: ToolFormat) -> Dict
     if not isinstance(calls, list) or not calls:
         return {**message, "content": "" if said is None else said}
     spelled = {**message, "content": spelling.null if said is None else said}
+    if not spelling.text_arguments:
+        calls = [_with_whole_arguments(call) for call in calls]
+        spelled["tool_calls"] = calls
     functions = [call["function"] for call in calls]
     if spelling.writes_calls:
         for function in functions:
@@ -282,6 +287,18 @@ def _spelled(message: Dict, spelling: Spelling, tool_format: ToolFormat) -> Dict
             for call, text in zip(calls, texts, strict=True)
         ]
     return spelled
+
+
+def _with_whole_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object, also where `max_tokens` has cut them off.
+
+    Clients send such a call again with every turn, and what it lacks cannot be known: the
+    arguments are those that came whole, as in the dialects that send no others.
+    """
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str) or not is_cut_off(arguments):
+        return call
+    return {**call, "function": {**call["function"], "arguments": whole_members(arguments)}}
 
 
 def _with_usual_roles(messages: list[Dict], roles: str) -> list[Dict]:
