@@ -645,14 +645,18 @@ class ContentPart(NamesMedia):
     """One part of a message's content."""
 
     media_fields: ClassVar = ("image_url",)
-    type: Annotated[str, schema_hint(enum=["text", "image_url", "video_url", "input_audio"])]
+    type: Annotated[
+        str, schema_hint(enum=["text", "refusal", "image_url", "video_url", "input_audio"])
+    ]
     text: str | None = None
+    refusal: str | None = None  # what another server's model has said
     image_url: ImageUrl | str | None = None
     video_url: VideoUrl | None = None
     input_audio: InputAudio | None = None
     schema_extra: ClassVar[Schema] = {
         "anyOf": [
             of_type("text", **any_given("text")),
+            _with_field("refusal", "string"),
             _with_field("image_url", ["string", "object"]),
             _with_field("video_url", "object"),
             _with_field("input_audio", "object"),
@@ -677,6 +681,7 @@ class ChatMessage(msgspec.Struct):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
@@ -711,7 +716,7 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
             extra["reasoning_content"] = thought
         # templates know no developers
         role = "system" if message.role == "developer" else message.role
-        content = message.content
+        content = message.refusal if message.content is None else message.content
         images = first_images(message.images)
         if isinstance(content, list):
             content, more = join_parts(map(_read_part, content))
@@ -740,6 +745,8 @@ def first_images(given: Sequence[str] | None, *, param: str = "messages") -> tup
 def _read_part(part: ContentPart) -> str | bytes:
     if part.type == "text" and part.text is not None:
         return part.text
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
     if part.type == "image_url" and part.image_url is not None:
         given = part.image_url
         return read_data_url(given if isinstance(given, str) else given.url)

@@ -66,6 +66,17 @@ def test_parts_of_text_are_joined(loopback: Loopback) -> None:
     assert loopback.engine.submitted[-1].prompt_ids == joined
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}],
+)
+def test_what_another_model_has_refused_is_said_again(loopback: Loopback, said: dict) -> None:
+    post(loopback, messages=[*HELLO, {"role": "assistant", **said}, *HELLO])
+    refused = loopback.engine.submitted[-1].prompt_ids
+    post(loopback, messages=[*HELLO, {"role": "assistant", "content": "No."}, *HELLO])
+    assert loopback.engine.submitted[-1].prompt_ids == refused
+
+
 def test_stream_begins_with_the_role_and_ends_with_the_reason(loopback: Loopback) -> None:
     parts = chunks(loopback, n=2)
     assert {part["object"] for part in parts} == {"chat.completion.chunk"}

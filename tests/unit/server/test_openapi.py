@@ -121,6 +121,7 @@ WRONG: list[tuple[str, dict]] = [
     ("/v1/chat/completions", {"messages": HELLO, "tool_choice": {"type": "tool"}}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ("/v1/responses", {"input": [{"content": "a"}]}),
     ("/v1/responses", {"input": [{"type": "function_call", "name": ""}]}),
