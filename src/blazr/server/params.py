@@ -53,7 +53,7 @@ MostTokens = Annotated[int, schema_hint(anyOf=[{"const": -1}, {"minimum": 1}])] 
 EmptyList = Annotated[list[str], schema_hint(maxItems=0)]  # where others have images
 _JSON_SCHEMA = {"anyOf": [{"type": ["object", "string"]}, {"const": True}]}
 _WITH_SCHEMA = {"properties": {"schema": _JSON_SCHEMA}, "required": ["schema"]}
-_OBJECT = {"type": {"const": "json_object"}, "schema": _JSON_SCHEMA}
+_OBJECT = {"type": {"const": "json_object"}, "schema": _JSON_SCHEMA, "value": _JSON_SCHEMA}
 _NESTED = {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **_WITH_SCHEMA}}
 _FLAT = {"type": {"const": "json_schema"}, "schema": _JSON_SCHEMA, "json_schema": False}
 ResponseFormat = Annotated[
@@ -460,11 +460,12 @@ def grammar_of(
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
         return None
-    if kind == "json_object":  # llama.cpp's server takes a schema with it
-        return _of_schema(form, param) if "schema" in form else {"json_object": True}
+    if kind == "json_object":  # llama.cpp's server takes a schema with it, and TGI a "value"
+        name = next((name for name in ("schema", "value") if name in form), None)
+        return {"json_object": True} if name is None else _of_schema(form[name], param)
     inner = form.get("json_schema", form)  # the newer API has it flat
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
-        return _of_schema(inner, param)
+        return _of_schema(inner["schema"], param)
     raise RequestError(
         f"{param} is of no known kind, or lacks its schema.",
         param=param,
@@ -473,8 +474,7 @@ def grammar_of(
     )
 
 
-def _of_schema(form: Mapping[str, object], param: str) -> dict[str, object]:
-    schema = form["schema"]
+def _of_schema(schema: object, param: str) -> dict[str, object]:
     if isinstance(schema, Mapping | str) or schema is True:
         return {"json_schema": schema}
     raise RequestError("the schema is no schema.", param=param, expected="an object, or true")

@@ -81,6 +81,14 @@ def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
         ({"logprobs": 2}, "logprobs", 2),
         ({"response_format": {"type": "text"}}, "grammar", None),
         ({"response_format": {"type": "json_object"}}, "grammar", {"json_object": True}),
+        *(
+            (
+                {"response_format": {"type": "json_object", name: NULL}},
+                "grammar",
+                {"json_schema": NULL},
+            )
+            for name in ("schema", "value")  # llama.cpp's and TGI's
+        ),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "grammar", {"choice": ["a", "b"]}),
         ({"structured_outputs": {"json": {"type": "null"}}}, "grammar", {"json_schema": NULL}),
         ({"structured_outputs": {"json": {}, "regex": None}}, "grammar", {"json_schema": {}}),

@@ -160,6 +160,7 @@ WRONG: list[tuple[str, dict]] = [
     ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 101}}),
     ("/completion", {"prompt": "a", "logit_bias": {"a": -101}}),
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "schema": 1}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "value": 1}}),
     (
         "/v1/completions",
         {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
