@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -104,6 +105,20 @@ def test_long_bodies_are_413_by_length_and_by_count(loopback: Loopback) -> None:
 
     response = loopback.client.post("/v1/completions", content=pieces(), headers=JSON)
     check_error(response, 413)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/audio/transcriptions"])
+def test_compressed_bodies_are_refused_as_that(loopback: Loopback, path: str) -> None:
+    """Nothing is unpacked: it could be a thousand times as long."""
+    raw = gzip.compress(b" " * 1_000_000 + b'{"prompt": "a"}')
+    for encoding in ("gzip", "zstd", "br, gzip"):
+        reply = loopback.client.post(path, content=raw, headers={"Content-Encoding": encoding})
+        assert check_error(reply, 415)["code"] == "unsupported_encoding"
+        assert encoding in reply.text
+        assert reply.headers["accept-encoding"] == "identity"
+    headers = {**JSON, "Content-Encoding": "identity"}
+    plain = loopback.client.post("/v1/completions", content=b'{"prompt": "a"}', headers=headers)
+    assert plain.is_success
 
 
 def test_many_or_large_headers_are_refused(loopback: Loopback) -> None:

@@ -490,14 +490,24 @@ async def read_body(
     """Read the body of a request within its limits; ``grow`` is told its length so far.
 
     Raises:
-        HttpError: 413, 408 or 503, a limit is passed; 400, the client has left.
+        HttpError: 415, it is compressed; 413, 408 or 503, a limit is passed; 400, the client has
+            left.
     """
     limit = config.max_body_bytes
 
     def too_long() -> HttpError:
         return HttpError(413, f"the body is longer than {limit} bytes.", code="body_too_large")
 
-    declared = HTTPConnection(scope).headers.get("content-length", "0")
+    headers = HTTPConnection(scope).headers
+    encoding = headers.get("content-encoding", "").strip()
+    if encoding.lower() not in {"", "identity"}:
+        raise HttpError(
+            415,
+            clean(f"the body is compressed. Found: {encoding!r}. Try: send it as it is.", 100),
+            code="unsupported_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
+    declared = headers.get("content-length", "0")
     if declared.isdigit() and int(declared[:20]) > limit:
         raise too_long()
     body = bytearray()
