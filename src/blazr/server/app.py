@@ -32,6 +32,7 @@ from blazr.server.middleware import (
     BodyMiddleware,
     RequestContextMiddleware,
     digest_of,
+    redirect,
 )
 from blazr.server.models import Models
 from blazr.server.ollama.catalog import ollama_error
@@ -118,6 +119,7 @@ def assemble(
         ],
         exception_handlers={HTTPException: _refuse},
     )
+    app.router.redirect_slashes = False  # `_refuse` does it, and does not lose a proxy's prefix
     if config.files_dir is not None:
         store = FileStore(config.files_dir, config.files_disk_bytes)
         state.batches = BatchJobs(store, partial(_connect, app, config), batch_paths(rows))
@@ -148,13 +150,16 @@ def _connect(app: Starlette, config: ServerConfig, tenant: str) -> httpx2.AsyncC
 async def _refuse(request: Request, error: Exception) -> Response:
     """Starlette's own refusals (no such route, wrong method) become ours."""
     status = error.status_code if isinstance(error, HTTPException) else 500
+    path = request.scope["path"]
+    routes = [each for each in request.app.routes if isinstance(each, StarletteRoute)]
     if status == 404:
+        shorter = path.removesuffix("/")
+        if shorter != path and any(each.path_regex.match(shorter) for each in routes):
+            return redirect(request.scope, shorter)
         raise HttpError(404, "there is no such endpoint.", code="not_found")
     if status != 405:
         raise HttpError(status, "the request cannot be answered.")
     # a path may match several rows; those with its very name go before those with parameters
-    path = request.scope["path"]
-    routes = [each for each in request.app.routes if isinstance(each, StarletteRoute)]
     matching = [each for each in routes if each.path_regex.match(path)]
     matching = [each for each in matching if each.path == path] or matching
     methods = sorted({method for each in matching for method in each.methods or ()})

@@ -349,7 +349,8 @@ class Endpoint:
     async def _answer(
         self, scope: Scope, body: object, model: ServedModel | None = None, *, is_large: bool
     ) -> Response:
-        number, fresh = self._models.state.config.replica, uuid.uuid4().hex
+        config = self._models.state.config
+        number, fresh, root_path = config.replica, uuid.uuid4().hex, config.root_path
         call = Call(
             body=body,
             models=self._models,
@@ -361,7 +362,7 @@ class Endpoint:
             host=HTTPConnection(scope).headers.get("host", ""),
             request_id=scope.get("request_id", ""),
             id=fresh if number is None else id_of(number, fresh),
-            base_url=str(HTTPConnection(scope).base_url),
+            base_url=f"{str(HTTPConnection(scope).base_url).rstrip('/')}{root_path}/",
             facts=scope.setdefault("facts", {}),
             is_large=is_large,
         )

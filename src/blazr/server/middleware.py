@@ -13,9 +13,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from time import monotonic
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blazr.core.log import write_line
@@ -113,7 +115,10 @@ class RequestContextMiddleware:
         request_id = scope["request_id"] = _request_id(headers)
         # the process in front of a replica gives all requests an id but its own
         scope[IS_COUNTED] = self._is_replica and "x-request-id" not in headers
-        scope["path"] = _without_prefix(self._state.config.root_path, scope["path"])
+        root, path = self._state.config.root_path, scope["path"]
+        scope["path"] = _without_prefix(root, path)
+        # without a slash at the end of its address, a page would look for its files elsewhere
+        app = redirect(scope, f"{path}/") if root and path == root else self._app
         facts: dict[str, str | int] = scope.setdefault("facts", {})
         status = 0
         if _log.isEnabledFor(logging.DEBUG):
@@ -128,7 +133,7 @@ class RequestContextMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await app(scope, receive, note)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001  (see STOPS)
@@ -273,6 +278,23 @@ def _without_prefix(root: str, path: str) -> str:
     if root and (path == root or path.startswith(f"{root}/")):
         return path[len(root) :] or "/"
     return path
+
+
+def redirect(scope: Scope, path: str) -> Response:
+    """What leads a client from a path to the one that differs by the slash at its end.
+
+    It does not say of which host, or by which scheme: behind a proxy the server knows neither.
+
+    Args:
+        scope: Of the request, whose query is kept.
+        path: Where to, as the client or the routes have it.
+    """
+    *_, name = path.rstrip("/").split("/")
+    location = f"{quote(name)}/" if path.endswith("/") else f"../{quote(name)}"
+    query = scope["query_string"].decode("latin-1")
+    return Response(
+        status_code=307, headers={"Location": f"{location}?{query}" if query else location}
+    )
 
 
 def _check_host(headers: Headers, config: ServerConfig) -> None:

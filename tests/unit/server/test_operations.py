@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx2
+import msgspec
 import pytest
 
 from blazr.core.errors import ConfigError
 from blazr.server.config import ServerConfig
+from blazr.server.endpoint import Call, Route
+from blazr.server.routes import ROUTES
 from blazr.server.serve import address_of, listen
 from tests.support.loopback import serving
 from tests.support.scripted import scripted_core
@@ -110,6 +114,55 @@ def test_a_proxy_s_prefix_may_be_there_or_not() -> None:
         assert running.client.get("/llm/onehealth", headers=key).status_code == 404
         document = running.client.get("/openapi.json", headers=key).json()
         assert document["servers"] == [{"url": "/llm/one"}]
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm/one"])
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/v1/models/", "/v1/models"),
+        ("/v1/models/?a=%20b&c", "/v1/models?a=%20b&c"),
+        ("/docs/", "/docs"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+    ],
+)
+def test_a_slash_too_many_leads_to_the_same_server(prefix: str, path: str, found: str) -> None:
+    """Of a proxy the server knows neither the name nor that it speaks HTTPS."""
+    with serving(scripted_core(), root_path="/llm/one") as running:
+        reply = running.client.get(f"{prefix}{path}", headers={"Host": "127.0.0.1:1"})
+    assert reply.status_code == 307
+    for public in ("https://llm.example/llm/one", "http://127.0.0.1:8080"):
+        assert urljoin(public + path, reply.headers["location"]) == public + found
+
+
+def test_the_prefix_alone_leads_to_the_page() -> None:
+    """The page names its files from where it is, which is wrong without the slash."""
+    with serving(scripted_core(), root_path="/llm/one", api_keys=("k",)) as running:
+        reply = running.client.get("/llm/one?a=b")
+        assert reply.status_code == 307
+        public = "https://llm.example/llm/one"
+        assert urljoin(public, reply.headers["location"]) == f"{public}/?a=b"
+        assert running.client.get("/llm/one/").is_success
+        assert running.client.get("/nope/", headers={"x-api-key": "k"}).status_code == 404
+
+
+class Place(msgspec.Struct):
+    """Where the server is."""
+
+    url: str
+
+
+async def tell_place(call: Call[None]) -> Place:
+    """Tell where the server is."""
+    return Place(call.base_url)
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+def test_addresses_that_replies_give_have_the_prefix(root: str) -> None:
+    rows = [*ROUTES.values(), Route("GET", "/place", tell_place, needs_model=False)]
+    with serving(scripted_core(), routes=rows, root_path=root) as running:
+        told = running.client.get("/place", headers={"Host": "localhost:81"}).json()["url"]
+    assert told == f"http://localhost:81{root}/"
 
 
 @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b", "/a?b", "//a"])
