@@ -19,6 +19,12 @@ def id_of(number: int, fresh: str) -> str:
 
 
 def number_in(name: str) -> int | None:
-    """The number of the replica that made an id, such as ``resp_0001...``; None where none did."""
-    digits = _NUMBER.match(name.rpartition("_")[2])
+    """The number of the replica that made an id, such as ``resp_0001...``; None where none did.
+
+    The id may be that of an item of a response, which ends with a place: ``msg_0001..._0``.
+    """
+    before, _, last = name.rpartition("_")
+    if last.isdecimal() and "_" in before:
+        last = before.rpartition("_")[2]
+    digits = _NUMBER.match(last)
     return None if digits is None else int(digits[0], 16)

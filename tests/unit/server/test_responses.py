@@ -102,6 +102,40 @@ def test_a_conversation_goes_on(loopback: Loopback) -> None:
     assert prompt_of(loopback).count("<|user|>") == 3
 
 
+def test_items_of_stored_responses_may_be_named(loopback: Loopback) -> None:
+    """As Vercel's AI SDK does with every turn that went before."""
+    asked = [{"role": "user", "content": "hello"}]
+    reply = post(loopback, input=asked).json()
+    (item,) = reply["output"]
+    more = {"role": "user", "content": "and then?"}
+    second = post(loopback, input=[*asked, item, more])
+    expected = prompt_of(loopback)
+    named = {"type": "item_reference", "id": item["id"]}
+    third = post(loopback, input=[*asked, named, more])
+    assert prompt_of(loopback) == expected
+    assert SCRIPT in expected
+    # what they stand for is kept
+    kept = [
+        [
+            each["content"][0]["text"]
+            for each in loopback.client.get(f"{PATH}/{each.json()['id']}/input_items").json()[
+                "data"
+            ]
+        ]
+        for each in (second, third)
+    ]
+    assert kept[0] == kept[1]
+    counted = [
+        loopback.client.post(f"{PATH}/input_tokens", json={"input": [*asked, each, more]}).json()
+        for each in (item, named)
+    ]
+    assert counted[0] == counted[1]
+    loopback.client.delete(f"{PATH}/{reply['id']}")
+    for name in (item["id"], "msg_1_0", "x", "_", ""):
+        missing = post(loopback, input=[{"type": "item_reference", "id": name}])
+        assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input")
+
+
 def test_stored_responses_are_found_until_deleted(loopback: Loopback) -> None:
     reply = post(loopback).json()
     where = f"{PATH}/{reply['id']}"
@@ -127,9 +161,12 @@ def test_what_is_not_stored_is_not_found(loopback: Loopback) -> None:
 def test_keys_do_not_see_each_other_s() -> None:
     with serving(scripted_core(), api_keys=("a", "b")) as running:
         mine, other = ({"Authorization": f"Bearer {key}"} for key in "ab")
-        name = running.client.post(PATH, json={"input": "hi"}, headers=mine).json()["id"]
-        assert running.client.get(f"{PATH}/{name}", headers=mine).is_success
-        assert running.client.get(f"{PATH}/{name}", headers=other).status_code == 404
+        reply = running.client.post(PATH, json={"input": "hi"}, headers=mine).json()
+        named = {"input": [{"type": "item_reference", "id": reply["output"][0]["id"]}]}
+        for headers, status in ((mine, 200), (other, 404)):
+            found = running.client.get(f"{PATH}/{reply['id']}", headers=headers)
+            assert found.status_code == status
+            assert running.client.post(PATH, json=named, headers=headers).status_code == status
 
 
 def test_items_become_messages(loopback: Loopback) -> None:

@@ -32,6 +32,7 @@ from blazr.server.kv_peers import EXPORT_PATH
 from blazr.server.liveness_process import PATHS as HEALTH_PATHS
 from blazr.server.middleware import IS_COUNTED
 from blazr.server.native.status import PROMETHEUS
+from blazr.server.openai.responses.items import ITEM_REFERENCE
 from blazr.server.replica_ids import number_in
 from blazr.server.replicas.metrics import FRONT, merge
 from blazr.server.replicas.pool import Pool
@@ -251,8 +252,16 @@ class Front:
             names = block_names(scope.get("tenant", ""), given)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [], None  # the replica says what is wrong
-        earlier = given.get("previous_response_id")
+        earlier = given.get("previous_response_id") or _last_item_named(given.get("input"))
         return names, number_in(earlier) if isinstance(earlier, str) else None
+
+
+def _last_item_named(items: object) -> object:
+    """The id of the item that an input refers to; of the last, where it refers to several."""
+    for item in reversed(items) if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") == ITEM_REFERENCE:
+            return item.get("id")
+    return None
 
 
 class _Passing:

@@ -28,6 +28,9 @@ await run({
       const reply = await generateText(ask(model));
       isText(reply.text);
       isUsage(reply.usage.inputTokens, reply.usage.outputTokens);
+      const asked = { role: "user", content: QUESTION };
+      const messages = [asked, ...reply.response.messages, asked];
+      isText((await generateText({ ...ask(model), prompt: undefined, messages })).text);
     }
   },
   async stream(url) {

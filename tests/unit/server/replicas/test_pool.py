@@ -56,6 +56,8 @@ def test_new_prompts_go_where_least_is_known_so_that_all_caches_fill(
 def test_an_id_leads_back_to_its_replica() -> None:
     fresh = uuid.uuid4().hex
     assert number_in(f"resp_{id_of(7, fresh)}") == 7
+    assert number_in(f"msg_{id_of(7, fresh)}_12") == 7  # of an item
+    assert number_in(f"resp_{7:032}") == 0
     assert len(id_of(7, fresh)) == len(fresh)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from blazr.server.agent import AgentFields, MostRounds, taken_names, wants_tools
 from blazr.server.endpoint import Call, Reply, working
 from blazr.server.errors import HttpError
 from blazr.server.openai.responses.items import (
+    ITEM_REFERENCE,
     InputItem,
     Item,
     approved_of,
@@ -107,6 +108,9 @@ class ResponseBody(CountInputBody, kw_only=True):
     example: ClassVar[Example] = {"input": "Once upon a time", "max_output_tokens": 32}
 
 
+_B = TypeVar("_B", bound=CountInputBody)
+
+
 class ResponseQuery(msgspec.Struct, kw_only=True):
     """How a response is looked up."""
 
@@ -116,6 +120,7 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
 
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
+    call = await call.translate(lambda: _with_items(call))
     body = call.body
     if body.background and body.store is False:
         raise RequestError(
@@ -190,6 +195,7 @@ async def delete(call: Call[None]) -> ResponseDeleted:
 
 async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
     """How many tokens an input has."""
+    call = await call.translate(lambda: _with_items(call))
     tools, mcp = await _open_tools(call)
 
     def translate() -> GenerationRequest:
@@ -202,6 +208,31 @@ async def count_tokens(call: Call[CountInputBody]) -> InputTokens:
     finally:
         mcp.close()
     return InputTokens(input_tokens=len(ids))
+
+
+def _with_items(call: Call[_B]) -> Call[_B]:
+    """A request with the items of stored responses to which its input refers.
+
+    Raises:
+        HttpError: 404, there is no such item.
+    """
+    items = call.body.input
+    if isinstance(items, str) or not any(each.type == ITEM_REFERENCE for each in items):
+        return call
+    found = [_find_item(call, each) if each.type == ITEM_REFERENCE else each for each in items]
+    return replace(call, body=msgspec.structs.replace(call.body, input=found))
+
+
+def _find_item(call: Call[_B], reference: Item) -> Item:
+    name = reference.id or ""
+    # as the renderer makes its ids: a kind, what the response's own ends with, a place
+    response_id = f"resp_{name.rpartition('_')[0].rpartition('_')[2]}"
+    stored = call.state.responses.get(call.tenant, response_id)
+    if isinstance(stored, StoredResponse):
+        for item in stored.response.output:
+            if item.id == name:
+                return msgspec.convert(msgspec.to_builtins(item), Item)
+    raise HttpError.missing("item", name, ": it was not stored, or is too old", param="input")
 
 
 async def _open_tools(call: Call[CountInputBody]) -> tuple[ToolSet, ResponseTools]:

@@ -18,6 +18,7 @@ from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import join_parts, read_data_url
 from blazr.text.messages import Message, function_call
 
+ITEM_REFERENCE = "item_reference"  # stands for an item of a stored response
 _PACKED = "blazr-text-"
 _TEXT_PARTS = {"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"}
 
@@ -71,6 +72,7 @@ class Item(msgspec.Struct, kw_only=True):
             of_type("mcp_call", **any_given("name", min_length=1)),
             of_type("mcp_approval_request", **any_given("name", min_length=1)),
             of_type("mcp_approval_response", **any_given("approval_request_id", min_length=1)),
+            of_type(ITEM_REFERENCE, **any_given("id", min_length=1)),
         ]
     }
 
