@@ -409,25 +409,44 @@ def test_transposed_experts_are_packed_as_they_load(packing: str, tmp_path: Path
         assert lost.norm() < (0.02 if packing == "q8_0" else 0.15) * expected.norm()
 
 
-def test_olmo_hybrid_under_the_names_of_its_releases(tmp_path: Path) -> None:
-    """Filters are apart, and the norms of layers with a delta net have names of their own."""
+@pytest.mark.parametrize("filters", ["of their projections", "in equal parts", "together"])
+def test_olmo_hybrid_however_its_filters_are_cut(filters: str, tmp_path: Path) -> None:
+    """Released with those of each projection; the library cuts what it has together in thirds."""
     theirs = save_reference("olmo_hybrid", tmp_path, changes=CASES["olmo_hybrid"][1])
+    is_together = filters == "together"
+    for old in tmp_path.glob("*.safetensors"):
+        old.unlink()
+    theirs.save_pretrained(tmp_path, max_shard_size="1KB", save_original_format=not is_together)
+    parts = list(tmp_path.glob("*.safetensors"))
+    tensors = {name: tensor for part in parts for name, tensor in load_file(part).items()}
+    at = "model.layers.0.linear_attn."
+    assert (at + "conv1d.weight" in tensors) == is_together
+    if not is_together:
+        names = [f"{at}{n}_conv1d.weight" for n in "qkv"]
+        whole = torch.cat([tensors[name] for name in names])
+        assert [len(tensors[name]) for name in names] == [16, 16, 16]
+        if filters == "of their projections":
+            pieces = whole.split((10, 10, 28))
+            tensors |= {n: each.clone() for n, each in zip(names, pieces, strict=True)}
+            for part in (*parts, tmp_path / "model.safetensors.index.json"):
+                part.unlink()
+            save_file(tensors, tmp_path / "model.safetensors")
+    assert_same_logits(tmp_path, theirs)
+
+
+def test_filters_of_olmo_hybrid_that_are_too_short_are_refused(tmp_path: Path) -> None:
+    save_reference("olmo_hybrid", tmp_path, changes=CASES["olmo_hybrid"][1])
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    at = "model.layers.0."
-    filters = tensors.pop(at + "linear_attn.conv1d.weight").split((10, 10, 28))
-    tensors |= {
-        f"{at}linear_attn.{n}_conv1d.weight": each.clone()
-        for n, each in zip("qkv", filters, strict=True)
-    }
-    names = {
-        "input_layernorm": "attention_layer_norm",
-        "post_attention_layernorm": "feedforward_layer_norm",
-    }
-    for name, released in names.items():
-        tensors[f"{at}{released}.weight"] = tensors.pop(f"{at}{name}.weight")
+    name = "model.layers.0.linear_attn.v_conv1d.weight"
+    tensors[name] = tensors[name][:-1].clone()
     save_file(tensors, path)
-    assert_same_logits(tmp_path, theirs)
+    with pytest.raises(CheckpointError, match=r"is \[47, 1, 3\], the model needs \[48, 1, 3\]"):
+        plan_model(str(tmp_path))
+    del tensors[name]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"missing +\S+v_conv1d"):
+        plan_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["minimax_text_01", "minimax_m1"])

@@ -945,8 +945,7 @@ def save_reference(
                 is_offset=f"{model_type}:".startswith(_OFFSET),
                 spread=_SPREAD.get(model_type, 0.3),
             )
-    # the original names would have filters of equal parts, whatever the sizes of their projections
-    model.save_pretrained(directory, save_original_format=model_type != "olmo_hybrid")
+    model.save_pretrained(directory)
     if "experts" in repr(model):
         model.set_experts_implementation("eager")  # the others have no float64
     return model

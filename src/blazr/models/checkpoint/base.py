@@ -269,7 +269,42 @@ class RowsInfo(TensorInfo):
     @property
     def is_view(self) -> bool:
         """Whether nothing has to be copied to read them."""
-        return len(self.rows) == 1 and not isinstance(self.stored, RelaidInfo)
+        return len(self.rows) == 1 and not isinstance(self.stored, RelaidInfo | JoinedInfo)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedInfo(TensorInfo):
+    """The rows of several tensors, one tensor's behind the other's.
+
+    Args:
+        parts: These, plain ones of one type; the first is where the whole counts as lying.
+    """
+
+    parts: tuple[TensorInfo, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+def join_rows(name: str, parts: tuple[TensorInfo, ...]) -> JoinedInfo | None:
+    """Several tensors as one; nothing is read.
+
+    Args:
+        name: What to call it.
+        parts: The tensors, in the order of their rows.
+
+    Returns:
+        None where they are not plain tensors of one type whose rows are alike.
+    """
+    first = parts[0]
+    is_plain = all(type(part) is TensorInfo and not part.is_packed for part in parts)
+    forms = {(part.dtype, part.shape[1:]) for part in parts if part.shape}
+    if not is_plain or len(forms) > 1 or not all(part.shape for part in parts):
+        return None
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+    return JoinedInfo(name, first.dtype, shape, first.file, first.start, first.end, parts=parts)
 
 
 def take_rows(info: TensorInfo, rows: tuple[range, ...], dim: int = 0) -> TensorInfo:
@@ -290,7 +325,7 @@ def take_rows(info: TensorInfo, rows: tuple[range, ...], dim: int = 0) -> Tensor
         return replace(info, shape=shape, layout=layout, share=info.share * share)
     size = round(info.nbytes * share)
     is_run = dim == 0 and len(rows) == 1 and rows[0].step == 1
-    if is_run and not isinstance(info, RelaidInfo | ScaledInfo | RowsInfo):
+    if is_run and not isinstance(info, RelaidInfo | ScaledInfo | RowsInfo | JoinedInfo):
         start = info.start + info.nbytes // (info.shape[0] or 1) * rows[0].start
         return replace(info, shape=shape, start=start, end=start + size)
     end = info.start + size
@@ -410,6 +445,8 @@ class Checkpoint:
             rows = self.view(info.stored)
             rows = rows[:, info.first :: info.step] if info.step > 1 else rows
             return mxfp4_from_pairs(rows) if info.in_pairs else rows.contiguous()
+        if isinstance(info, JoinedInfo):
+            return torch.cat([self.view(part) for part in info.parts])
         name, shape = info.elements
         if isinstance(info, RowsInfo):
             stored = self.view(info.stored).movedim(info.dim, 0)
@@ -496,7 +533,12 @@ class Checkpoint:
         These are the whole pages that it fills; reading them again reads the file.
         """
         info = info.stored if isinstance(info, RowsInfo) else info
-        for part in info.parts.values() if isinstance(info, QuantizedInfo) else (info,):
+        parts: Iterable[TensorInfo] = (info,)
+        if isinstance(info, QuantizedInfo):
+            parts = info.parts.values()
+        elif isinstance(info, JoinedInfo):
+            parts = info.parts
+        for part in parts:
             first = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
             length = part.end // mmap.PAGESIZE * mmap.PAGESIZE - first
             if length > 0:

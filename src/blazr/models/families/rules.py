@@ -524,11 +524,18 @@ class RuleBook:
     Args:
         rules: The rules; several may lead to one target, for names with aliases.
         renamed: Beginnings of names, and what rules have in their place.
+        joined: Names of tensors whose rows lie in several, and those of these, in their order.
     """
 
-    def __init__(self, rules: Iterable[Rule], renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        rules: Iterable[Rule],
+        renamed: Mapping[str, str] | None = None,
+        joined: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self._rules = rules = tuple(rules)
         self._renamed = renamed or {}
+        self.joined: Mapping[str, tuple[str, ...]] = joined or {}
         groups = [_rows(rule, word) for rule in rules for word in rule.p or ("",)]
         rows = [row for group in groups for row in group]
         self._by_source = {group[0].source: group for group in groups}
@@ -559,7 +566,15 @@ class RuleBook:
                 )
                 rules.setdefault((of_mtp.source, of_mtp.p), of_mtp)
         renamed = {**self._renamed, layer: f"{MTP}layers.0."}
-        return RuleBook((*self._rules, *rules.values()), renamed)
+        return RuleBook((*self._rules, *rules.values()), renamed, self.joined)
+
+    def with_joined(self, joined: Mapping[str, tuple[str, ...]]) -> RuleBook:
+        """The same where the rows of some tensors lie in several.
+
+        Args:
+            joined: The tensors that rules are about, and those that are stored.
+        """
+        return RuleBook(self._rules, self._renamed, {**self.joined, **joined})
 
     def match(self, name: str) -> Placement | None:
         """What the tensor of this name becomes, or its first rows; None when no rule knows it."""

@@ -22,10 +22,12 @@ from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
+    JoinedInfo,
     QuantizedInfo,
     RelaidInfo,
     RowsInfo,
     TensorInfo,
+    join_rows,
     most_used_type,
     take_rows,
     torch_dtype,
@@ -347,7 +349,7 @@ def plan_load(
     matching = _Matching(rules, parameters)
     beginnings, endings = tuple(ignored_beginnings), tuple(ignored)
     skipped = []
-    for name, info in tensors.items():
+    for name, info in _with_joined(tensors, rules.joined).items():
         is_unused = name.startswith(beginnings) and not matching.is_of_mtp(name)
         if is_unused or name.endswith(endings):
             skipped.append(name)
@@ -356,6 +358,20 @@ def plan_load(
     steps = [step for name in parameters if (step := matching.step(name)) is not None]
     steps.sort(key=lambda step: (step.sources[0].file, step.sources[0].start))
     return LoadPlan(tuple(steps), tuple(matching.report()), tuple(skipped))
+
+
+def _with_joined(
+    tensors: Mapping[str, TensorInfo], joined: Mapping[str, tuple[str, ...]]
+) -> Mapping[str, TensorInfo]:
+    """Tensors, with one in the place of those whose rows it has."""
+    found = dict(tensors)
+    for name, names in joined.items():
+        parts = tuple(tensors[each] for each in names if each in tensors)
+        whole = join_rows(name, parts) if len(parts) == len(names) else None
+        if whole is not None and name not in tensors:
+            found = {key: info for key, info in found.items() if key not in names}
+            found[name] = whole
+    return found
 
 
 def stage_name(parameter: str, config: ModelConfig) -> str | None:
@@ -707,7 +723,7 @@ def weight_bytes(
 def is_as_stored(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
     """Whether a parameter, plain or packed, is what lies in the file, byte by byte."""
     (first, *more) = step.sources
-    if more or isinstance(first, RelaidInfo):
+    if more or isinstance(first, RelaidInfo | JoinedInfo):
         return False
     if storing is not None:
         is_kept = isinstance(step.transform, AsStored) and isinstance(storing, BlockType)

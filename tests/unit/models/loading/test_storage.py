@@ -19,6 +19,7 @@ from blazr.models.checkpoint.base import (
     RelaidInfo,
     RowsInfo,
     TensorInfo,
+    join_rows,
     take_rows,
 )
 from blazr.models.families.oxidizr import OXIDIZR
@@ -396,10 +397,16 @@ def relaid(stored: TensorInfo) -> RelaidInfo:
     return RelaidInfo(*place, stored=stored)
 
 
+JOINED = join_rows("both", (ROWS, ROWS))
+assert JOINED is not None
+
+
 @pytest.mark.parametrize(
     ("made", "storing", "expected"),
     [
         (step(ROWS), None, True),
+        (step(JOINED), None, False),
+        (step(take_rows(JOINED, (range(2, 5),))), None, False),
         (step(replace(ROWS, shape=(8, 1, 6)), transform=Squeeze(1)), None, True),
         (step(ROWS, transform=DecayLog()), None, False),
         (step(info("F16", 8, 6)), None, False),

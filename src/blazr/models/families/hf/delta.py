@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from blazr.core.errors import ConfigError
-from blazr.models.checkpoint.base import Checkpoint
+from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
 from blazr.models.families.hf.dense import LLAMA_BIASES
@@ -341,7 +341,24 @@ def _olmo_rules_of(checkpoint: Checkpoint) -> RuleBook:
     of_delta = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "feed_forward_norm"}
     of_attention = {"feedforward_layer_norm": "mixer_post_norm"}
     more = norms(r"linear_attn\.A_log", of_delta) + norms(r"self_attn\.q_norm\.", of_attention)
-    return _olmo_rules(more)
+    return _olmo_rules(more).with_joined(_olmo_joined(checkpoint.tensors))
+
+
+def _olmo_joined(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, ...]]:
+    """Filters that are cut in equal parts, as transformers saves them, whatever they belong to.
+
+    It joins them when it loads, so that it does not notice where the cuts are.
+    """
+    found = {}
+    for name in tensors:
+        at, ending, _ = name.partition("q_conv1d.weight")
+        filters = queries_keys_values(at, "_conv1d.weight")
+        projections = queries_keys_values(at, "_proj.weight")
+        if ending and all(each in tensors for each in (*filters, *projections)):
+            both = ([tensors[each].shape[:1] for each in names] for names in (filters, projections))
+            if len({*map(tuple, both)}) > 1:
+                found[at + "conv1d.weight"] = filters
+    return found
 
 
 def _olmo_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
