@@ -31,12 +31,14 @@ from tests.support.hybrids import classic_layers
 from tests.support.networks import VOCAB, Lab
 from tests.support.references import (
     CASES,
+    LLAMA4_APART,
     YARN,
     is_vision,
     known_to_transformers,
     reference_truth,
     rewrite_config,
     save_reference,
+    take_experts_apart,
 )
 from tests.support.seeds import run_seed
 from tests.support.tolerances import assert_as_right, assert_greedy
@@ -509,6 +511,14 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
         tensors[f"{at}gate_up_proj"] = torch.cat((stacks["gate"], stacks["up"]), 1)
         tensors[f"{at}down_proj"] = stacks["down"]
     save_file(tensors, path)
+    assert_same_logits(tmp_path, theirs)
+
+
+@pytest.mark.parametrize("layout", LLAMA4_APART)
+@pytest.mark.parametrize("case", ["llama4_text", "llama4_text several"])
+def test_experts_of_llama4_one_by_one(case: str, layout: str, tmp_path: Path) -> None:
+    theirs = save_reference("llama4_text", tmp_path, changes=CASES[case][1])
+    take_experts_apart(tmp_path, layout)
     assert_same_logits(tmp_path, theirs)
 
 

@@ -36,7 +36,7 @@ from blazr.nn.quant.weight import (
 from tests.support import tiny
 from tests.support.networks import Lab
 from tests.support.quantized import KINDS, fp8, gptq, quantize_directory
-from tests.support.references import save_reference
+from tests.support.references import save_reference, take_experts_apart
 from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
 from tests.support.tolerances import assert_as_right, assert_greedy, sensitivity
@@ -275,6 +275,20 @@ def test_other_families(family: str, name: str, tmp_path: Path) -> None:
         sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
     save_reference(family, tmp_path / "source", seed=3, changes=sizes)
     quantize_directory(tmp_path / "source", name, tmp_path / "q", tmp_path / "p")
+    check_same_tokens(tmp_path)
+
+
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("name", ["compressed int4", "compressed fp8", "bitsandbytes nf4"])
+def test_experts_of_llama4_one_by_one(name: str, tmp_path: Path) -> None:
+    """Quantizers take them apart, as their stacks are no linear layers."""
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "intermediate_size_mlp": 160}
+    sizes |= {"head_dim": 16, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+    save_reference("llama4_text", tmp_path / "source", seed=3, changes=sizes)
+    take_experts_apart(tmp_path / "source", "llm-compressor")
+    numbers = quantize_directory(tmp_path / "source", name, tmp_path / "q", tmp_path / "p")
+    assert sum(".experts." in key for key in numbers) == 12
     check_same_tokens(tmp_path)
 
 

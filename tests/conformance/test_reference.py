@@ -26,7 +26,13 @@ from blazr.nn.device import resolve_device
 from tests.support import ggufs, quantized, tiny
 from tests.support.networks import VOCAB
 from tests.support.own_families import own_families
-from tests.support.references import CASES, reference_logits, save_reference
+from tests.support.references import (
+    CASES,
+    LLAMA4_APART,
+    reference_logits,
+    save_reference,
+    take_experts_apart,
+)
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OXIDIZR = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
@@ -137,6 +143,15 @@ def test_transformers_in_float64(name: str, tmp_path: Path) -> None:
     found = scores(opened(tmp_path), IDS)
     # norms, rotations and softmax are float32 in their float64 models, too
     torch.testing.assert_close(found, expected, rtol=0, atol=4e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("layout", LLAMA4_APART)
+def test_experts_of_llama4_one_by_one(layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    save_reference("llama4_text", tmp_path, seed=1, changes=CASES["llama4_text"][1])
+    expected = scores(opened(tmp_path), IDS)
+    take_experts_apart(tmp_path, layout)
+    torch.testing.assert_close(scores(opened(tmp_path), IDS), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gemma", "gpt2", "mamba2", "opt behind"])

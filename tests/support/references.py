@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from blazr.models.families.hf import vision
@@ -992,6 +993,32 @@ def rewrite_config(directory: Path, **changes: object) -> None:
     path = directory / "config.json"
     written = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in written.items() if v is not None}))
+
+
+# How Llama 4's experts are called where each has matrices of its own: (e, p) to a name.
+LLAMA4_APART = {
+    "llm-compressor": "experts.{e}.{p}_proj.weight",
+    "axolotl": "experts.{p}_projs.{e}.weight",
+}
+
+
+def take_experts_apart(directory: Path, layout: str) -> None:
+    """Write a Llama 4 of transformers again, a tensor for each matrix of an expert.
+
+    Args:
+        directory: Of its model.safetensors.
+        layout: One of LLAMA4_APART.
+    """
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+        at = name.removesuffix("experts.gate_up_proj")
+        stacks = [*tensors.pop(name).chunk(2, -1), tensors.pop(at + "experts.down_proj")]
+        for p, stack in zip(("gate", "up", "down"), stacks, strict=True):
+            for e, matrix in enumerate(stack):
+                own = LLAMA4_APART[layout].format(e=e, p=p)
+                tensors[at + own] = matrix.T.contiguous()
+    save_file(tensors, path)
 
 
 def known_to_transformers(model_type: str) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.experts import expert_mlp
+from blazr.bench.reference.experts import NAMED, expert_mlp
 from blazr.bench.reference.hf_config import FULL, Config
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import Function
 from blazr.bench.reference.weights import Weights, linear
+
+_PARTS = ("gate", "up", "down")
 
 
 def chunk(config: Config, index: int, *, rotates: bool) -> int | None:
@@ -33,7 +35,7 @@ def growth(config: Config) -> tuple[float, float] | None:
 
 
 def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
-    """An MLP, or experts that are given weighted tokens, matrices (in, out)."""
+    """An MLP, or experts that are given weighted tokens."""
     del kind
     w, activation = layer.under("feed_forward."), config.get("hidden_act", default="silu")
     if "router.weight" not in w:
@@ -48,11 +50,20 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         for e in range(shares.shape[1]):
             rows = shares[:, e].nonzero().squeeze(-1)
             if len(rows):
-                only = slice(e, e + 1)
-                gate, up = w.rows("experts.gate_up_proj", only)[0].T.chunk(2)
-                down = w.rows("experts.down_proj", only)[0].T
                 given = x[rows] * shares[rows, e, None]
-                y[rows] += expert_mlp(given, gate, up, down, activation)
+                y[rows] += expert_mlp(given, *_matrices(w, e), activation)
         return y
 
     return apply
+
+
+def _matrices(w: Weights, e: int) -> tuple[Tensor, Tensor, Tensor]:
+    """An expert's, (out, in): stored (in, out) in one tensor, or one by one by either name."""
+    if "experts.gate_up_proj" in w:
+        only = slice(e, e + 1)
+        gate, up = w.rows("experts.gate_up_proj", only)[0].T.chunk(2)
+        return gate, up, w.rows("experts.down_proj", only)[0].T
+    is_numbered = NAMED[0].format(e) in w
+    names = NAMED if is_numbered else [f"experts.{p}_projs.{{}}.weight" for p in _PARTS]
+    gate, up, down = (w[name.format(e)] for name in names)
+    return gate, up, down

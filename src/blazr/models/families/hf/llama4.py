@@ -10,7 +10,15 @@ from blazr.models.families.hf.dense import LLAMA_BIASES, has_rope, with_bare_nor
 from blazr.models.families.hf.derive import FULL, Reading, Traits, interleaved_rope, read_attention
 from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts, with_shared_expert
-from blazr.models.families.rules import FEED, Cut, Rule, Transpose, gate_and_up
+from blazr.models.families.rules import (
+    FEED,
+    GATE_UP_DOWN,
+    Cut,
+    Rule,
+    Stack,
+    Transpose,
+    gate_and_up,
+)
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, NormConfig
 from blazr.nn.layers.mlp import MlpConfig
@@ -94,6 +102,11 @@ _TRAITS = Traits(
                 cut=Cut(2),
             ),
             Rule(_FEED + "experts.down_proj", _EXPERTS + "down_proj", Transpose()),
+            # one by one for quantizers and adapters: llm-compressor's and Axolotl's
+            *(
+                Rule(_FEED + name, _EXPERTS + "{p}_proj", Stack("e"), p=GATE_UP_DOWN)
+                for name in ("experts.{e}.{p}_proj.weight", "experts.{p}_projs.{e}.weight")
+            ),
         ]
     ),
     names=LOCAL_EXPERTS,
