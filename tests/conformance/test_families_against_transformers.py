@@ -628,6 +628,22 @@ def test_keys_of_layers_that_share_others_may_be_in_the_file(tmp_path: Path) -> 
         load(str(tmp_path), device=CPU, dtype="float32")
 
 
+def test_gemma3n_whose_config_does_not_say_how_many_layers_share(tmp_path: Path) -> None:
+    """The last 15 then, by types that follow from the layers' numbers; their keys are unused."""
+    usual = ("layer_types", "num_kv_shared_layers", "activation_sparsity_pattern")
+    changes = {key: value for key, value in CASES["gemma3n_text"][1].items() if key not in usual}
+    changes |= {"num_hidden_layers": 21, "intermediate_size": 44}
+    theirs = save_reference("gemma3n_text", tmp_path, changes=changes)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    at = "model.layers.{}.self_attn.k_proj.weight"
+    shared = [layer for layer in range(21) if at.format(layer) not in tensors]
+    assert shared == list(range(6, 21))
+    save_file(tensors | {at.format(n): torch.ones(16, 24) for n in shared}, path)
+    rewrite_config(tmp_path, **dict.fromkeys(usual))
+    assert_same_logits(tmp_path, theirs)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

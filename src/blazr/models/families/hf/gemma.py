@@ -220,16 +220,21 @@ def _owner_of_keys(
     return owner
 
 
-def _num_shared(reader: ConfigReader) -> int:
-    return value_or(reader.integer("num_kv_shared_layers"), 0)
+def _num_shared(reader: ConfigReader, usual: int = 0) -> int:
+    return value_or(reader.integer("num_kv_shared_layers"), usual)
 
 
-def _keys_of_sharing_layers(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Tensors of keys and values in layers that attend to those of others."""
+def _keys_of_sharing_layers(checkpoint: Checkpoint, usual: int = 0) -> tuple[str, ...]:
+    """Tensors of keys and values in layers that attend to those of others.
+
+    Args:
+        checkpoint: All tensors.
+        usual: How many layers do where the config is silent.
+    """
     reader = ConfigReader(checkpoint.config)
     count = value_or(reader.integer("num_hidden_layers"), 0)
     found = (_KEYS_AND_VALUES.fullmatch(name) for name in checkpoint.tensors)
-    first = count - _num_shared(reader)
+    first = count - _num_shared(reader, usual)
     return tuple(each[0] for each in found if each and first <= int(each[1]) < count)
 
 
@@ -460,9 +465,12 @@ def _gemma3n_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfi
     )
 
 
+_GEMMA3N_SHARED = 15  # layers, where the config is silent
+
+
 def _gemma3n_unused(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Keys of layers that share others, and factors that the config tells not to apply."""
-    found = _keys_of_sharing_layers(checkpoint)
+    found = _keys_of_sharing_layers(checkpoint, _GEMMA3N_SHARED)
     if checkpoint.config.get("altup_correct_scale", True):
         return found
     return (*found, *(name for name in checkpoint.tensors if name.endswith(_FACTORS)))
@@ -477,7 +485,7 @@ _GEMMA3N = Traits(
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": 512,
         "hidden_size_per_layer_input": 256,
-        "num_kv_shared_layers": 15,
+        "num_kv_shared_layers": _GEMMA3N_SHARED,
         "final_logit_softcapping": 30.0,
         "altup_correct_scale": True,
         "intermediate_size": 16_384,
