@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from blazr.bench.reference.open import open_reference
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.open import open_checkpoint
@@ -626,6 +627,45 @@ def test_keys_of_layers_that_share_others_may_be_in_the_file(tmp_path: Path) -> 
     save_file(tensors | {at.format(2) + "k_norm.bias": torch.ones(8)}, path)
     with pytest.raises(CheckpointError, match="left over"):
         load(str(tmp_path), device=CPU, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("case", "path"),
+    [
+        ("deepseek_v3", ("rope_interleave",)),
+        ("youtu", ("rope_interleave",)),
+        ("falcon in turn", ("multi_query",)),
+        ("falcon in turn", ("parallel_attn",)),
+        ("gpt_oss", ("rope_parameters", "truncate")),
+        ("gpt_neo", ("attention_types",)),
+    ],
+)
+def test_null_where_the_default_is_true(case: str, path: tuple[str, ...], tmp_path: Path) -> None:
+    """The library asks whether it is true, and of GPT-Neo looks at another list."""
+    import transformers
+
+    kind, changes = CASES[case]
+    *sections, key = path
+    model = save_reference(kind, tmp_path, changes=changes)
+    written = json.loads((tmp_path / "config.json").read_text())
+    inner = written
+    for section in sections:
+        inner = inner[section]
+    inner[key] = None
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    config = transformers.CONFIG_MAPPING[kind].from_pretrained(str(tmp_path))
+    theirs = type(model)._from_config(config, attn_implementation="eager").float().eval()
+    theirs.load_state_dict(model.state_dict())
+    if "experts" in repr(theirs):
+        theirs.set_experts_implementation("eager")
+    assert_same_logits(tmp_path, theirs)
+    files = [tmp_path / name for name in ("model.safetensors", "config.json")]
+    judge = open_reference(files[:1], files[1])
+    ids = tokens_of(30, seed=1)
+    x = embedded = judge.embed(torch.tensor(ids))
+    for layer in judge.layers:
+        x = layer(x, embedded)
+    assert_as_right(judge.logits(x), *reference_truth(theirs, ids))
 
 
 def test_gemma3n_whose_config_does_not_say_how_many_layers_share(tmp_path: Path) -> None:

@@ -45,8 +45,14 @@ class Config:
         return keys[0], None
 
     def get(self, *keys: str, default: T) -> T:
-        """The value of the first key that has one, of the default's type."""
+        """The value of the first key that has one, of the default's type.
+
+        A null is false where that is a truth value, as for those who ask whether it is true.
+        """
         key, found = self._found(keys)
+        said = [self.own[each] for each in keys if each in self.own]
+        if isinstance(default, bool) and said and all(each is None for each in said):
+            found = False
         return default if found is None else as_like(found, default, key)
 
     def says(self, key: str) -> bool:

@@ -93,7 +93,7 @@ def value_or(found: Setting[T] | None, default: D) -> T | D:
 
 
 class ConfigReader:
-    """Reads values by the first of their names; null counts as absent.
+    """Reads values by the first of their names; null counts as absent, but see `is_true`.
 
     Args:
         raw: The parsed file; empty where there is none.
@@ -142,6 +142,20 @@ class ConfigReader:
             ConfigError: It is something else; the message names the key.
         """
         return self._read(name, "true or false", lambda v: v if isinstance(v, bool) else None)
+
+    def is_true(self, name: str, *, default: bool) -> bool:
+        """Whether a setting is true; null is not, to programs that ask whether it is.
+
+        Args:
+            name: The setting.
+            default: What holds where the config is silent.
+
+        Raises:
+            ConfigError: It is something else than true, false or null; the message names the key.
+        """
+        found = self.boolean(name)
+        is_null = any(key in self.raw for key in self.names.get(name, (name,)))
+        return found.value if found else default and not is_null
 
     def text(self, name: str) -> Setting[str] | None:
         """A string.

@@ -23,6 +23,16 @@ def test_null_counts_as_absent() -> None:
     assert ConfigReader({"rms_norm_eps": None}).number("rms_norm_eps") is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "found"), [({}, True), ({"x": None}, False), ({"x": True}, True), ({"x": False}, False)]
+)
+def test_null_is_not_true(raw: dict[str, object], found: bool) -> None:
+    assert ConfigReader(raw).is_true("x", default=True) == found
+    assert not ConfigReader({**raw, "x": None}).is_true("x", default=False)
+    with pytest.raises(ConfigError, match="'x'"):
+        ConfigReader({"x": 1}).is_true("x", default=True)
+
+
 def test_nested_blocks_are_read() -> None:
     reader = ConfigReader({"ssm": {"num_heads": 6}, "moe": {"num_experts": 3}, "attention": 7})
     assert reader.integer("mamba2_num_heads").value == 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from blazr.models.families.base import value_or
 from blazr.models.families.hf.derive import BEHIND, Reading, Traits
 from blazr.models.families.hf.rope import mscale, read_rope, rope_parameters
 from blazr.models.families.hf.sparse import (
@@ -52,7 +51,7 @@ def read_latent_attention(
             reader,
             rotated,
             parameters=parameters,
-            interleaved=value_or(reader.boolean("rope_interleave"), default=interleaved),
+            interleaved=reader.is_true("rope_interleave", default=interleaved),
         )
         weight = parameters.number("mscale_all_dim")
         if rope.scaling is not None and weight is not None and weight.value:

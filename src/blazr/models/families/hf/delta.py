@@ -383,7 +383,7 @@ def _olmo_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
         value_dim=reading.size("linear_value_head_dim", 2 * key_dim),
     )
     mixer = _read_delta(reading, sizes, _OLMO_GATED_EPS, OlmoDeltaConfig)
-    doubles = value_or(reading.reader.boolean("linear_allow_neg_eigval"), default=True)
+    doubles = reading.reader.is_true("linear_allow_neg_eigval", default=True)
     return LayerConfig(
         mixer=replace(mixer, beta_scale=2.0 if doubles else 1.0),
         mixer_norm=norm,

@@ -192,7 +192,9 @@ def _neo_config(own: Mapping[str, object]) -> Mapping[str, object]:
                 )
     wide = 4 * hidden if isinstance(hidden, int) else None
     inner = own.get("intermediate_size") or wide
-    return {**own, "attention_layers": listed, "intermediate_size": inner}
+    # the library writes both, and looks at the list
+    layers = own.get("attention_layers") or listed
+    return {**own, "attention_layers": layers, "intermediate_size": inner}
 
 
 def _neo_slides(reading: Reading, index: int) -> bool:

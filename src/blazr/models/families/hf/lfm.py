@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from blazr.core.errors import ConfigError
-from blazr.models.families.base import ConfigReader, value_or
+from blazr.models.families.base import ConfigReader
 from blazr.models.families.hf.dense import LLAMA_BIASES
 from blazr.models.families.hf.derive import (
     FULL,
@@ -177,7 +177,7 @@ def _lfm3_rope(reading: Reading, dim: int, index: int) -> RopeConfig:
 
 def _lfm3_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
     is_conv = _lfm3_type(reading, index) == CONV
-    has_norms_behind = value_or(reading.reader.boolean("use_sandwich_norm"), default=True)
+    has_norms_behind = reading.reader.is_true("use_sandwich_norm", default=True)
     behind = norm if has_norms_behind else None
     return LayerConfig(
         mixer=_read_conv(reading, 7) if is_conv else read_attention(reading, _LFM3, norm, index),

@@ -171,7 +171,7 @@ def _falcon_rules(kv_heads: int) -> RuleBook:
 def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
     """What the first Falcons say in other words than the later ones."""
     is_new = own.get("new_decoder_architecture") is True
-    is_single = not is_new and own.get("multi_query") is not False
+    is_single = not is_new and own.get("multi_query", True) not in (False, None)
     hidden = own.get("hidden_size")
     wide = 4 * hidden if isinstance(hidden, int) else None
     return {
@@ -180,7 +180,7 @@ def _falcon_config(own: Mapping[str, object]) -> Mapping[str, object]:
         if is_single
         else own.get("num_kv_heads") or own.get("num_attention_heads"),
         "ffn_hidden_size": own.get("ffn_hidden_size") or wide,
-        "is_parallel": is_new or own.get("parallel_attn") is not False,
+        "is_parallel": is_new or own.get("parallel_attn", True) not in (False, None),
         "has_two_norms": is_new and own.get("num_ln_in_parallel_attn") in (None, 2),
     }
 

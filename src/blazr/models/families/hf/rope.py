@@ -326,7 +326,7 @@ def _yarn(parameters: ConfigReader, factor: float, trained: int, rope: RopeConfi
         original_max_seq_len=trained,
         beta_fast=number_or(parameters, "beta_fast", 32.0),
         beta_slow=number_or(parameters, "beta_slow", 1.0),
-        truncate=value_or(parameters.boolean("truncate"), default=True),
+        truncate=parameters.is_true("truncate", default=True),
         attention_factor=number_or(parameters, "attention_factor", usual),
     )
 
