@@ -62,7 +62,7 @@ def scores_by_hand(path: Path, kind: str, ids: Tensor) -> Tensor:
     for begin, like in stored.like.items():
         for name in tensors:
             if name.startswith(like):
-                swapped[name] = tensors[begin + name.removeprefix(like)]
+                swapped[name] = tensors[stored.own_name(name, begin)]
     own = {name: each for name, each in swapped.items() if not name.startswith(stored.begin)}
     other = path / "swapped"
     model.config.save_pretrained(other)
@@ -88,8 +88,14 @@ def scores_by_hand(path: Path, kind: str, ids: Tensor) -> Tensor:
     mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
     for layer in layers:
         given = {"attention_mask": mask, "position_ids": positions}
+        kind_of_layer = getattr(getattr(layer, "self_attn", None), "layer_type", None)
+        if kind_of_layer == "sliding_attention":
+            far = torch.ones(length, length).tril(-model.config.sliding_window).bool()
+            given["attention_mask"] = mask.masked_fill(far, float("-inf"))
         if hasattr(core, "rotary_emb"):
-            given["position_embeddings"] = core.rotary_emb(x, positions)
+            is_by_type = hasattr(core.rotary_emb, "layer_types")
+            by_type = [kind_of_layer] if is_by_type else []
+            given["position_embeddings"] = core.rotary_emb(x, positions, *by_type)
         x = layer(x, **given)
         x = x[0] if isinstance(x, tuple) else x
     scores: Tensor = model.lm_head(last(x))
@@ -116,6 +122,25 @@ def test_it_is_left_out_unless_it_is_wanted(kind, tmp_path):
     assert not any(step.parameter.startswith("mtp.") for step in planned.plan.steps)
     begin = KINDS[kind].begin
     assert all(name.startswith(begin) for name in planned.plan.ignored)
+
+
+def test_of_several_modules_the_first_is_used(tmp_path):
+    """MiMo-V2-Flash has three."""
+    path = save_with_mtp("mimo_v2_flash", tmp_path)
+    alone = load(str(path), device=CPU, with_mtp=True).module
+    tensors = load_file(path / "model.safetensors")
+    begin = KINDS["mimo_v2_flash"].begin
+    more = {
+        name.replace(begin, begin.replace("0", str(index))): torch.ones_like(tensor)
+        for name, tensor in tensors.items()
+        for index in (1, 2)
+        if name.startswith(begin)
+    }
+    save_file({**tensors, **more}, path / "model.safetensors")
+    beside = load(str(path), device=CPU, with_mtp=True).module
+    ids = torch.arange(3, 20)[None]
+    with torch.inference_mode():
+        assert torch.equal(alone.draft_sequences(ids), beside.draft_sequences(ids))
 
 
 def test_it_is_packed_like_the_rest(tmp_path):

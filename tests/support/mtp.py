@@ -27,6 +27,7 @@ class Stored:
         model_type: What the config calls it, where that is not the reference's.
         hidden_first: Whether the hidden state is before the embedded token.
         repeats: Whether it has embedding and head of the model again.
+        renamed: Parts of the names of its layer's tensors, by those of the model's layer.
         changes: Settings of the reference's config.
     """
 
@@ -36,7 +37,20 @@ class Stored:
     model_type: str | None = None
     hidden_first: bool = False
     repeats: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
     changes: dict[str, object] = field(default_factory=dict)
+
+    def own_name(self, name: str, begin: str) -> str:
+        """What a tensor of a layer is called in the module.
+
+        Args:
+            name: Of the model's layer.
+            begin: What names of the module's layer begin with.
+        """
+        own = begin + name.removeprefix(self.like[begin])
+        for theirs, ours in self.renamed.items():
+            own = own.replace(theirs, ours)
+        return own
 
     @property
     def begin(self) -> str:
@@ -57,6 +71,7 @@ def _behind(case: str) -> Stored:
 
 
 _MIMO = "model.mtp_layers.0."
+_MIMO_V2 = "model.mtp.layers.0."
 KINDS = {
     "qwen3_next": _qwen("qwen3_next"),
     "qwen3_5_text": _qwen("qwen3_5_text"),
@@ -64,6 +79,22 @@ KINDS = {
     "deepseek_v3": _behind("deepseek_v3"),
     "glm4_moe": _behind("glm4_moe"),
     "glm4_moe_lite": _behind("glm4_moe_lite"),
+    "hy_v3": Stored(
+        "hy_v3",
+        {"model.layers.2.": "model.layers.1."},
+        tuple(
+            f"model.layers.2.{each}" for each in ("eh_proj", "enorm", "hnorm", "final_layernorm")
+        ),
+        repeats=True,
+        changes={"num_nextn_predict_layers": 1},
+    ),
+    "mimo_v2_flash": Stored(
+        "mimo_v2_flash",
+        {_MIMO_V2: "model.layers.1."},
+        tuple(_MIMO_V2 + each for each in ("eh_proj", "enorm", "hnorm", "final_layernorm")),
+        renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
+        changes={"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "mimo": Stored(
         "qwen2",
         {_MIMO: "model.layers.1."},
@@ -114,7 +145,7 @@ def save_with_mtp(kind: str, path: Path, **changes: object) -> Path:
         return (drawn + tensor.float().mean()).to(tensor.dtype)
 
     more = {
-        begin + name.removeprefix(like): noise(tensor)
+        stored.own_name(name, begin): noise(tensor)
         for begin, like in stored.like.items()
         for name, tensor in tensors.items()
         if name.startswith(like)

@@ -140,8 +140,8 @@ def plan_model(model: str, *, revision: str | None = None, with_mtp: bool = Fals
         raise ConfigError(
             f"{files.name} has no module for multi-token prediction that blazr knows.",
             found=f"a model of the kind {family.name}",
-            expected="one of Qwen3-Next, Qwen3.5, DeepSeek-V3, GLM-4.5, Nemotron 3 or MiMo, with "
-            "its MTP tensors",
+            expected="one of Qwen3-Next, Qwen3.5, DeepSeek-V3, GLM-4.5, Nemotron 3, Hunyuan 3 or "
+            "MiMo, with its MTP tensors",
             hint="take another way to speculate: --spec ngram",
         )
     if not with_mtp:

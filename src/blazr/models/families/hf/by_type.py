@@ -8,7 +8,14 @@ from dataclasses import replace
 from blazr.core.errors import ConfigError
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.dense import LLAMA_BIASES
-from blazr.models.families.hf.derive import FULL, SLIDING, Reading, Traits, read_attention
+from blazr.models.families.hf.derive import (
+    FULL,
+    SLIDING,
+    Reading,
+    Traits,
+    read_attention,
+    read_mlp,
+)
 from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import plain_rope_by_type, rope_of_type
 from blazr.models.families.hf.sparse import (
@@ -20,7 +27,7 @@ from blazr.models.families.hf.sparse import (
 )
 from blazr.models.families.rules import FEED, MIXER, Rule
 from blazr.nn.layers.attention import AttentionConfig
-from blazr.nn.layers.base import NormConfig
+from blazr.nn.layers.base import LayerConfig, NormConfig
 from blazr.nn.layers.moe import MoeConfig
 
 _ATTENTION = LAYER + "self_attn."
@@ -138,15 +145,22 @@ def _mimo_type(reading: Reading, index: int) -> str:
 
 
 def _mimo_attention(reading: Reading, norm: NormConfig, index: int) -> AttentionConfig:
+    return _mimo_attention_of(reading, norm, index, _mimo_type(reading, index))
+
+
+def _mimo_attention_of(
+    reading: Reading, norm: NormConfig, index: int, kind: str
+) -> AttentionConfig:
     """Twice as many keys, and sinks, where there is a window; values are shorter than keys."""
-    slides = _mimo_type(reading, index) == SLIDING
+    slides = kind == SLIDING
     kv_heads, dim = reading.size("num_kv_heads"), reading.size("head_dim")
     reading.reader.expect("swa_num_key_value_heads", 2 * kv_heads)
     for key in ("swa_head_dim", "swa_v_head_dim", "swa_num_attention_heads"):
         reading.reader.expect(key, reading.size(key.removeprefix("swa_")))
     heads = (2 * kv_heads if slides else kv_heads), dim
-    config = read_attention(reading, _MIMO, norm, index, heads=heads)
-    kind, silent = _mimo_type(reading, index), {"partial_rotary_factor": _MIMO_SHARE}
+    traits = replace(_MIMO, slides=lambda *_: slides)
+    config = read_attention(reading, traits, norm, index, heads=heads)
+    silent = {"partial_rotary_factor": _MIMO_SHARE}
     rope = rope_of_type(reading.reader, kind, dim, defaults=silent)
     return replace(
         config,
@@ -164,9 +178,28 @@ def _mimo_experts(reading: Reading, index: int) -> MoeConfig | None:
     return experts and with_shared_expert(experts, 0)
 
 
+def _mimo_mtp(reading: Reading, norm: NormConfig) -> LayerConfig:
+    """A window and a dense MLP, whatever the layers have; of several modules this is the first.
+
+    Source: vLLM's model_executor/models/mimo_v2_mtp.py.
+    """
+    return LayerConfig(
+        mixer=_mimo_attention_of(reading, norm, 0, SLIDING),
+        mixer_norm=norm,
+        feed_forward=read_mlp(reading, {}),
+        feed_forward_norm=norm,
+    )
+
+
 _MIMO_SHARE = 0.334
+_MIMO_MTP = "model.mtp.layers.0."
 _MIMO = Traits(
-    rules=hf_rules([Rule(_ATTENTION + "attention_sink_bias", MIXER + "sinks")]),
+    rules=hf_rules(
+        [
+            Rule(_ATTENTION + "attention_sink_bias", MIXER + "sinks"),
+            Rule(_MIMO_MTP + "pre_mlp_layernorm.weight", "layers.0.feed_forward_norm.weight"),
+        ]
+    ),
     names={**ROUTED_EXPERTS, "rms_norm_eps": ("rms_norm_eps", "layernorm_epsilon")},
     defaults={
         "num_key_value_heads": 4,
@@ -199,5 +232,7 @@ _MIMO = Traits(
         *("moe_intermediate_size", "n_routed_experts", "n_group", "topk_group"),
     ),
     unused=lambda _: ("model.mtp.",),
+    mtp=_MIMO_MTP,
+    mtp_layer=_mimo_mtp,
 )
 MIMO_V2_FLASH = replace(_MIMO, mixer=_mimo_attention).family("mimo_v2_flash")

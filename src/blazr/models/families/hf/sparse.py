@@ -472,6 +472,7 @@ HY_V3 = Traits(
     feed_forward=_hy3_experts,
     expects={"n_group": (1,), "topk_group": (1,), "norm_topk_prob": (True,), "route_norm": (True,)},
     ignored_keys=("enable_moe_fp32_combine",),
+    mtp=BEHIND,  # as vLLM's model_executor/models/hy_v3_mtp.py has it
 ).family("hy_v3")
 GLM4_MOE = Traits(
     names=ROUTED_EXPERTS,
