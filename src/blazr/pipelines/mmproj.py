@@ -26,8 +26,8 @@ from blazr.core.errors import BlazrError, CheckpointError
 from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.checkpoint.open import find_mmproj, find_model
-from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.pipelines.image_encoder import ImageEncoder
+from blazr.pipelines.network import decoded
 from blazr.pipelines.tower_encoder import EncoderParts, line_feeds
 
 if TYPE_CHECKING:
@@ -714,10 +714,8 @@ class MmprojEncoder(ImageEncoder):
         is_swapped = down is not None and down.shape[0] != tower.hidden_size
         found = {}
         for name, info in checkpoint.tensors.items():
-            stored = checkpoint.own(info)
-            numbers = GGML_TYPES[info.dtype].decode(stored) if info.is_packed else stored
             own = re.sub("ffn_(up|down)", _up_down_swapped, name) if is_swapped else name
-            found[own] = numbers.float().reshape(info.shape)
+            found[own] = decoded(checkpoint, info)
         return self._projector.tensors(tower, found)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from blazr.core.errors import BlazrError, CheckpointError
 from blazr.models.checkpoint.base import QuantizedInfo
+from blazr.nn.quant.gguf import GGML_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,13 @@ def stored_infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
         for info in checkpoint.tensors.values()
         for part in (info.parts.values() if isinstance(info, QuantizedInfo) else (info,))
     }
+
+
+def decoded(checkpoint: Checkpoint, info: TensorInfo) -> Tensor:
+    """A tensor of a GGUF file as plain numbers, float32."""
+    stored = checkpoint.own(info)
+    numbers = GGML_TYPES[info.dtype].decode(stored) if info.is_packed else stored
+    return numbers.float().reshape(info.shape)
 
 
 def network_of(

@@ -18,8 +18,6 @@ from blazr.pipelines.jobs import JobQueue
 from blazr.pipelines.network import loading_errors, network_from
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from blazr.models.checkpoint.base import Checkpoint
     from blazr.nn.device import Device
 
@@ -119,7 +117,7 @@ class TransformersPipeline(Pipeline):
     Args:
         info: About it.
         network: Its network.
-        directory: Where its other files lie.
+        checkpoint: Its files.
 
     Attributes:
         auto: The library's class that knows its networks.
@@ -130,15 +128,17 @@ class TransformersPipeline(Pipeline):
     auto: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, info: PipelineInfo, network: torch.nn.Module, directory: Path) -> None:
+    def __init__(
+        self, info: PipelineInfo, network: torch.nn.Module, checkpoint: Checkpoint
+    ) -> None:
         self.network: Any = network
         self.device = next(network.parameters()).device
         self.dtype = next(network.parameters()).dtype
-        self.prepare(directory)
+        self.prepare(checkpoint)
         super().__init__(info)
 
     @abstractmethod
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read what else it needs."""
 
     @classmethod
@@ -159,7 +159,7 @@ class TransformersPipeline(Pipeline):
             size_bytes=sum(each.nbytes for each in weights),
             device=str(device),
         )
-        return cls(info, network.to(device.torch_device), checkpoint.directory)
+        return cls(info, network.to(device.torch_device), checkpoint)
 
     @classmethod
     def build(cls, checkpoint: Checkpoint, dtype: str) -> torch.nn.Module:

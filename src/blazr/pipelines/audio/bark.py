@@ -16,6 +16,8 @@ from blazr.pipelines.audio.speaker import Sentence, Speaker
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.models.checkpoint.base import Checkpoint
+
 _VOICES = "speaker_embeddings_path.json"
 _NO_VOICE = "0"
 
@@ -31,9 +33,9 @@ class Bark(Speaker):
         "fine_acoustics.layernorm_final",
     )
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, how the model generates, and the voices."""
-        super().prepare(directory)
+        super().prepare(checkpoint)
         config: Any = self.network.generation_config
         # one that says nothing at all makes the library fail
         config.semantic_config = {**config.semantic_config, "min_new_tokens": 2}
@@ -42,10 +44,10 @@ class Bark(Speaker):
             zip(("semantic_prompt", "coarse_prompt", "fine_prompt"), sizes, strict=True)
         )
         self._voices: dict[str, Mapping[str, Tensor] | None] = {}
-        if (directory / _VOICES).exists():
-            for name, paths in read_json(directory / _VOICES).items():
+        if (checkpoint.directory / _VOICES).exists():
+            for name, paths in read_json(checkpoint.directory / _VOICES).items():
                 if isinstance(paths, dict):  # beside them stands the name of the repository
-                    self._voices[name] = self._voice(directory, name, paths)
+                    self._voices[name] = self._voice(checkpoint.directory, name, paths)
         self._voices = self._voices or {_NO_VOICE: None}
         self.voices = list(self._voices)  # where there are no presets, each text has one of its own
         self.rate = int(self.network.config.codec_config.sampling_rate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,6 +10,8 @@ from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 _OF_DEPTH = "depth_decoder_"
 _NUM_VOICES = 10
@@ -29,9 +30,9 @@ class Csm(Speaker):
     packs_sentences: ClassVar[bool] = True
     steps: ClassVar[tuple[str, ...]] = ("backbone_model",)
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, how both models generate, and the numbers of speakers."""
-        super().prepare(directory)
+        super().prepare(checkpoint)
         self.tokenizer.split_special_tokens = True  # in a text they are text
         config: Any = self.network.generation_config
         lower: Any = self.network.depth_decoder.generation_config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +11,8 @@ from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 # of 12 ms; people say some fifteen characters in a second
 _FRAMES_PER_CHARACTER = 12
@@ -29,13 +30,13 @@ class Dia(Speaker):
     steps: ClassVar[tuple[str, ...]] = ("model.decoder",)
     companion: ClassVar = Companion(inside="codec", beside="dac_44khz", network="DacModel")
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, how the model generates, and the marks of speakers."""
         import transformers
 
-        super().prepare(directory)
+        super().prepare(checkpoint)
         auto: Any = transformers.DiaFeatureExtractor
-        extractor = auto.from_pretrained(directory, local_files_only=True)
+        extractor = auto.from_pretrained(checkpoint.directory, local_files_only=True)
         kind: Any = transformers.DiaProcessor
         self._processor = kind(extractor, self.tokenizer, audio_tokenizer=self.network.codec)
         config = self.network.config.decoder_config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -23,6 +22,8 @@ from blazr.pipelines.audio.voice_activity import RATE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 _TOKENS_PER_SECOND = 6.5  # most that a Moonshine writes, as its authors have it
 
@@ -63,9 +64,9 @@ class Ctc(OneLanguage):
 
     auto: ClassVar[str] = "AutoModelForCTC"
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the processor, and see whether its tokenizer tells when words are said."""
-        super().prepare(directory)
+        super().prepare(checkpoint)
         self._decode = self.processor.tokenizer.decode
         self.tells_words = "output_word_offsets" in signature(self._decode).parameters
 

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -93,12 +92,12 @@ class Speaker(TransformersPipeline):
     def synthesize(self, sentence: Sentence) -> Tensor:
         """The sound of a sentence, (N,)."""
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, and how the model generates; subclasses set `rate` and `voices`."""
         import transformers
 
-        self.tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)
-        self.network.generation_config = generation_config(self.network, directory)
+        self.tokenizer: Any = load_without_code(transformers.AutoTokenizer, checkpoint.directory)
+        self.network.generation_config = generation_config(self.network, checkpoint.directory)
 
     def can_say(self, text: str) -> bool:
         """Whether something of a text is in the vocabulary, and no blank."""

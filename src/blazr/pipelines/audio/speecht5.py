@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.base import Checkpoint
 from blazr.pipelines.audio.companion import Companion
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
@@ -27,18 +28,18 @@ class SpeechT5(Speaker):
         inside="vocoder", beside="speecht5_hifigan", network="SpeechT5HifiGan"
     )
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer and the voices.
 
         Raises:
             CheckpointError: There is no voice, or one is not sound.
         """
-        super().prepare(directory)
-        files = sorted((directory / _VOICES).glob("*.npy"))
+        super().prepare(checkpoint)
+        files = sorted((checkpoint.directory / _VOICES).glob("*.npy"))
         if not files:
             raise CheckpointError(
                 "this model speaks with the voice of somebody, and there is none.",
-                expected=f"{directory.name}/{_VOICES}/NAME.npy, a vector of a speaker",
+                expected=f"{checkpoint.directory.name}/{_VOICES}/NAME.npy, a vector of a speaker",
             )
         self._voices = {each.stem: self._voice(each) for each in files}
         self.voices = list(self._voices)

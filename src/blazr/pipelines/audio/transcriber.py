@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,6 +27,8 @@ from blazr.pipelines.pipeline import TransformersPipeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,11 @@ class Transcriber(TransformersPipeline):
     packages: ClassVar[tuple[str, ...]] = ("transformers", "soundfile", "soxr")
     longest_s: ClassVar[float] = 30.0
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the processor."""
         import transformers
 
-        self.processor: Any = load_without_code(transformers.AutoProcessor, directory)
+        self.processor: Any = load_without_code(transformers.AutoProcessor, checkpoint.directory)
 
     def features(self, samples: NDArray[np.float32], **options: bool) -> Mapping[str, Tensor]:
         """What the network takes of a sound, by name.

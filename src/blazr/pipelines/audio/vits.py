@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from blazr.pipelines.audio.speaker import Sentence, Speaker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 
 class Vits(Speaker):
@@ -17,9 +18,9 @@ class Vits(Speaker):
     auto: ClassVar[str] = "AutoModelForTextToWaveform"
     has_speed: ClassVar[bool] = True
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, how the model generates, and the numbers of its speakers."""
-        super().prepare(directory)
+        super().prepare(checkpoint)
         num_voices = max(int(self.network.config.num_speakers), 1)
         self.voices = [str(each) for each in range(num_voices)]
         self.rate = int(self.network.config.sampling_rate)

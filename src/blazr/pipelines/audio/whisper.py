@@ -6,7 +6,6 @@ import logging
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,6 +28,8 @@ from blazr.pipelines.network import generation_config
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from blazr.models.checkpoint.base import Checkpoint
+
 _log = logging.getLogger(__name__)
 
 # Languages that put no space between words.
@@ -41,12 +42,12 @@ class Whisper(Transcriber):
 
     auto: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the processor, and how the model generates."""
         from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-        super().prepare(directory)
-        config: Any = generation_config(self.network, directory)
+        super().prepare(checkpoint)
+        config: Any = generation_config(self.network, checkpoint.directory)
         self.network.generation_config = config
         own: Mapping[str, int] = getattr(config, "lang_to_id", None) or {}
         self._codes = {token_id: name.strip("<|>") for name, token_id in own.items()}

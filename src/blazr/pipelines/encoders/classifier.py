@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from blazr.models.checkpoint.base import Checkpoint
+
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
@@ -25,9 +26,9 @@ class Classifier(Encoder):
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     output: ClassVar[str] = "logits"
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, and what a score is made by."""
-        super().prepare(directory)
+        super().prepare(checkpoint)
         config = self.network.config
         own = getattr(config, "sentence_transformers", None) or {}
         older = getattr(config, "sbert_ce_default_activation_function", None)

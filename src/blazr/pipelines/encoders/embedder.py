@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from blazr.models.checkpoint.base import Checkpoint
+
 # Of the prompts of sentence-transformers' models, those for what is looked for, and in what.
 _ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
@@ -28,10 +29,10 @@ class Embedder(Encoder):
     output: ClassVar[str] = "last_hidden_state"
     unused: ClassVar[tuple[str, ...]] = ("pooler.",)  # models trained to fill gaps have none
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, and what follows the network."""
-        super().prepare(directory)
-        self._modules: Modules = read_modules(directory)
+        super().prepare(checkpoint)
+        self._modules: Modules = read_modules(checkpoint.directory)
         for dense in self._modules.dense:
             dense.to(self.device, self.dtype)
         self.max_tokens = min(self.max_tokens, self._modules.max_tokens or self.max_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,8 @@ from blazr.pipelines.pipeline import TransformersPipeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from blazr.models.checkpoint.base import Checkpoint
 
 _MAX_BATCH_TOKENS = 8192  # with padding
 # Types whose first positions are for padding [Liu et al., 2019, RoBERTa, as fairseq has it].
@@ -37,11 +38,11 @@ class Encoder(TransformersPipeline):
     extra: ClassVar[str] = "embed"
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
 
-    def prepare(self, directory: Path) -> None:
+    def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer."""
         import transformers
 
-        tokenizer: Any = load_without_code(transformers.AutoTokenizer, directory)
+        tokenizer: Any = load_without_code(transformers.AutoTokenizer, checkpoint.directory)
         self.tokenizer = tokenizer
         config = self.network.config
         config.use_cache = False
