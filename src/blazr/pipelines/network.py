@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 
 _LISTED_NAMES = 5
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -102,7 +104,7 @@ def network_of(
     # The library gets tensors and no path: in a directory it would also look for pickles
     # (pytorch_model.bin, adapter_model.bin, distributed checkpoints) and unpickle them.
     own.transformers_weights = None
-    with bars_on_terminals():
+    with bars_on_terminals(), _without_report():
         network, problems = network_class.from_pretrained(
             None,
             config=own,
@@ -127,8 +129,26 @@ def network_of(
             found=", ".join(name[:100] for name in missing[:_LISTED_NAMES]),
             hint=hint,
         )
+    if unexpected := sorted(problems["unexpected_keys"]):
+        names = ", ".join(name[:100] for name in unexpected[:_LISTED_NAMES])
+        _log.warning("%s holds %d tensors that are not used: %s", of, len(unexpected), names)
     ready: torch.nn.Module = network.eval().requires_grad_(requires_grad=False)
     return ready
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep the library's table of tensors out of the log: what it warns of is said by us."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def refuse(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)
 
 
 @contextmanager
