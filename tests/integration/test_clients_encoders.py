@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -14,10 +16,12 @@ from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.server.config import ServerConfig
 from tests.support import encoder_models
+from tests.support.encoder_ggufs import save_embedding_model, save_ranking_model
 from tests.support.loopback import Loopback, serving_models
 
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
+HAS_GGUF = find_spec("gguf") is not None  # which knows llama.cpp's names
 PROMPTS = {"query": "find: ", "document": "text: "}
 
 
@@ -29,6 +33,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     encoder_models.save_classifier(path / "labels", "bert", num_labels=3)
     flags = ServeFlags(device="cpu", memory="16MiB")
     names = [f"{name}={path / name}" for name in ("vectors", "ranks", "labels")]
+    if HAS_GGUF:
+        model = save_embedding_model(path / "hf", "bert", "bert", "cls_token", "word pieces")
+        names += [f"hf={path / 'hf'}", f"file={model.write(path / 'vectors.gguf')}"]
+        model = save_ranking_model(path / "hf-ranks", "bert", "xlm-roberta", "unigrams")
+        names += [f"hf-ranks={path / 'hf-ranks'}", f"file-ranks={model.write(path / 'r.gguf')}"]
     plans = plan_models(["text=nano", *names], None, flags, default="nano")
     models = open_models(plans, ServerConfig(host="127.0.0.1", port=0))
     with serving_models(models) as running:
@@ -47,12 +56,40 @@ def vectors(server: Loopback, *texts: str, **more: object) -> np.ndarray:
 
 def test_the_models_show_what_they_can_do(server: Loopback) -> None:
     cards = {each["id"]: each for each in server.client.get("/v1/models").json()["data"]}
-    assert {name: card["capabilities"] for name, card in cards.items()} == {
+    expected = {
         "text": ["completion", "embedding", "reranking"],
         "vectors": ["embedding", "reranking"],
         "ranks": ["reranking", "classification"],
         "labels": ["classification"],
     }
+    if HAS_GGUF:
+        expected |= dict.fromkeys(("hf", "file"), expected["vectors"])
+        expected |= dict.fromkeys(("hf-ranks", "file-ranks"), expected["ranks"])
+    assert {name: card["capabilities"] for name, card in cards.items()} == expected
+
+
+@pytest.mark.skipif(not HAS_GGUF, reason="names of tensors are the gguf package's")
+def test_a_gguf_file_answers_as_the_folder_it_is_made_of(server: Loopback) -> None:
+    def _both(path: str, kind: str = "", **body: object) -> list[dict[str, Any]]:
+        replies = [post(server, path, model=f"{each}{kind}", **body) for each in ("hf", "file")]
+        assert len({each.status_code for each in replies}) == 1, replies[1].text
+        return [each.json() for each in replies]
+
+    for path, key in (("/v1/embeddings", "data"), ("/api/embed", "embeddings")):
+        theirs, ours = (each[key] for each in _both(path, input=TEXTS))
+        if key == "data":
+            theirs, ours = ([row["embedding"] for row in each] for each in (theirs, ours))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    ranked = _both("/v1/rerank", "-ranks", query="a cat", documents=TEXTS)
+    theirs, ours = ([row["relevance_score"] for row in each["results"]] for each in ranked)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert ranked[1]["usage"] == ranked[0]["usage"]
+    for path in ("/v1/completions", "/api/generate"):
+        theirs, ours = (each["error"] for each in _both(path, prompt="a"))
+        assert str(ours).replace("'file'", "'hf'") == str(theirs)
+    tags = server.client.get("/api/tags").json()["models"]
+    assert {"hf:latest", "file:latest"} <= {each["name"] for each in tags}
+    assert server.client.get("/props").status_code == 200
 
 
 @pytest.mark.parametrize("model", ["vectors", "ranks"])

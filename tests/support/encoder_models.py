@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ NEEDS_TRANSFORMERS = pytest.mark.skipif(
 )
 _MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _SIZES = {
-    "vocab_size": 130,
+    "vocab_size": 300,
     "hidden_size": 16,
     "intermediate_size": 32,
     "num_hidden_layers": 2,
@@ -51,6 +52,12 @@ def _xlm_roberta(**more: Any) -> Any:
     return transformers.XLMRobertaConfig(**_SIZES, type_vocab_size=1, **more)
 
 
+def _config(name: str, **more: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{name}Config")(**_SIZES, **more)
+
+
 def _qwen3(**more: Any) -> Any:
     import transformers
 
@@ -62,6 +69,7 @@ def _gemma3(**more: Any) -> Any:
 
     return transformers.Gemma3TextConfig(
         **_DECODER,
+        query_pre_attn_scalar=8,
         sliding_window=8,
         layer_types=["sliding_attention", "full_attention"],
         use_bidirectional_attention=True,
@@ -73,12 +81,23 @@ _CONFIGS: Mapping[str, Callable[..., Any]] = {
     "bert": _bert,
     "modernbert": _modern_bert,
     "xlm-roberta": _xlm_roberta,
+    "roberta": partial(_config, "Roberta"),
+    "nomic_bert": partial(_config, "NomicBert"),
+    "jina_embeddings_v3": partial(_config, "JinaEmbeddingsV3"),
+    "eurobert": partial(_config, "EuroBert"),
     "qwen3": _qwen3,
     "gemma3": _gemma3,
 }
 
 
-def save_encoder(path: Path, family: str, *, pooling: str | None = None, **more: object) -> None:
+def save_encoder(
+    path: Path,
+    family: str,
+    *,
+    pooling: str | None = None,
+    tokenizer: object = None,
+    **more: object,
+) -> None:
     """Save a random encoder.
 
     Args:
@@ -86,12 +105,13 @@ def save_encoder(path: Path, family: str, *, pooling: str | None = None, **more:
         family: A row of `_CONFIGS`.
         pooling: Of sentence-transformers, with two dense layers and length 1 behind it; None saves
             the network alone.
+        tokenizer: The library's; None is one of characters.
         more: Of ``config_sentence_transformers.json``.
     """
     import transformers
 
     torch.manual_seed(run_seed())
-    _save(path, transformers.AutoModel.from_config(_CONFIGS[family]()), family)
+    _save(path, transformers.AutoModel.from_config(_CONFIGS[family]()), family, tokenizer)
     if pooling is None:
         return
     kind = "sentence_transformers.models"
@@ -122,24 +142,27 @@ def save_dense(path: Path, width: int, height: int) -> None:
     save_file({"linear.weight": torch.randn(height, width)}, path / "model.safetensors")
 
 
-def save_classifier(path: Path, family: str, *, num_labels: int, **more: object) -> None:
-    """Save a random classifier, which with one label is a cross-encoder."""
+def save_classifier(
+    path: Path, family: str, *, num_labels: int, tokenizer: object = None, **more: object
+) -> None:
+    """Save a random classifier, which with one label is a cross-encoder; see `save_encoder`."""
     import transformers
 
     torch.manual_seed(run_seed())
     names = {place: f"label {place}" for place in range(num_labels)}
     config = _CONFIGS[family](num_labels=num_labels, id2label=names, **more)
     auto = transformers.AutoModelForSequenceClassification
-    _save(path, auto.from_config(config), family)
+    _save(path, auto.from_config(config), family, tokenizer)
 
 
-def _save(path: Path, network: Any, family: str) -> None:
+def _save(path: Path, network: Any, family: str, tokenizer: object) -> None:
     with torch.no_grad():
         for parameter in network.parameters():  # so that texts differ
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
     network.save_pretrained(path)
-    _tokenizer(has_types=family == "bert").save_pretrained(path)
+    given: Any = tokenizer or _tokenizer(has_types=family == "bert")
+    given.save_pretrained(path)
 
 
 def _tokenizer(*, has_types: bool) -> Any:

@@ -17,7 +17,7 @@ from blazr.llm.draft_model import check_same_tokens
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.options import LoadOptions
 from blazr.llm.text_engine import PLAIN, TextEngine
-from blazr.pipelines.kinds import kind_of
+from blazr.pipelines.kinds import check_gguf_language_model, kind_of
 from blazr.text import sidecars
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.choose_template import choose_template
@@ -132,6 +132,7 @@ def _load_weights(
         drafters: See `parse_spec`; those that are part of the network are loaded with it.
         progress: See `load_text_engine`.
     """
+    from blazr.models.checkpoint.open import find_model
     from blazr.models.loading.eagle import with_eagle3
     from blazr.models.loading.load import load
     from blazr.pipelines.fallback import load_fallback
@@ -165,6 +166,9 @@ def _load_weights(
                     expected=repr(usual),
                 ) from error
         return load_fallback(model, error, device=device, dtype=options.dtype, revision=revision)
+    except ConfigError:
+        check_gguf_language_model(find_model(model, revision=revision).path)
+        raise
     return with_eagle3(loaded, drafters["eagle3"]) if "eagle3" in drafters else loaded
 
 

@@ -12,8 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blazr.core.errors import CheckpointError
+from blazr.core.errors import BlazrError, CheckpointError
+from blazr.core.gguf_header import ARCHITECTURE_KEY, read_architecture
 from blazr.core.table import Table
+from blazr.models.checkpoint.base import open_regular
+from blazr.models.checkpoint.gguf import read_header
+from blazr.models.checkpoint.open import find_weights
+from blazr.pipelines.encoders.gguf_architectures import ENCODERS
 
 if TYPE_CHECKING:
     from blazr.models.checkpoint.open import ModelFiles
@@ -72,6 +77,9 @@ _CTC = PipelineKind((TRANSCRIPTION,), "blazr.pipelines.audio.listeners:Ctc")
 _WITH_CTC = ("hubert", "parakeet_ctc", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm")
 _ENCODERS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta")
 
+# Ollama has embedding models among the Gemmas: their headers are read to see which they are.
+_GGUF_NAMES = frozenset({*ENCODERS, "gemma3"})
+
 # By `model_type` in config.json; `kind_of` says which rows other files decide.
 PIPELINES: Table[PipelineKind] = Table(
     "pipeline",
@@ -111,21 +119,66 @@ def check_language_model(config: Mapping[str, object]) -> None:
     if first.endswith(("ForCausalLM", "LMHeadModel")):  # an encoder's layers that look back
         return
     if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
-        capability = PIPELINES[name].capabilities[0]
-        raise CheckpointError(
-            "this is no language model.",
-            found=f"model_type {name!r:.50}, a model for {capability}",
-            hint=_INSTEAD[capability],
-        )
+        raise _no_language_model(f"model_type {name!r:.50}", PIPELINES[name])
+
+
+def check_gguf_language_model(place: Path) -> None:
+    """The same for a GGUF file, or the one of a directory.
+
+    Raises:
+        CheckpointError: It holds an encoder.
+    """
+    if _kind_of_gguf(place) is not None:
+        raise _no_language_model(place.name[:50], _ENCODER)
+
+
+def _no_language_model(found: str, kind: PipelineKind) -> CheckpointError:
+    capability = kind.capabilities[0]
+    return CheckpointError(
+        "this is no language model.",
+        found=f"{found}, a model for {capability}",
+        hint=_INSTEAD[capability],
+    )
+
+
+def _kind_of_gguf(place: Path) -> PipelineKind | None:
+    """The kind of an encoder in a GGUF file, or in the one of a directory; None where it is none.
+
+    One with an output behind a head ranks or labels texts.
+    """
+    if (place / "config.json").is_file():
+        return None
+    try:
+        file = find_weights(place).files[0]
+        if file.suffix != ".gguf" or _architecture(file) not in _GGUF_NAMES:
+            return None
+        header = read_header(file)
+    except (BlazrError, OSError):  # whoever loads it tells why
+        return None
+    if header.metadata.get(ARCHITECTURE_KEY) not in ENCODERS:
+        return None
+    output = header.tensors.get("cls.output.weight")
+    if output is None:
+        return _ENCODER
+    return PIPELINES[_ONE_LABEL if output.shape[0] == 1 else _FOR_LABELS]
+
+
+def _architecture(file: Path) -> str | None:
+    with open_regular(file) as stream:
+        return read_architecture(stream)
 
 
 def kind_of(place: Path) -> PipelineKind | None:
-    """The kind of a model in a directory; None where it is a language model, or nothing is.
+    """The kind of a model; None where it is a language model, or nothing is.
 
     A `model_index.json` is of diffusers. One for labels says so in its architecture, and where
     there is one label, that is how well two texts fit. A `modules.json` of sentence-transformers
-    makes vectors of any network's states.
+    makes vectors of any network's states. A GGUF file says what it is by its architecture.
     """
+    return _kind_of_gguf(place) or _kind_of_directory(place)
+
+
+def _kind_of_directory(place: Path) -> PipelineKind | None:
     if (place / "model_index.json").is_file():
         return PIPELINES[_OF_DIFFUSERS]
     config = place / "config.json"

@@ -91,11 +91,15 @@ OLLAMA_DIALECTS: Mapping[str, OllamaDialect] = {
     "lfm2": OllamaDialect("lfm2", "lfm2"),  # convert_lfm2.go
     "lfm2moe": OllamaDialect("lfm2moe", "lfm2"),
 }
+# model/models/gemma3/embed.go: what a file is that says how it pools
+_POOLING_DIALECTS = {"gemma3": OllamaDialect("gemma-embedding")}
 # convert_gptoss.go, convert_nemotron_h.go, convert_qwen3next.go: whole names, or up to the dot
 _OLLAMA_TENSORS = {
     "gptoss ffn_norm.": "post_attention_norm.",
     "attn_out.": "attn_output.",
     "attn_sinks": "attn_sinks.weight",
+    "dense.0.weight": "dense_2.weight",
+    "dense.1.weight": "dense_3.weight",
     "exp_probs_b": "exp_probs_b.bias",
     "ffn_latent_in.": "ffn_latent_down.",
     "ffn_latent_out.": "ffn_latent_up.",
@@ -269,6 +273,8 @@ def as_llama_cpp(header: Header) -> Header:
     if not isinstance(name, str):
         return header
     dialect = OLLAMA_DIALECTS.get(name, OllamaDialect(name))
+    if f"{name}.pooling_type" in header.metadata:
+        dialect = _POOLING_DIALECTS.get(name, dialect)
     tensors = {
         info.name: info
         for stored in header.tensors.values()
@@ -298,7 +304,7 @@ def _tensors_of_ollama(
     It keeps its own name where the file has another by llama.cpp's; the plan then complains.
     """
     found = _PART.fullmatch(stored.name)
-    at, part, end = found.groups() if found else ("", "", stored.name)
+    at, part, end = found.groups() if found else ("", stored.name, "")
     part = _OLLAMA_TENSORS.get(f"{name} {part}", _OLLAMA_TENSORS.get(part, part))
     made: list[TensorInfo] = [replace(stored, name=at + part + end)]
     can_split = len(stored.shape) > 1 + stored.is_packed and stored.shape[1] % 2 == 0

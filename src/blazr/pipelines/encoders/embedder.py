@@ -8,6 +8,7 @@ import torch
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.encoders.encoder import Encoder
+from blazr.pipelines.encoders.gguf import gguf_modules
 from blazr.pipelines.encoders.modules import Modules, read_modules
 from blazr.pipelines.encoders.request import ReadRequest, first_numbers, unit
 
@@ -32,7 +33,9 @@ class Embedder(Encoder):
     def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer, and what follows the network."""
         super().prepare(checkpoint)
-        self._modules: Modules = read_modules(checkpoint.directory)
+        self._modules: Modules = (
+            gguf_modules(checkpoint) if checkpoint.metadata else read_modules(checkpoint.directory)
+        )
         for dense in self._modules.dense:
             dense.to(self.device, self.dtype)
         self.max_tokens = min(self.max_tokens, self._modules.max_tokens or self.max_tokens)

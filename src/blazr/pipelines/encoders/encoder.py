@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
+from blazr.pipelines.encoders.gguf import gguf_network, gguf_texts
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.pipelines.jobs import Outlet
 from blazr.pipelines.network import load_without_code
@@ -38,11 +40,22 @@ class Encoder(TransformersPipeline):
     extra: ClassVar[str] = "embed"
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
 
+    @classmethod
+    @override
+    def build(cls, checkpoint: Checkpoint, dtype: str) -> torch.nn.Module:
+        if checkpoint.metadata:
+            return gguf_network(checkpoint, cls.auto, dtype=dtype, unused=cls.unused)
+        return super().build(checkpoint, dtype)
+
     def prepare(self, checkpoint: Checkpoint) -> None:
         """Read the tokenizer."""
         import transformers
 
-        tokenizer: Any = load_without_code(transformers.AutoTokenizer, checkpoint.directory)
+        tokenizer: Any = (
+            gguf_texts(checkpoint)
+            if checkpoint.metadata
+            else load_without_code(transformers.AutoTokenizer, checkpoint.directory)
+        )
         self.tokenizer = tokenizer
         config = self.network.config
         config.use_cache = False

@@ -47,12 +47,14 @@ class Modules:
         return torch.cat([pooling(states, mask) for pooling in self.poolings], -1)
 
 
-def _first(states: Tensor, mask: Tensor) -> Tensor:
+def first_state(states: Tensor, mask: Tensor) -> Tensor:
+    """The state (B, C) of the first token that counts; see `Modules.pool`."""
     place = mask.argmax(1)  # the first that counts
     return states[torch.arange(len(states)), place]
 
 
-def _last(states: Tensor, mask: Tensor) -> Tensor:
+def last_state(states: Tensor, mask: Tensor) -> Tensor:
+    """The state (B, C) of the last token that counts; see `Modules.pool`."""
     place = mask.shape[1] - 1 - mask.flip(1).argmax(1)
     return states[torch.arange(len(states)), place]
 
@@ -65,7 +67,8 @@ def _sum(states: Tensor, mask: Tensor) -> Tensor:
     return (states * mask[..., None].to(states.dtype)).sum(1)
 
 
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
+def mean_state(states: Tensor, mask: Tensor) -> Tensor:
+    """The mean (B, C) of the states that count; see `Modules.pool`."""
     return _sum(states, mask) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -75,17 +78,17 @@ def _mean_sqrt(states: Tensor, mask: Tensor) -> Tensor:
 
 def _weighted_mean(states: Tensor, mask: Tensor) -> Tensor:
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return _mean(states, weights)
+    return mean_state(states, weights)
 
 
 # As sentence-transformers orders them: its older key, and its newer name.
 _POOLINGS: tuple[tuple[str, str, Callable[[Tensor, Tensor], Tensor]], ...] = (
-    ("pooling_mode_cls_token", "cls", _first),
+    ("pooling_mode_cls_token", "cls", first_state),
     ("pooling_mode_max_tokens", "max", _max),
-    ("pooling_mode_mean_tokens", "mean", _mean),
+    ("pooling_mode_mean_tokens", "mean", mean_state),
     ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", _mean_sqrt),
     ("pooling_mode_weightedmean_tokens", "weightedmean", _weighted_mean),
-    ("pooling_mode_lasttoken", "lasttoken", _last),
+    ("pooling_mode_lasttoken", "lasttoken", last_state),
 )
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": torch.nn.Tanh,
@@ -114,7 +117,7 @@ def read_modules(directory: Path) -> Modules:
 
 
 def _from_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Modules:
-    poolings: Sequence[Callable[[Tensor, Tensor], Tensor]] = [_mean]
+    poolings: Sequence[Callable[[Tensor, Tensor], Tensor]] = [mean_state]
     pools_prompt, normalizes = True, False
     dense = []
     for place, row in enumerate(rows):

@@ -159,9 +159,17 @@ def _word_pieces(entries: Entries, special: frozenset[int]) -> Built:
     name = entries.tokens[unknown] if unknown is not None else "[UNK]"
     if unknown is not None:
         vocabulary[name] = unknown
+    elif name in entries.tokens:
+        vocabulary[name] = entries.tokens.index(name)
     model = models.WordPiece(vocabulary, unk_token=name)
     backend = Backend(model)
-    backend.normalizer = normalizers.BertNormalizer()
+    lowers = entries.flag("normalizer.lowercase", default=True)
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lowers,
+        strip_accents=entries.flag(
+            "normalizer.strip_accents", default=entries.flag("strip_accents", default=lowers)
+        ),
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return partial(_ids, backend), lambda text, _: text.replace(SPACE, " ").encode(), True
 

@@ -1,0 +1,313 @@
+"""Encoders in GGUF files: the vectors that transformers makes of the model they are made of.
+
+Names of tensors and keys are those of the ``gguf`` package, llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from blazr.core.errors import CheckpointError
+from blazr.llm.describe import describe_model
+from blazr.llm.llm import LLM
+from blazr.models.checkpoint.open import ModelFiles
+from blazr.nn.device import resolve_device
+from blazr.pipelines.encoders.classifier import Classifier
+from blazr.pipelines.encoders.embedder import Embedder
+from blazr.pipelines.encoders.encoder import Encoder, Gathered
+from blazr.pipelines.encoders.gguf_architectures import ENCODERS
+from blazr.pipelines.encoders.request import Cut, ReadRequest
+from blazr.pipelines.kinds import CLASSIFICATION, RERANKING, kind_of
+from tests.support import encoder_ggufs, ggufs
+from tests.support.encoder_ggufs import Model, save_embedding_model, save_ranking_model
+from tests.support.encoder_models import NEEDS_TRANSFORMERS
+
+gguf = pytest.importorskip("gguf", reason="names and keys are llama.cpp's")
+pytestmark = NEEDS_TRANSFORMERS
+TEXTS = ("a cat", "the quick brown fox jumps.", "", "own " * 12, "Don't  bark at  the moon")
+PAIRS = (("a cat", "the cat sat."), ("the quick brown fox", "own"), ("x", "y z " * 6))
+EXACT = 2e-6  # two runs of one network, whose batches may differ
+# By the architecture, and whose model it is where there are several: the library's type, how it
+# pools, and its vocabulary.
+CASES = {
+    "bert": ("bert", "cls_token", "word pieces"),
+    "bert, XLM-R": ("xlm-roberta", "cls_token", "unigrams"),
+    "bert, RoBERTa": ("roberta", "mean_tokens", "RoBERTa"),
+    "nomic-bert": ("nomic_bert", "mean_tokens", "word pieces"),
+    "jina-bert-v3": ("jina_embeddings_v3", "mean_tokens", "unigrams"),
+    "gemma-embedding": ("gemma3", "mean_tokens", "sentence pieces"),
+    "modern-bert": ("modernbert", "cls_token", "ModernBERT"),
+    "eurobert": ("eurobert", "lasttoken", "RoBERTa"),
+}
+RANKING = {
+    "bert": ("xlm-roberta", "unigrams"),
+    "modern-bert": ("modernbert", "ModernBERT"),
+}
+
+
+def embedding_model(case: str, folder: Path) -> Model:
+    return save_embedding_model(folder, case.split(",")[0], *CASES[case])
+
+
+def ranking_model(architecture: str, folder: Path, *, num_labels: int = 1, **more: object) -> Model:
+    return save_ranking_model(
+        folder, architecture, *RANKING[architecture], num_labels=num_labels, **more
+    )
+
+
+def load(path: Path) -> Encoder:
+    kind = kind_of(path)
+    assert kind is not None
+    found = kind.load(ModelFiles("encoder", path), device=resolve_device("cpu"), dtype="auto")
+    assert isinstance(found, Encoder)
+    return found
+
+
+def read(path: Path, *texts: Any, **more: Any) -> np.ndarray:
+    encoder = load(path)
+    found = Gathered(len(texts))
+    encoder.read_texts(ReadRequest(texts=texts, **more), found)
+    encoder.close()
+    return found.values
+
+
+@pytest.fixture(scope="module", params=CASES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return embedding_model(request.param, tmp_path_factory.mktemp("models") / "folder")
+
+
+@pytest.fixture(scope="module")
+def file(model: Model) -> Path:
+    return model.write(model.folder.parent / "m.gguf")
+
+
+@pytest.fixture(scope="module")
+def both(model: Model, file: Path) -> Iterator[tuple[Encoder, Encoder]]:
+    """The folder's encoder, and the file's."""
+    found = load(model.folder), load(file)
+    yield found
+    for each in found:
+        each.close()
+
+
+def test_every_architecture_is_here() -> None:
+    assert {case.split(",")[0] for case in CASES} == set(ENCODERS)
+    assert set(RANKING) == {name for name, row in ENCODERS.items() if row.head}
+
+
+def test_the_same_vectors_as_of_the_folder(model: Model, file: Path) -> None:
+    expected = read(model.folder, *TEXTS)
+    found = read(file, *TEXTS)
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+    np.testing.assert_allclose(read(file, TEXTS[1])[0], expected[1], atol=1e-5)
+    assert np.abs(expected[0] - expected[1]).max() > 0.01
+
+
+def test_the_same_tokens_as_by_the_library(both: tuple[Encoder, Encoder]) -> None:
+    theirs, ours = (each.tokenizer for each in both)
+    for texts in [(each,) for each in TEXTS] + list(PAIRS):
+        wanted = theirs(*texts)
+        assert ours(*texts)["input_ids"] == wanted["input_ids"], texts
+        if len(texts) == 2 and "token_type_ids" in wanted:
+            assert ours(*texts)["token_type_ids"] == wanted["token_type_ids"]
+        for side in ("left", "right"):
+            for most in (6, 7, 9, 12, 40):
+                theirs.truncation_side = ours.truncation_side = side
+                cut = {"truncation": True, "max_length": most}
+                expected = theirs(*texts, **cut)["input_ids"]
+                assert ours(*texts, **cut)["input_ids"] == expected, (texts, side, most)
+
+
+def test_the_longest_text_is_that_of_the_folder(both: tuple[Encoder, Encoder]) -> None:
+    theirs, ours = (each.network.config.max_position_embeddings for each in both)
+    shift = 1 if both[0].network.config.model_type in {"roberta", "xlm-roberta"} else 0
+    assert both[1].max_tokens == ours == theirs - shift
+
+
+def test_info_describes_a_file(model: Model, file: Path) -> None:
+    report = describe_model(str(file))
+    assert (report["family"], report["dtype"]) == (model.architecture, "float32")
+    assert report["parameters"] == {"total": sum(each.numel() for each in model.tensors.values())}
+    config, vocabulary = report["config"], report["vocabulary"]
+    assert isinstance(config, dict)
+    assert isinstance(vocabulary, dict)
+    assert config["capabilities"] == ["embedding", "reranking"]
+    assert vocabulary["name"] == model.metadata["tokenizer.ggml.model"]
+
+
+def test_it_is_no_language_model(file: Path) -> None:
+    with pytest.raises(CheckpointError, match="no language model") as caught:
+        LLM(str(file))
+    assert "/v1/embeddings" in str(caught.value)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_packed_weights_are_the_numbers_they_stand_for(
+    kind: str, model: Model, tmp_path: Path
+) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    packed: dict[str, Tensor | ggufs.Blocks] = dict(model.tensors)
+    plain = dict(model.tensors)
+    for name, tensor in model.tensors.items():
+        block, _ = gguf.GGML_QUANT_SIZES[number]
+        if tensor.dim() == 2 and tensor.shape[1] % block == 0:
+            blocks = packed[name] = encoder_ggufs.quantized(tensor, kind)
+            plain[name] = torch.from_numpy(np.array(gguf.dequantize(blocks[2].numpy(), number)))
+    assert any(packed[name] is not model.tensors[name] for name in packed)
+    found = read(model.write(tmp_path / "packed.gguf", packed), *TEXTS)
+    expected = read(model.write(tmp_path / "plain.gguf", plain), *TEXTS)
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return embedding_model("bert", tmp_path_factory.mktemp("models") / "folder")
+
+
+@pytest.mark.parametrize("pooling", [None, 0, 1, 2, 3])
+def test_a_file_says_how_it_pools(pooling: int | None, bert: Model, tmp_path: Path) -> None:
+    path = bert.write(tmp_path / "m.gguf", pooling_type=pooling)
+    encoder = load(path)
+    assert isinstance(encoder, Embedder)
+    row = encoder.tokenizer(TEXTS[1])
+    with torch.inference_mode():
+        inputs = {name: torch.tensor([each]) for name, each in row.items()}
+        states = encoder.network(**inputs).last_hidden_state[0]
+    vector = {2: states[0], 3: states[-1]}.get(pooling or 1, states.mean(0))
+    for name in ("dense_2.weight", "dense_3.weight"):
+        vector = bert.tensors[name] @ vector
+    found = read(path, TEXTS[1])[0]
+    np.testing.assert_allclose(found, vector / vector.norm(), atol=1e-5)
+    encoder.close()
+
+
+def test_without_dense_layers_vectors_are_the_states(bert: Model, tmp_path: Path) -> None:
+    tensors = {k: each for k, each in bert.tensors.items() if not k.startswith("dense_")}
+    assert read(bert.write(tmp_path / "m.gguf", tensors), "a cat").shape == (1, 16)
+
+
+def test_queries_keys_and_values_may_be_one_matrix(bert: Model, tmp_path: Path) -> None:
+    tensors = dict(bert.tensors)
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"blk.{layer}.attn_{each}.{kind}") for each in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = torch.cat(parts)
+    expected = read(bert.write(tmp_path / "m.gguf"), *TEXTS)
+    found = read(bert.write(tmp_path / "one.gguf", tensors), *TEXTS)
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+
+
+def test_capitals_count_where_the_file_says_so(bert: Model, tmp_path: Path) -> None:
+    path = bert.write(tmp_path / "m.gguf")
+    cased = bert.write(tmp_path / "cased.gguf", **{"tokenizer.ggml.normalizer.lowercase": False})
+    np.testing.assert_array_equal(read(path, "A cat"), read(path, "a cat"))
+    assert np.abs(read(cased, "A cat") - read(cased, "a cat")).max() > 1e-3
+    np.testing.assert_allclose(read(cased, "a cat"), read(path, "a cat"), atol=EXACT)
+
+
+def test_embedding_gemma_of_ollama(tmp_path: Path) -> None:
+    gemma = embedding_model("gemma-embedding", tmp_path / "folder")
+    theirs = {
+        k.replace("dense_2.", "dense.0.").replace("dense_3.", "dense.1."): each
+        for k, each in gemma.tensors.items()
+    }
+    names = {
+        "rope.freq_base": "rope.global.freq_base",
+        "rope.freq_base_swa": "rope.local.freq_base",
+    }
+    metadata: dict[str, object] = {}
+    for key, value in gemma.metadata.items():
+        own = key.removeprefix("gemma-embedding.")
+        metadata[key if own == key else f"gemma3.{names.get(own, own)}"] = value
+    metadata["general.architecture"] = "gemma3"
+    path = ggufs.write(tmp_path / "m.gguf", theirs, metadata)
+    np.testing.assert_allclose(read(path, *TEXTS), read(gemma.folder, *TEXTS), atol=EXACT)
+    del metadata["gemma3.pooling_type"]
+    assert kind_of(ggufs.write(tmp_path / "text.gguf", theirs, metadata)) is None
+
+
+@pytest.mark.parametrize("architecture", RANKING)
+def test_cross_encoders_score_as_the_folder_does(architecture: str, tmp_path: Path) -> None:
+    model = ranking_model(architecture, tmp_path / "folder")
+    path = model.write(tmp_path / "m.gguf", **{"classifier.pooling_type": 2})
+    theirs, ours = load(model.folder), load(path)
+    assert isinstance(theirs, Classifier)
+    assert isinstance(ours, Classifier)
+    assert ours.info.capabilities == (RERANKING, CLASSIFICATION)
+    expected, found = read(model.folder, *PAIRS), read(path, *PAIRS)
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+    assert ours.scores(found) == pytest.approx(theirs.scores(expected), abs=EXACT)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-4
+    theirs.close(), ours.close()
+
+
+def test_modern_bert_s_head_pools_as_the_file_says(tmp_path: Path) -> None:
+    model = ranking_model("modern-bert", tmp_path / "folder", classifier_pooling="mean")
+    expected = read(model.folder, *PAIRS)
+    for said in (1, None):
+        path = model.write(tmp_path / "m.gguf", **{"classifier.pooling_type": said})
+        np.testing.assert_allclose(read(path, *PAIRS), expected, atol=EXACT)
+
+
+def test_labels_are_the_file_s(tmp_path: Path) -> None:
+    model = ranking_model("bert", tmp_path / "folder", num_labels=3)
+    path = model.write(tmp_path / "m.gguf")
+    encoder = load(path)
+    assert isinstance(encoder, Classifier)
+    assert encoder.info.capabilities == (CLASSIFICATION,)
+    assert encoder.labels == ["label 0", "label 1", "label 2"]
+    np.testing.assert_allclose(read(path, *TEXTS), read(model.folder, *TEXTS), atol=EXACT)
+    encoder.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"pooling_type": 4}, "pooling_type"),
+        ({"pooling_type": "mean"}, "pooling_type"),
+        ({"block_count": 1000}, "block_count"),
+        ({"block_count": None}, "block_count"),
+        ({"attention.head_count": 0}, "head_count"),
+        ({"attention.layer_norm_epsilon": -1.0}, "epsilon"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "stretched"),
+        ({"tokenizer.ggml.model": "unheard"}, "tokenizer"),
+        ({"tokenizer.ggml.model": "none"}, "tokenizer"),
+    ],
+)
+def test_metadata_that_are_not_understood(
+    changes: dict[str, object], told: str, bert: Model, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        load(bert.write(tmp_path / "m.gguf", **changes))
+
+
+def test_tensors_that_are_missing_or_too_many(bert: Model, tmp_path: Path) -> None:
+    missing = {k: each for k, each in bert.tensors.items() if k != "blk.1.attn_k.weight"}
+    more = {**bert.tensors, "blk.1.attn_sinks.weight": torch.zeros(2)}
+    other = {**bert.tensors, "blk.1.attn_k.weight": torch.zeros(16, 8)}
+    for tensors, told in ((missing, "missing"), (more, "attn_sinks"), (other, "shape")):
+        with pytest.raises(CheckpointError, match=told):
+            load(bert.write(tmp_path / "m.gguf", tensors))
+
+
+def test_scores_of_a_file_without_bert_s_pooler_are_refused(tmp_path: Path) -> None:
+    model = ranking_model("bert", tmp_path / "folder")
+    tensors = {
+        k: each for k, each in model.tensors.items() if not k.startswith("cls.") or "output" in k
+    }
+    with pytest.raises(CheckpointError, match="pooler"):
+        load(model.write(tmp_path / "m.gguf", tensors))
+
+
+def test_texts_that_are_too_long(bert: Model, tmp_path: Path) -> None:
+    path = bert.write(tmp_path / "m.gguf")
+    cut = read(path, "a " * 100, cut=Cut())
+    np.testing.assert_allclose(cut, read(path, "a " * 62), atol=EXACT)
