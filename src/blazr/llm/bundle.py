@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import ShapeError
+from blazr.engine.request import Pooling
 from blazr.text.chat_template import ChatTemplate
 from blazr.text.stream import ReplyFormat
 from blazr.text.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from blazr.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from blazr.engine.ranks.processes import RankProcesses
     from blazr.llm.options import LoadOptions
+    from blazr.llm.rank_head import RankHead
     from blazr.models.loading.load import LoadedModel
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
@@ -37,6 +39,8 @@ class ModelInfo:
         is_unbounded: Whether it reads prompts of any length (no attention in it).
         is_recurrent: Whether a layer of it has a state, so that not every prefix can be resumed.
         sampling: Its own sampling defaults, by the names of `SamplingParams`.
+        pooling: How it makes a vector of a text, unless a request says otherwise.
+        ends_vectors: Whether the end-of-text token stands behind a text that becomes a vector.
     """
 
     name: str
@@ -51,6 +55,8 @@ class ModelInfo:
     is_unbounded: bool = False
     is_recurrent: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict)
+    pooling: Pooling = "mean"
+    ends_vectors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,7 @@ class ModelBundle:
         media_encoder: Reads images or sounds; None where the model reads text alone.
         processes: The other ranks, where the network is the first one's part.
         draft_model: What drafts for it, where a model does.
+        rank_head: How it scores documents, where it was made for that.
     """
 
     weights: LoadedModel | FallbackModel
@@ -82,6 +89,7 @@ class ModelBundle:
     media_encoder: MediaEncoder | None = None
     processes: RankProcesses | None = None
     draft_model: LoadedModel | None = None
+    rank_head: RankHead | None = None
 
     def offload(self) -> None:
         """Move the weights to the CPU's memory, until an engine is started again."""

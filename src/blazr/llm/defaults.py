@@ -1,4 +1,4 @@
-"""A model's own sampling defaults: generation_config.json, or a GGUF file's metadata."""
+"""A model's own defaults: generation_config.json, or a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from blazr.core.gguf_header import read_gguf_header
+from blazr.core.gguf_header import ARCHITECTURE_KEY, read_gguf_header
+from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import MODEL_DEFAULTS, RANGES
 from blazr.text.sidecars import read_json
 
@@ -21,6 +22,9 @@ _GGUF_NAMES = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+# llama.cpp's numbers; what ranks looks at the last token, too.
+_NONE = 0
+_POOLINGS: Mapping[int, Pooling] = {1: "mean", 3: "last", 4: "last"}
 _RANGES = {name: (low, high) for name, low, high in RANGES}
 
 
@@ -68,6 +72,23 @@ def sampling_defaults_at(path: Path) -> dict[str, float]:
         with path.open("rb") as stream:
             return sampling_defaults(None, read_gguf_header(stream).metadata)
     return sampling_defaults(path if path.is_dir() else path.parent)
+
+
+def own_pooling(metadata: Mapping[str, object]) -> tuple[Pooling, bool]:
+    """How a GGUF model makes vectors, and whether the end-of-text token stands behind a text then.
+
+    The mean where the file does not say.
+
+    Args:
+        metadata: The file's; empty for other files.
+    """
+    number = metadata.get(f"{metadata.get(ARCHITECTURE_KEY)}.pooling_type", _NONE)
+    if number == _NONE:
+        return "mean", False
+    found = _POOLINGS.get(number) if type(number) is int else None
+    if found is None:
+        _log.warning("the model's own pooling_type is ignored: %s", repr(number)[:50])
+    return found or "mean", metadata.get("tokenizer.ggml.add_eos_token") is True
 
 
 def _is_in_range(name: str, value: object) -> bool:

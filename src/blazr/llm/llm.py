@@ -188,16 +188,21 @@ class LLM(LanguageModel):
         return found if is_batch else found[0]
 
     def embed(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Embedding]:
-        """Return each prompt as a vector of length 1: the mean of its hidden states."""
-        return embeddings(fold(self.events(embedding_requests(as_prompts(prompts)))))
+        """Return each prompt as a vector of length 1.
+
+        That is the mean of its hidden states, or the last one where a GGUF file says so.
+        """
+        return embeddings(fold(self._pooled(as_prompts(prompts))))
 
     encode = embed
 
     def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[Score]:
         """Return how well pairs of texts fit each other: one with many, or many with as many."""
         pairs = pairs_of(text_1, text_2)
-        vectors = unit_vectors(fold(self.events(embedding_requests(distinct(pairs)))))
-        return score_pairs(pairs, vectors)
+        return score_pairs(pairs, unit_vectors(fold(self._pooled(distinct(pairs)))))
+
+    def _pooled(self, prompts: Sequence[Prompt]) -> Iterator[Event]:
+        return self.events(embedding_requests(prompts, self.core.info.pooling))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters that the model came with, or blazr's own."""

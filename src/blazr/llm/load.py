@@ -12,10 +12,11 @@ from blazr.core.errors import ConfigError, RequestError, UnknownFamilyError
 from blazr.engine.speculation import parse_spec
 from blazr.llm.adapters import parse_adapters
 from blazr.llm.bundle import ModelBundle, ModelInfo
-from blazr.llm.defaults import sampling_defaults
+from blazr.llm.defaults import own_pooling, sampling_defaults
 from blazr.llm.draft_model import check_same_tokens
 from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.options import LoadOptions
+from blazr.llm.rank_head import read_rank_head
 from blazr.llm.text_engine import PLAIN, TextEngine
 from blazr.pipelines.kinds import check_gguf_language_model, kind_of
 from blazr.text import sidecars
@@ -220,6 +221,7 @@ def _bundle(
             load_media_encoder(loaded, tokenizer, options.mmproj) if processes is None else None
         ),
         processes=processes,
+        rank_head=read_rank_head(loaded),
     )
     thinking = reply_format.reasoning
     tool_calls = reply_format.tool_format
@@ -341,6 +343,7 @@ def _model_info(
 
     weights = list(stored_weights(loaded.module))
     directory = loaded.directory
+    pooling, ends_vectors = own_pooling(_gguf_of(loaded))
     return ModelInfo(
         name=loaded.name,
         family=loaded.family,
@@ -355,6 +358,8 @@ def _model_info(
         is_unbounded=isinstance(loaded, LoadedModel) and loaded.is_unbounded,
         is_recurrent=isinstance(loaded, LoadedModel) and loaded.is_recurrent,
         sampling=sampling_defaults(directory, _gguf_of(loaded)),
+        pooling=pooling,
+        ends_vectors=ends_vectors,
     )
 
 

@@ -243,7 +243,10 @@ class TextEngine:
         if truncation is None or not request.cuts_tokens:
             return ids
         most = self._room(request) if truncation.most is None else truncation.most
-        return ids[max(len(ids) - most, 0) :] if truncation.drops == "left" else ids[:most]
+        end = self._vector_end(request)
+        text, most = ids[: len(ids) - len(end)], max(most - len(end), 0)
+        kept = text[max(len(text) - most, 0) :] if truncation.drops == "left" else text[:most]
+        return [*kept, *end]
 
     def _stop_ids(self, request: GenerationRequest, reply_format: ReplyFormat) -> frozenset[int]:
         """The ids that end the reply to a request: of a chat, those of its turns and calls, too."""
@@ -278,8 +281,14 @@ class TextEngine:
         ids = self.tokenizer.encode(prompt)
         bos_id = self.tokenizer.bos_id
         if request.add_special_tokens and self.info.adds_bos and bos_id is not None:
-            return [bos_id, *ids]
-        return ids
+            ids = [bos_id, *ids]
+        return [*ids, *self._vector_end(request)]
+
+    def _vector_end(self, request: GenerationRequest) -> Sequence[int]:
+        """What stands behind a text that becomes a vector: the end-of-text token, or nothing."""
+        is_text = request.pooling is not None and isinstance(request.prompt, str)
+        wanted = is_text and self.info.ends_vectors and request.add_special_tokens
+        return self.tokenizer.eos_ids[:1] if wanted else ()
 
     def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, as the template renders it and replies in it were written."""

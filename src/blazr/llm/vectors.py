@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blazr.core.errors import RequestError
+from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt
 from blazr.llm.results import Completion, Embedding, Score
@@ -33,9 +34,9 @@ def unit_vectors(
     return unit(first_numbers(vectors, dimensions))
 
 
-def embedding_requests(prompts: Sequence[Prompt]) -> list[GenerationRequest]:
-    """Return requests for one vector of each prompt: the mean of its hidden states."""
-    return [GenerationRequest(prompt=each, params=ONLY_READ, pooling="mean") for each in prompts]
+def embedding_requests(prompts: Sequence[Prompt], pooling: Pooling) -> list[GenerationRequest]:
+    """Return requests for one vector of each prompt, pooled in this way."""
+    return [GenerationRequest(prompt=each, params=ONLY_READ, pooling=pooling) for each in prompts]
 
 
 def embeddings(completions: Sequence[Completion]) -> list[Embedding]:

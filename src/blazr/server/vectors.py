@@ -44,7 +44,7 @@ async def embed_inputs(
     Args:
         call: Who asks.
         inputs: B texts, or a language model's tokens.
-        pooling: How a language model makes a vector; None is the mean.
+        pooling: How a language model makes a vector; None is its own way, mostly the mean.
         truncation: What becomes of inputs that are too long; None refuses them.
         dimensions: Keep this many numbers of each; None keeps all C.
         prompt_name: Which of an encoder's prompts stands before each.
@@ -73,7 +73,7 @@ async def embed_inputs(
         GenerationRequest(
             prompt=each,
             params=ONLY_READ,
-            pooling=pooling or "mean",
+            pooling=pooling or call.llm.core.info.pooling,
             truncation=truncation,
             **common,
         )

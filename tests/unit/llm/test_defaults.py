@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.defaults import sampling_defaults, sampling_defaults_at
+from blazr.llm.defaults import own_pooling, sampling_defaults, sampling_defaults_at
 from blazr.llm.generation import GenerationRequest
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
@@ -95,3 +95,20 @@ def test_a_chat_goes_on_to_the_end_of_the_context(params: SamplingParams, most: 
     messages = [Message(role="user", content="a")]
     assert GenerationRequest(messages=messages, params=params).params.max_tokens == most
     assert GenerationRequest(prompt="a").params.max_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("number", "pooling"),
+    [
+        *[(0, "mean"), (1, "mean"), (3, "last"), (4, "last"), (2, "mean"), (99, "mean")],
+        *[("x", "mean"), ([1], "mean"), (memoryview(b"ab").cast("H"), "mean"), (True, "mean")],
+    ],
+)
+def test_a_gguf_file_says_how_it_pools(number: object, pooling: str) -> None:
+    metadata = {
+        "general.architecture": "qwen3",
+        "qwen3.pooling_type": number,
+        "tokenizer.ggml.add_eos_token": True,
+    }
+    assert own_pooling(metadata) == (pooling, number != 0)
+    assert own_pooling({}) == ("mean", False)

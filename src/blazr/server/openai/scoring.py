@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
@@ -20,11 +21,13 @@ from blazr.server.models import ServedPipeline
 from blazr.server.openai.labels import MAX_LABELS, LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage, Name
 from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
+from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
 from blazr.text.messages import Message
 
 if TYPE_CHECKING:
+    from blazr.llm.rank_head import RankHead
     from blazr.pipelines.encoders.classifier import Classifier
 
 _INSTRUCTION = "Given a query, retrieve passages that answer it."
@@ -208,7 +211,7 @@ async def _compare(
             logits, usage = await read_texts(call, classifier, pairs, truncation)
             return classifier.scores(logits), _usage(usage)
         method = "embedding"
-    if (method or default) == "embedding":
+    if (method or _default(call, default)) == "embedding":
         found, usage = await _cosines(call, pairs, truncation, many=many)
         return found, _usage(usage)
     if truncation is not None:
@@ -219,6 +222,9 @@ async def _compare(
         )
     if len(pairs) > _MAX_JUDGED:
         raise too_many(pairs, _MAX_JUDGED, "pairs to judge", param=many)
+    head = _rank_head(call)
+    if head is not None and call.body.instruction is None:
+        return await _ranked(call, pairs, head)
     wanted = call.body.instruction or _INSTRUCTION
     questions = [
         LabelQuestion(
@@ -235,6 +241,27 @@ async def _compare(
     ]
     probabilities, usage = await label_probabilities(call, questions, param=many)
     return [yes for yes, _ in probabilities], _usage(usage)
+
+
+def _rank_head(call: Call[ScoreBody] | Call[RerankBody]) -> RankHead | None:
+    """How a language model scores documents, where it was made for that."""
+    bundle = call.llm.core.bundle
+    return None if bundle is None else bundle.rank_head
+
+
+def _default(call: Call[ScoreBody] | Call[RerankBody], default: Method) -> Method:
+    return default if _rank_head(call) is None else "labels"
+
+
+async def _ranked(
+    call: Call[ScoreBody] | Call[RerankBody], pairs: Sequence[tuple[str, str]], head: RankHead
+) -> tuple[list[float], ComparisonUsage]:
+    """A score for each pair by a model that was made to rank, and what they cost."""
+    common = call.scheduling()
+    requests = head.requests(pairs, call.llm.core.tokenizer)
+    run = await Run.start(call, [replace(each, **common) for each in requests])
+    completions, usage = await run.result()
+    return [head.score(each.embedding or ()) for each in completions], _usage(usage)
 
 
 async def _cosines(

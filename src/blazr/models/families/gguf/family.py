@@ -53,8 +53,9 @@ _SCORINGS: Mapping[int, Scoring] = {
 }
 # What llama.cpp's converter divides the frequencies of channels by that stand still.
 _STILL = 1e30
-# Parts that see, hear, or predict further tokens, in files that Ollama has converted.
-_OTHER_PARTS = ("v.", "a.", "mm.", "mtp.")
+# Parts that see, hear, or predict further tokens, in files that Ollama has converted; and what
+# scores documents, which is no part of the network.
+_OTHER_PARTS = ("v.", "a.", "mm.", "mtp.", "cls.output.")
 
 
 def _derive(checkpoint: Checkpoint) -> Derivation:
