@@ -28,6 +28,7 @@ from blazr.pipelines.kinds import CLASSIFICATION, RERANKING, kind_of
 from tests.support import encoder_ggufs, ggufs
 from tests.support.encoder_ggufs import Model, save_embedding_model, save_ranking_model
 from tests.support.encoder_models import NEEDS_TRANSFORMERS
+from tests.support.plain_bert import INNER_SIZE, NUM_CHOSEN, NUM_LAYERS, PlainBert, random_tensors
 
 gguf = pytest.importorskip("gguf", reason="names and keys are llama.cpp's")
 pytestmark = NEEDS_TRANSFORMERS
@@ -45,6 +46,14 @@ CASES = {
     "gemma-embedding": ("gemma3", "mean_tokens", "sentence pieces"),
     "modern-bert": ("modernbert", "cls_token", "ModernBERT"),
     "eurobert": ("eurobert", "lasttoken", "RoBERTa"),
+}
+# Those that the library has no network of, by what is odd about them.
+OURS: dict[str, dict[str, Any]] = {
+    "jina-bert-v2": {"heads": 2},
+    "jina-bert-v2, gates apart": {"heads": 4, "gate": True},
+    "jina-bert-v2, code": {"heads": 4, "norms": True},
+    "jina-bert-v2, three heads": {"heads": 3},
+    "nomic-bert-moe": {"heads": 2, "experts": 4},
 }
 RANKING = {
     "bert": ("xlm-roberta", "unigrams"),
@@ -98,7 +107,9 @@ def both(model: Model, file: Path) -> Iterator[tuple[Encoder, Encoder]]:
 
 
 def test_every_architecture_is_here() -> None:
-    assert {case.split(",")[0] for case in CASES} == set(ENCODERS)
+    theirs = {name for name, row in ENCODERS.items() if not row.is_ours}
+    assert {case.split(",")[0] for case in CASES} == theirs
+    assert {case.split(",")[0] for case in OURS} == ENCODERS.keys() - theirs
     assert set(RANKING) == {name for name, row in ENCODERS.items() if row.head}
 
 
@@ -311,3 +322,39 @@ def test_texts_that_are_too_long(bert: Model, tmp_path: Path) -> None:
     path = bert.write(tmp_path / "m.gguf")
     cut = read(path, "a " * 100, cut=Cut())
     np.testing.assert_allclose(cut, read(path, "a " * 62), atol=EXACT)
+
+
+def test_a_network_of_ours_without_experts_is_jina_s_third(tmp_path: Path) -> None:
+    model = embedding_model("jina-bert-v3", tmp_path / "folder")
+    metadata = {k.replace("jina-bert-v3", "nomic-bert-moe"): v for k, v in model.metadata.items()}
+    metadata |= {"general.architecture": "nomic-bert-moe", "nomic-bert-moe.expert_used_count": 2}
+    path = ggufs.write(tmp_path / "m.gguf", model.tensors, metadata)
+    np.testing.assert_allclose(read(path, *TEXTS), read(model.folder, *TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_path: Path) -> None:
+    architecture, how = case.split(",")[0], OURS[case]
+    tensors = random_tensors(architecture, **how)
+    vocabulary = encoder_ggufs.word_pieces()
+    own = {
+        "block_count": NUM_LAYERS,
+        "context_length": 64,
+        "feed_forward_length": INNER_SIZE,
+        "attention.head_count": how["heads"],
+        "attention.layer_norm_epsilon": 1e-12,
+        "pooling_type": 1,
+        "expert_used_count": NUM_CHOSEN,
+    }
+    metadata = {f"{architecture}.{key}": each for key, each in own.items()}
+    metadata |= {"general.architecture": architecture, **vocabulary.metadata}
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata)
+    plain = PlainBert(tensors, how["heads"], rotates=architecture != "jina-bert-v2")
+    expected = []
+    for text in TEXTS:
+        vector = plain.states(vocabulary.tokenizer(text)["input_ids"]).mean(0)
+        expected.append(vector / vector.norm())
+    np.testing.assert_allclose(read(path, *TEXTS), torch.stack(expected), atol=2e-5)
+    del tensors["blk.1.attn_output.weight"]
+    with pytest.raises(CheckpointError, match=r"self_attn\.o_proj"):
+        load(ggufs.write(tmp_path / "m.gguf", tensors, metadata))

@@ -10,6 +10,7 @@ from blazr.core.errors import CheckpointError
 from blazr.pipelines.encoders.gguf_architectures import CLS, LAST, MEAN, EncoderFile
 from blazr.pipelines.encoders.gguf_texts import GgufTexts
 from blazr.pipelines.encoders.modules import Modules, first_state, last_state, mean_state
+from blazr.pipelines.encoders.post_norm import PostNormBert, PostNormConfig
 from blazr.pipelines.network import decoded, network_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def gguf_network(
     file = EncoderFile(checkpoint)
     _check_rotation(file)
     values = {**file.common, **file.row.config(file)}
+    if file.row.is_ours:
+        sizes = PostNormConfig.of({**values, "model_type": file.row.model_type})
+        found = PostNormBert(sizes, _tensors(file, "")).eval()
+        return found.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
     has_head = auto.endswith("ForSequenceClassification")
     if has_head:
         values |= _labels(file)

@@ -201,6 +201,14 @@ def _with_rope(file: EncoderFile, theta: float) -> dict[str, object]:
     }
 
 
+def _nomic_moe(file: EncoderFile) -> dict[str, object]:
+    return {
+        **_bert(file),
+        "rope_theta": file.number("rope.freq_base", 10_000.0),
+        "experts_per_token": file.integer("expert_used_count"),
+    }
+
+
 def _modern_bert(file: EncoderFile) -> dict[str, object]:
     # as llama.cpp has it where a file of its earlier converters does not say
     pooling = file.integer("classifier.pooling_type", MEAN)
@@ -256,12 +264,14 @@ class GgufEncoder:
     Names are without what follows the last dot, and with a star for the number of a layer.
 
     Args:
-        model_type: What the library calls such a model.
+        model_type: What the library calls such a model; one that it has not has a network of ours,
+            ``PostNormBert``.
         config: The library's config, besides what all networks have.
         names: The library's names of the file's tensors; several where it has parts of one, the
             rows of which they share evenly.
         head: The same for what makes labels of a vector.
         zero_centered: Whether the library adds 1 to the weights of norms, and so has the converter.
+        is_ours: Whether the network is ours.
     """
 
     model_type: str
@@ -269,6 +279,7 @@ class GgufEncoder:
     names: Mapping[str, str | tuple[str, ...]]
     head: Mapping[str, str] = field(default_factory=dict)
     zero_centered: bool = False
+    is_ours: bool = False
 
     def names_of(self, name: str) -> tuple[str, ...]:
         """The library's names of a tensor, or of its parts; none where it has no place for it."""
@@ -353,6 +364,30 @@ ENCODERS: Table[GgufEncoder] = Table(
                 "blk.*.ffn_up": "layers.*.mlp.fc1",
                 "blk.*.ffn_down": "layers.*.mlp.fc2",
             },
+        ),
+        "nomic-bert-moe": GgufEncoder(
+            model_type="nomic_bert_moe",
+            config=_nomic_moe,
+            names={
+                **_POST_NORM,
+                **_GATED,
+                "blk.*.ffn_gate_inp": "layers.*.mlp.router",
+                "blk.*.ffn_up_exps": "layers.*.mlp.up_exps",
+                "blk.*.ffn_down_exps": "layers.*.mlp.down_exps",
+            },
+            is_ours=True,
+        ),
+        "jina-bert-v2": GgufEncoder(
+            model_type="jina_bert",
+            config=_bert,
+            names={
+                **_POST_NORM,
+                **_GATED,
+                "blk.*.attn_q_norm": "layers.*.self_attn.q_norm",
+                "blk.*.attn_k_norm": "layers.*.self_attn.k_norm",
+                "blk.*.attn_norm_2": "layers.*.second_layernorm",
+            },
+            is_ours=True,
         ),
         "gemma-embedding": GgufEncoder(
             model_type="gemma3_text",
