@@ -81,7 +81,7 @@ class Pipeline(ABC):
     def load(
         cls, files: ModelFiles, capabilities: tuple[str, ...], *, device: Device, dtype: str
     ) -> Self:
-        """Load a model, from safetensors files alone; code that lies beside them is never run.
+        """Load a model, from safetensors or GGUF alone; code that lies beside is never run.
 
         Args:
             files: Where it lies.
@@ -100,10 +100,10 @@ class Pipeline(ABC):
                 found=f"{' and '.join(missing)} not installed",
                 hint=f"pip install 'blazr[{cls.extra}]'",
             )
-        with loading_errors(
-            f"{files.name} cannot be loaded.",
-            expected=f"a folder that save_pretrained of {cls.backend} has written",
-        ):
+        written = f"a folder that save_pretrained of {cls.backend} has written"
+        if files.path.suffix == ".gguf":
+            written = "a file that llama.cpp's converter has written"
+        with loading_errors(f"{files.name} cannot be loaded.", expected=written):
             return cls.read(files, capabilities, device=device, dtype=dtype)
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blazr.core.errors import CheckpointError
+
 _STEEPEST = 8.0  # ALiBi's slopes go down from 2 to the power of -8 / H
 
 
@@ -67,7 +69,14 @@ class _Weights:
         return f"{self._prefix}{name}.weight" in self._tensors
 
     def parameter(self, name: str) -> nn.Parameter:
-        return nn.Parameter(self._tensors[f"{self._prefix}{name}.weight"], requires_grad=False)
+        found = self._tensors.get(f"{self._prefix}{name}.weight")
+        if found is None:
+            raise CheckpointError(
+                "a tensor of the encoder is missing.",
+                found=f"no {self._prefix}{name}.weight",
+                hint="fetch the file again: it is incomplete, or of another model",
+            )
+        return nn.Parameter(found, requires_grad=False)
 
     def _both(self, name: str) -> tuple[nn.Parameter, nn.Parameter | None]:
         bias = self._tensors.get(f"{self._prefix}{name}.bias")
@@ -99,7 +108,7 @@ class PostNormBert(nn.Module):
         tensors: By the names of the library's networks of this form.
 
     Raises:
-        KeyError: One is missing.
+        CheckpointError: One is missing.
     """
 
     def __init__(self, config: PostNormConfig, tensors: Mapping[str, Tensor]) -> None:
