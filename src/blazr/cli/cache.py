@@ -12,6 +12,7 @@ import typer
 from blazr.cli import options
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.core.json_text import dump_json
+from blazr.core.sizes import size_text
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo
@@ -82,7 +83,7 @@ def list_models(
         used = str(row["last_used"])[:10]
         num_bytes = row["bytes"]
         assert isinstance(num_bytes, int)
-        size = _megabytes(num_bytes)
+        size = size_text(num_bytes)
         note = "" if row["has_weights"] else "  (no weights that blazr can read)"
         print(f"{row['name']:<48} {size:>12}  {used}{note}")
 
@@ -121,17 +122,13 @@ def remove(
         commits += found
     plan = cache.delete_revisions(*commits) if cache is not None else None
     assert plan is not None  # nothing is found in no cache
-    size = _megabytes(plan.expected_freed_size)
+    size = size_text(plan.expected_freed_size)
     if not yes and not sys.stdin.isatty():
         raise ConfigError("there is no terminal to confirm on.", hint="confirm with --yes")
     if not yes and not typer.confirm(f"remove {', '.join(models)} ({size})?"):
         raise typer.Exit(1)
     plan.execute()
     print(f"freed {size}")
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def _scan() -> HFCacheInfo | None:

@@ -12,6 +12,7 @@ import typer
 
 from blazr.cli import options
 from blazr.core.json_text import dump_json
+from blazr.core.sizes import size_text
 
 
 def info(  # noqa: PLR0913  (one argument per flag)
@@ -51,7 +52,7 @@ def info(  # noqa: PLR0913  (one argument per flag)
         if as_json:
             print(dump_json(asdict(found), indent=2))
             return
-        print(f"{found.device}: {found.free_bytes / 1e9:.1f} GB free")
+        print(f"{found.device}: {size_text(found.free_bytes)} free")
         if found.bytes_per_token:
             stored = found.dtype if kv_dtype == "auto" else kv_dtype
             print(f"{found.bytes_per_token:,} bytes a token, in {stored}")
@@ -60,7 +61,7 @@ def info(  # noqa: PLR0913  (one argument per flag)
         print(f"{'--quantize':<12} {'weights':>12} {'context':>14}")
         for each in found.choices:
             context = f"{each.context:,}" if each.context else "does not fit"
-            print(f"{each.quantization:<12} {each.weights_bytes / 1e6:>9,.0f} MB {context:>14}")
+            print(f"{each.quantization:<12} {size_text(each.weights_bytes):>12} {context:>14}")
         return
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model

@@ -30,6 +30,7 @@ from blazr.agent.config import read_mcp_config
 from blazr.agent.toolbox import Toolbox
 from blazr.core import garbage
 from blazr.core.errors import BlazrError, CapacityError, ConfigError, EngineError
+from blazr.core.sizes import size_text
 from blazr.llm.adapters import Adapters
 from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
@@ -696,7 +697,7 @@ class Models:
                 _log.info("loading %s", name)
                 opened = await asyncio.to_thread(slot.open)
                 await self._admit(slot, opened)
-            _log.info("%s is loaded, %.1f MiB", name, slot.num_bytes / 2**20)
+            _log.info("%s is loaded, %s", name, size_text(slot.num_bytes, binary=True))
         except HttpError as error:
             failure = error
         except STOPS:
@@ -779,7 +780,8 @@ class Models:
             raise HttpError(
                 500,
                 f"the model {clean(slot.source.name, 100)!r} cannot be loaded: it takes "
-                f"{_mib(slot.num_bytes)}, and --models-memory allows {_mib(self._bound)}.",
+                f"{size_text(slot.num_bytes, binary=True)}, and --models-memory allows "
+                f"{size_text(self._bound, binary=True)}.",
                 param="model",
                 code="model_not_loaded",
             )
@@ -831,7 +833,3 @@ def _unsuited(slot: ModelSlot, capability: str) -> HttpError:
         param="model",
         code="model_not_suited",
     )
-
-
-def _mib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from blazr.core.errors import CapacityError
+from blazr.core.sizes import size_text
 from blazr.engine.cache.manager import CacheShape
 from blazr.engine.cache.storage import CacheLayout
 from blazr.engine.config import EngineConfig, parse_memory
@@ -83,8 +84,8 @@ def _plan(layout: CacheLayout, config: EngineConfig, allowed: int, max_seq_len: 
         running = running // 2
     raise CapacityError(
         "the memory for caches holds not even one sequence.",
-        found=f"{allowed / 2**20:.1f} MiB",
-        expected=f"at least {_bytes_for(layout, 1, 1, 0) / 2**20:.1f} MiB",
+        found=size_text(allowed, binary=True),
+        expected=f"at least {size_text(_bytes_for(layout, 1, 1, 0), binary=True)}",
         hint="raise --memory, or choose a smaller model",
     )
 

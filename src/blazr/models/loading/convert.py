@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
+from blazr.core.sizes import size_text
 from blazr.models.adapters.merge import StoredChange, plan_merge
 from blazr.models.adapters.peft import read_peft
 from blazr.models.checkpoint.base import (
@@ -283,11 +284,12 @@ def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[
 def _check_disk(out: Path, nbytes: int) -> None:
     there = next(each for each in (out, *out.absolute().parents) if each.exists())
     free = shutil.disk_usage(there).free
-    if nbytes + _SPARE_BYTES > free:
+    needed = nbytes + _SPARE_BYTES
+    if needed > free:
         raise CapacityError(
             "the disk is too full.",
-            found=f"{free / 1e9:.1f} GB are free in {there}"[:100],
-            expected=f"{nbytes / 1e9:.1f} GB",
+            found=f"{size_text(free)} are free in {there}"[:100],
+            expected=size_text(needed),
         )
 
 

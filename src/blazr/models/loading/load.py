@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from blazr.core import env
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
+from blazr.core.sizes import size_text
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo
 from blazr.models.families.base import ConfigReader, Derived, value_or
@@ -443,11 +444,11 @@ def _check_room(
     needs = [(size_of(others, is_on_cpu=device.kind == "cpu"), free)]
     if apart:
         needs.append((size_of(apart, is_on_cpu=True), Device("cpu", "").free_bytes()))
-        log.info("%.1f GB of experts stay on the CPU", needs[-1][0] / 1e9)
+        log.info("%s of experts stay on the CPU", size_text(needs[-1][0]))
     for size, room in needs:
         if size > room:
             raise CapacityError(
-                f"the weights need about {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free.",
+                f"the weights need about {size_text(size)}, {size_text(room)} are free.",
                 hint="pack them (--quantize q4_0), choose a smaller model, or free memory; beside a"
                 " GPU, experts can stay on the CPU (--cpu-moe)",
             )

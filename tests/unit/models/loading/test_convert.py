@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -132,9 +134,13 @@ def test_a_directory_gets_no_name_of_a_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
-    monkeypatch.setattr(module, "_SPARE_BYTES", 2**60)
-    with pytest.raises(module.CapacityError):
+    free = shutil.disk_usage(tmp_path)._replace(free=2000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(module.CapacityError) as raised:
         convert(str(source), tmp_path / "b", quantize="q8_0")
+    # with what is left free, and in units that show something of a tiny model
+    assert raised.value.found.startswith("2 kB are free in ")
+    assert re.fullmatch(r"67\.[1-9] MB", raised.value.expected)
     assert not (tmp_path / "b").exists()
 
 
