@@ -287,7 +287,7 @@ def test_two_servers_do_not_share_a_folder_and_a_missing_one_is_named(tmp_path: 
         FileStore(tmp_path, 1000)
     store.close()
     FileStore(tmp_path, 1000).close()
-    with pytest.raises(ConfigError, match="files_dir is missing"), keeping(tmp_path / "none"):
+    with pytest.raises(ConfigError, match="--files-dir is missing"), keeping(tmp_path / "none"):
         pass
     with serving(scripted_core()) as server, client_of(server) as client:
         with pytest.raises(openai.APIStatusError, match="--files-dir") as caught:

@@ -60,15 +60,15 @@ class Limits:
             value = getattr(self, each.name)
             if not 0 < value < inf:
                 raise ConfigError(
-                    f"the limit {each.name!r} cannot be used.",
+                    f"the limit {_flag(each.name)} cannot be used.",
                     found=repr(value),
                     expected="a finite number above 0",
                     hint=f"leave it out for {each.default}",
                 )
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ConfigError(
-                "the limit max_bodies_bytes leaves no room for the longest body.",
-                found=f"{self.max_bodies_bytes:,}, and max_body_bytes is {self.max_body_bytes:,}",
+                "the limit --max-bodies leaves no room for the longest body.",
+                found=f"{self.max_bodies_bytes:,}, and --max-body is {self.max_body_bytes:,}",
                 expected="no less than that",
             )
 
@@ -193,13 +193,13 @@ class ServerConfig(Limits):
         self._check_folders()
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(
-                "the root path is not understood.",
+                "--root-path is not understood.",
                 found=repr(self.root_path)[:100],
                 expected="'/something', without a slash at its end",
             )
         if self.access_log not in {"text", "json", "off"}:
             raise ConfigError(
-                "the form of the access log is unknown.",
+                "the form of --access-log is unknown.",
                 found=repr(self.access_log)[:50],
                 expected="text, json or off",
             )
@@ -208,14 +208,14 @@ class ServerConfig(Limits):
         for name in ("adapter_dir", "weights_dir", "profile_dir", "files_dir"):
             path: Path | None = getattr(self, name)
             if path is not None and not path.is_dir():
-                raise ConfigError(f"the folder {name} is missing.", found=str(path)[:200])
+                raise ConfigError(f"the folder of {_flag(name)} is missing.", found=str(path)[:200])
         if self.files_dir is not None and not os.access(self.files_dir, os.W_OK | os.X_OK):
             raise ConfigError(
-                "the folder for files cannot be written.", found=str(self.files_dir)[:200]
+                "the folder of --files-dir cannot be written.", found=str(self.files_dir)[:200]
             )
         if self.files_dir is None and self.files_disk_bytes != Limits().files_disk_bytes:
             raise ConfigError(
-                "files_disk_bytes limits the files in files_dir, and there is no files_dir.",
+                "--files-disk limits the files in --files-dir, which is not given.",
                 found=f"{self.files_disk_bytes:,} bytes",
                 hint="name a directory: --files-dir DIR",
             )
@@ -240,6 +240,11 @@ class ServerConfig(Limits):
         """Whether pages of an origin may call from a browser."""
         is_listed = origin in self.cors_origins or "*" in self.cors_origins
         return is_listed or re.fullmatch(LOOPBACK_ORIGIN, origin) is not None
+
+
+def _flag(field: str) -> str:
+    """A field as its flag is spelled: without a unit."""
+    return "--" + re.sub("_(bytes|s)$", "", field).replace("_", "-")
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from blazr.cli.model_plans import plan_models, read_settings
 from blazr.cli.options import ServeFlags, flag_names, read_schema, with_flags
 from blazr.cli.serve import read_api_keys, variables
 from blazr.core.errors import ConfigError
+from blazr.server.config import Limits
 
 GROUP = typer.main.get_command(app)
 SERVE = GROUP.get_command(typer.Context(GROUP), "serve")
@@ -109,6 +110,14 @@ def test_the_flag_of_a_wrong_size_is_named(flag: str, text: str) -> None:
     assert (found.found, found.hint) == (repr(text), f"{flag} 100MB")
     assert "share" not in found.expected
     assert settings(*found.hint.split())[flag[2:].replace("-", "_")] == 100 << 20
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
+def test_the_flag_of_a_limit_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match="the limit --") as raised:
+        Limits(**{name: 0})
+    flag = raised.value.message.split()[2]
+    assert [row.opts for row in OPTIONS if flag in row.opts] == [[flag]]
 
 
 def test_several_values_stand_between_commas(

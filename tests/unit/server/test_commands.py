@@ -377,13 +377,13 @@ def test_names_of_adapters_have_a_length(
 
 
 def test_folders_that_are_not_there() -> None:
-    for name in ("weights_dir", "profile_dir"):
-        with pytest.raises(ConfigError, match=f"the folder {name} is missing"):
-            ServerConfig(**{name: Path("/nowhere/at/all")})
+    for name in ("adapter", "weights", "profile", "files"):
+        with pytest.raises(ConfigError, match=f"the folder of --{name}-dir is missing"):
+            ServerConfig(**{f"{name}_dir": Path("/nowhere/at/all")})
 
 
 def test_a_limit_of_files_needs_their_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no files_dir"):
+    with pytest.raises(ConfigError, match="--files-disk limits the files in --files-dir,"):
         ServerConfig(files_disk_bytes=2**20)
     config = ServerConfig(files_disk_bytes=2**20, files_dir=tmp_path)
     # the process in front keeps the files of replicas

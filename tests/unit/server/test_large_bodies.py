@@ -219,7 +219,7 @@ def test_memory_goes_back_after_long_bodies() -> None:
 
 
 def test_the_longest_body_fits_among_all() -> None:
-    with pytest.raises(ConfigError, match="max_bodies_bytes"):
+    with pytest.raises(ConfigError, match="--max-bodies leaves no room"):
         ServerConfig(max_body_bytes=2**30)
 
 
