@@ -173,17 +173,33 @@ def read_settings(file: Path) -> dict[str, object]:
     return {key.replace("-", "_"): value for key, value in found.items()}
 
 
+def _is_fit(flag: TyperOption, value: object) -> bool:
+    """Whether a value of a settings file is of the kind that a flag takes.
+
+    Typer would read true as 1, as Python does, and anything as the text that Python has for it.
+    """
+    values = value if flag.multiple and isinstance(value, list) else [value]
+    return all(
+        isinstance(each, (str, int, float)) and (flag.is_flag or not isinstance(each, bool))
+        for each in values
+    )
+
+
 def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
     """Let a file of settings say what flags and environment do not.
 
     Raises:
-        ConfigError: It holds a key that is no flag.
+        ConfigError: It holds a key that is no flag, or what no flag of that name takes.
     """
     if file is None:
         return None
     found = read_settings(file)
     found.pop(_TABLE, None)
-    flags = {each.name: each for each in ctx.command.params if isinstance(each, TyperOption)}
+    flags = {
+        each.name: each
+        for each in ctx.command.params
+        if isinstance(each, TyperOption) and not each.hidden
+    }
     unknown = sorted(found.keys() - flags.keys() - {None})
     if unknown or "config" in found:
         raise ConfigError(
@@ -192,6 +208,14 @@ def apply_settings(ctx: typer.Context, file: Path | None) -> Path | None:
             expected="flags of blazr serve, without dashes, and [models]",
             hint=_closest(unknown, [name for name in flags if name and name != "config"]),
         )
+    for name, value in found.items():
+        if not _is_fit(flags[name], value):
+            text = msgspec.json.encode(value, enc_hook=str).decode()
+            raise ConfigError(
+                "a value in the settings file is not of its flag's kind.",
+                found=f"{name.replace('_', '-')} = {text}"[:100],
+                expected="true or false" if flags[name].is_flag else "a number or a text",
+            )
     ctx.default_map = {
         name: [value] if flags[name].multiple and isinstance(value, str) else value
         for name, value in found.items()

@@ -67,7 +67,8 @@ def serve(  # noqa: PLR0913  (one argument per flag)
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with one API key per line; # begins a comment.")
     ] = None,
-    as_replica: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    # what the process in front tells its replicas, and neither a variable nor a setting
+    as_replica: Annotated[Path | None, typer.Option(hidden=True, allow_from_autoenv=False)] = None,
     load: options.ServeFlags,
     threads: options.Threads = None,
     verbose: options.Verbose = False,

@@ -24,7 +24,8 @@ from blazr.server.config import Limits
 
 GROUP = typer.main.get_command(app)
 SERVE = GROUP.get_command(typer.Context(GROUP), "serve")
-OPTIONS = [row for row in SERVE.params if isinstance(row, TyperOption) and row.name != "config"]
+SHOWN = [row for row in SERVE.params if isinstance(row, TyperOption) and not row.hidden]
+OPTIONS = [row for row in SHOWN if row.name != "config"]
 # Of flags that are no switches, and take neither a number nor any text.
 SAMPLES = {"access_log": "json"}
 
@@ -76,9 +77,8 @@ def test_every_flag_is_also_a_variable_and_a_setting(
 
 
 def test_every_flag_s_variable_is_declared() -> None:
-    told = [row for row in SERVE.params if isinstance(row, TyperOption) and not row.hidden]
     declared = [row.name for row in variables()]
-    assert {f"BLAZR_{row.name.upper()}" for row in told} <= set(declared)
+    assert {f"BLAZR_{row.name.upper()}" for row in SHOWN} <= set(declared)
     assert not {"BLAZR_AS_REPLICA", "BLAZR_MODEL_ARGUMENT"} & set(declared)
     assert len(declared) == len(set(declared))
 
@@ -204,6 +204,42 @@ def test_a_wrong_file_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("port = true", "a number or a text"),
+        ("request-timeout = true", "a number or a text"),
+        ("host = false", "a number or a text"),
+        ("host = [1]", "a number or a text"),
+        ("cache-dir = 1979-05-27", "a number or a text"),
+        ("api-key = true", "a number or a text"),
+        ("api-key = ['a', true]", "a number or a text"),
+        ("cors-origin = [['a']]", "a number or a text"),
+        ("cpu = []", "true or false"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(line: str, expected: str, tmp_path: Path) -> None:
+    """Python takes true for 1, and has a text for anything."""
+    file = tmp_path / "blazr.toml"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match="not of its flag's kind") as raised:
+        settings("--config", str(file))
+    key = line.partition(" ")[0]
+    assert raised.value.found.startswith(f"{key} = ")
+    assert raised.value.expected == expected
+
+
+def test_what_only_replicas_are_told_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BLAZR_AS_REPLICA", "foo")
+    assert settings()["as_replica"] is None
+    file = tmp_path / "blazr.toml"
+    file.write_text("as-replica = 'foo'")
+    with pytest.raises(ConfigError, match="a key that is not a flag"):
+        settings("--config", str(file))
+
+
+@pytest.mark.parametrize(
     ("key", "closest"),
     [("prot", "closest: port"), ("api-keyfile", "closest: api-key-file"), ("zzz", "")],
 )
@@ -297,6 +333,10 @@ def test_one_limit_of_files_is_for_all_models_that_keep_any(tmp_path: Path) -> N
         (
             "[models.a]\npath = 'x'\nmax-running = 'many'",
             "Expected `int`, got `str` - at `$.max_running`",
+        ),
+        (
+            "[models.a]\npath = 'x'\nmax-running = true",
+            "Expected `int`, got `bool` - at `$.max_running`",
         ),
         ("[models]\n'' = 'x'", "''"),
     ],
