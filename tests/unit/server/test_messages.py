@@ -140,6 +140,46 @@ def test_tools_and_their_results_do_not_disturb(loopback: Loopback) -> None:
     assert prompt.index("5") < prompt.index("there")  # results come before what was said
 
 
+FOUND = {
+    "type": "search_result",
+    "source": "https://a.example",
+    "title": "A",
+    "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+    "citations": {"enabled": True},
+}
+
+
+def test_what_a_search_has_found_is_read_as_text(loopback: Loopback) -> None:
+    other = {**FOUND, "source": "b", "title": "", "content": [{"type": "text", "text": "three"}]}
+    text = "A\nhttps://a.example\none\ntwo\n\nb\nthree\n\n"
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [FOUND, other]}
+    used = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    messages = [
+        {"role": "user", "content": [FOUND, other, {"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    assert post(loopback, messages=messages).is_success
+    assert prompt_of(loopback).startswith(f"<|user|>\n{text}hello\n")
+    assert prompt_of(loopback).count(text) == 2
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [
+        ({**FOUND, "content": [{"type": "image", "source": {"type": "url", "url": ""}}]}, "image"),
+        ({**FOUND, "content": [FOUND]}, "search_result"),
+        ({**FOUND, "source": None}, "search_result"),
+        ({"type": "text_editor", "source": "a"}, "text_editor"),
+        ({"type": "image", "source": "a"}, "image"),
+    ],
+)
+def test_a_block_that_cannot_be_read_is_named(loopback: Loopback, block: dict, kind: str) -> None:
+    refused = post(loopback, messages=[{"role": "user", "content": [block]}])
+    assert refused.status_code == 400
+    assert f"Found: {kind!r}." in refused.json()["error"]["message"]
+
+
 def test_the_use_of_a_tool_has_a_name(loopback: Loopback) -> None:
     used = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": {}}]}
     refused = post(loopback, messages=[*HELLO, used])

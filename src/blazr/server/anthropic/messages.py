@@ -54,7 +54,10 @@ class ImageSource(NamesMedia, kw_only=True):
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A piece of a message: text, an image, a thought, the use of a tool, or what came of it."""
+    """A piece of a message.
+
+    Text, an image, what a search has found, a thought, the use of a tool, or what came of it.
+    """
 
     type: str
     text: str | None = None
@@ -64,10 +67,19 @@ class Block(msgspec.Struct, kw_only=True):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
-    source: ImageSource | None = None
+    source: ImageSource | str | None = None
+    title: str | None = None
 
 
-_BLOCKS = ("image", "redacted_thinking", "text", "thinking", "tool_result", "tool_use")
+_BLOCKS = (
+    "image",
+    "redacted_thinking",
+    "search_result",
+    "text",
+    "thinking",
+    "tool_result",
+    "tool_use",
+)
 
 
 class Turn(msgspec.Struct):
@@ -263,16 +275,29 @@ def _parts_of(content: str | list[Block]) -> Iterator[str | bytes]:
         yield content
         return
     for block in content:
-        source = block.source or ImageSource(type="")
+        source = block.source if isinstance(block.source, ImageSource) else ImageSource(type="")
         if block.type == "text":
             text = block.text or ""
             yield "" if text.startswith(_BILLING) else text
+        elif block.type == "search_result" and isinstance(block.source, str):
+            yield _found_text(block.title, block.source, block.content or "")
         elif block.type == "image" and source.type == "base64" and source.data is not None:
             yield decode_base64(source.data)
         elif block.type == "image" and source.type == "url" and source.url is not None:
             yield read_data_url(source.url)
         else:
-            raise unreadable_part("a block", block.type, expected="'text' or 'image'")
+            raise unreadable_part(
+                "a block", block.type, expected="'text', 'image' or 'search_result'"
+            )
+
+
+def _found_text(title: str | None, source: str, content: str | list[Block]) -> str:
+    """What a search has found, as a paragraph under its title and where it is from."""
+    other = [] if isinstance(content, str) else [x.type for x in content if x.type != "text"]
+    if other:
+        raise unreadable_part("a block of a search result", other[0])
+    texts = [content] if isinstance(content, str) else [x.text for x in content]
+    return "\n".join(each for each in (title, source, *texts) if each) + "\n\n"
 
 
 def _text_of(content: str | list[Block]) -> str:
