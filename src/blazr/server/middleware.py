@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 # Key of a request's scope: whether it is counted and logged elsewhere, or is not worth it.
 IS_COUNTED = "blazr.is_counted"
 _MAX_REQUEST_ID = 128
+_ABSOLUTE = re.compile(r"https?://(?P<host>[^/@]+)(?P<path>/.*)?", re.IGNORECASE | re.DOTALL)
 # Of a body that is refused unread: how long, and how many times the longest body, is still taken.
 _LINGER_S = 5.0
 _LINGER_BODIES = 4
@@ -111,6 +113,7 @@ class RequestContextMiddleware:
             return
         started_s = monotonic()
         started = datetime.now(UTC)
+        _take_absolute_form(scope)
         headers = Headers(scope=scope)
         request_id = scope["request_id"] = _request_id(headers)
         # the process in front of a replica gives all requests an id but its own
@@ -271,6 +274,20 @@ def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
     is_fit = 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable()
     return given if is_fit else uuid.uuid4().hex
+
+
+def _take_absolute_form(scope: Scope) -> None:
+    """Put what a target such as ``http://host/path`` names where other targets have it.
+
+    Its host counts, and not the header [RFC 9112, 3.2.2]. One with a password is left as it is,
+    and leads nowhere.
+    """
+    found = _ABSOLUTE.fullmatch(scope["path"])
+    if found is None:
+        return
+    scope["path"] = found["path"] or "/"
+    others = [each for each in scope["headers"] if each[0] != b"host"]
+    scope["headers"] = [(b"host", found["host"].encode()), *others]
 
 
 def _without_prefix(root: str, path: str) -> str:

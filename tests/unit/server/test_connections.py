@@ -252,6 +252,25 @@ def test_a_body_can_wait_until_it_is_wanted(running: Loopback) -> None:
         assert stream.readline().split()[1] == b"404"  # without it, and without waiting
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://127.0.0.1/v1/models?a=http://b/c", 200),
+        ("HTTPS://localhost:80/v1/models", 200),
+        ("http://127.0.0.1", 200),
+        ("http://127.0.0.1/nothing", 404),
+        ("http://evil.example/v1/models", 421),  # whatever the header says
+        ("http://127.0.0.1:1@evil.example/v1/models", 404),
+        ("ftp://127.0.0.1/v1/models", 404),
+    ],
+)
+def test_a_target_may_be_a_whole_url(running: Loopback, target: str, expected: int) -> None:
+    with connect(running) as client:
+        client.sendall(request(target))
+        status, _ = answer(client.makefile("rb"))
+        assert status == expected
+
+
 def test_a_wish_for_http_2_is_no_reason_to_complain(
     running: Loopback, caplog: pytest.LogCaptureFixture
 ) -> None:
