@@ -167,7 +167,6 @@ def _replica_config(config: ServerConfig, path: Path) -> ServerConfig:
         health_port=None,
         tls_cert=None,
         tls_key=None,
-        root_path="",
         files_dir=None,
         files_disk_bytes=Limits().files_disk_bytes,
         max_connections=config.max_connections + _FRONT_CONNECTIONS,

@@ -50,6 +50,7 @@ from blazr.server.state import ServerState
 if TYPE_CHECKING:
     from blazr.pipelines.pipeline import Pipeline
 
+FORWARDED_PROTO = "x-forwarded-proto"
 MAX_JSON_DEPTH = 64
 # Objects, arrays and members of objects in one body; numbers and strings in arrays are not counted.
 MAX_JSON_VALUES = 200_000
@@ -350,7 +351,7 @@ class Endpoint:
         self, scope: Scope, body: object, model: ServedModel | None = None, *, is_large: bool
     ) -> Response:
         config = self._models.state.config
-        number, fresh, root_path = config.replica, uuid.uuid4().hex, config.root_path
+        number, fresh = config.replica, uuid.uuid4().hex
         call = Call(
             body=body,
             models=self._models,
@@ -362,7 +363,7 @@ class Endpoint:
             host=HTTPConnection(scope).headers.get("host", ""),
             request_id=scope.get("request_id", ""),
             id=fresh if number is None else id_of(number, fresh),
-            base_url=f"{str(HTTPConnection(scope).base_url).rstrip('/')}{root_path}/",
+            base_url=_base_url(HTTPConnection(scope), config.root_path),
             facts=scope.setdefault("facts", {}),
             is_large=is_large,
         )
@@ -371,6 +372,19 @@ class Endpoint:
             return answer
         content = msgspec.json.encode(answer)  # NaN and infinities become null
         return Response(content, headers=call.headers, media_type="application/json")
+
+
+def _base_url(connection: HTTPConnection, root_path: str) -> str:
+    """The server's address as the client has it.
+
+    What is before the server says by which scheme it was asked. No client is trusted with that: one
+    that says so itself only gets other addresses.
+    """
+    url = connection.base_url
+    said = connection.headers.get(FORWARDED_PROTO, "").partition(",")[0].strip().lower()
+    if said in {"http", "https"}:
+        url = url.replace(scheme=said)
+    return f"{str(url).rstrip('/')}{root_path}/"
 
 
 @contextmanager

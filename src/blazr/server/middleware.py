@@ -104,6 +104,8 @@ class RequestContextMiddleware:
         self._app = app
         self._state = state
         self._is_replica = state.config.replica is not None
+        # the process in front of a replica has taken it off
+        self._root = "" if self._is_replica else state.config.root_path
         self._shape_of = shape_of  # by path and headers
         self._tracer = tracer
 
@@ -118,7 +120,7 @@ class RequestContextMiddleware:
         request_id = scope["request_id"] = _request_id(headers)
         # the process in front of a replica gives all requests an id but its own
         scope[IS_COUNTED] = self._is_replica and "x-request-id" not in headers
-        root, path = self._state.config.root_path, scope["path"]
+        root, path = self._root, scope["path"]
         scope["path"] = _without_prefix(root, path)
         # without a slash at the end of its address, a page would look for its files elsewhere
         app = redirect(scope, f"{path}/") if root and path == root else self._app

@@ -158,11 +158,13 @@ async def tell_place(call: Call[None]) -> Place:
 
 
 @pytest.mark.parametrize("root", ["", "/llm"])
-def test_addresses_that_replies_give_have_the_prefix(root: str) -> None:
+def test_addresses_that_replies_give_are_those_of_the_proxy(root: str) -> None:
     rows = [*ROUTES.values(), Route("GET", "/place", tell_place, needs_model=False)]
     with serving(scripted_core(), routes=rows, root_path=root) as running:
-        told = running.client.get("/place", headers={"Host": "localhost:81"}).json()["url"]
-    assert told == f"http://localhost:81{root}/"
+        for said, scheme in ((), "http"), (("https, http",), "https"), (("ftp://x?",), "http"):
+            headers = [("Host", "localhost:81"), *(("X-Forwarded-Proto", each) for each in said)]
+            told = running.client.get("/place", headers=headers).json()["url"]
+            assert told == f"{scheme}://localhost:81{root}/"
 
 
 @pytest.mark.parametrize("path", ["llm", "/llm/", "/", "/a b", "/a?b", "//a"])

@@ -20,6 +20,7 @@ import blazr
 from blazr.server.app import assemble
 from blazr.server.config import LARGE_BODY_BYTES
 from blazr.server.endpoint import (
+    FORWARDED_PROTO,
     Endpoint,
     Route,
     read_body,
@@ -405,6 +406,8 @@ def _request_of(scope: Scope, body: bytes) -> ReplicaRequest:
     query = scope["query_string"]
     headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
     headers.append((b"x-request-id", scope["request_id"].encode()))
+    if FORWARDED_PROTO not in HTTPConnection(scope).headers:
+        headers.append((FORWARDED_PROTO.encode(), scope["scheme"].encode()))
     target = path + (b"?" + query if query else b"")
     return ReplicaRequest(scope["method"], target, headers, body)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from blazr.cli.serve import _replica_config
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.replica_ids import id_of, number_in
+from blazr.server.replicas.front import _request_of
 from blazr.server.replicas.pool import Pool, cheapest
 from blazr.server.replicas.replica import Replica, ReplicaRequest
+from tests.support.loopback import serving
+from tests.support.scripted import scripted_core
 
 
 @pytest.fixture
@@ -67,6 +72,34 @@ def test_an_id_leads_back_to_its_replica() -> None:
 )
 def test_other_names_lead_nowhere(name: str) -> None:
     assert number_in(name) is None
+
+
+@pytest.mark.parametrize(("said", "told"), [(None, "https"), (b"http", "http")])
+def test_a_replica_knows_how_clients_reach_the_server(
+    said: bytes | None, told: str, tmp_path: Path
+) -> None:
+    config = replace(ServerConfig(), root_path="/llm", replicas=2)
+    assert _replica_config(config, tmp_path / "0.sock").root_path == "/llm"
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "https",
+        "path": "/a",
+        "query_string": b"",
+        "headers": [] if said is None else [(b"x-forwarded-proto", said)],
+        "request_id": "x",
+    }
+    headers = dict(_request_of(scope, b"").headers)
+    assert headers == {b"x-forwarded-proto": told.encode(), b"x-request-id": b"x"}
+
+
+def test_a_replica_takes_no_prefix_off_a_path() -> None:
+    """The process in front has done so: with /api, /api/api/tags is asked for as /api/tags."""
+    with serving(scripted_core(), root_path="/api", replica=0) as running:
+        assert running.client.get("/api/tags").is_success
+    with serving(scripted_core(), root_path="/api") as running:
+        assert running.client.get("/api/api/tags").is_success
+        assert running.client.get("/api/tags").status_code == 404
 
 
 def test_without_a_replica_that_is_ready_requests_are_told_to_come_again() -> None:
