@@ -201,9 +201,10 @@ def test_a_response_is_found_again_and_gone_on_from(server: Server) -> None:
             input="And?", max_output_tokens=8, previous_response_id=first.id
         )
         assert second.previous_response_id == first.id
-        named = {"type": "item_reference", "id": first.output[0].id}
+        (asked,) = server.openai.responses.input_items.list(first.id).data
+        items = [{"type": "item_reference", "id": each.id} for each in (asked, first.output[0])]
         third = server.openai.responses.create(
-            input=[named, {"role": "user", "content": "And?"}], max_output_tokens=8
+            input=[*items, {"role": "user", "content": "And?"}], max_output_tokens=8
         )
         assert third.id.removeprefix("resp_")[:4] == first.id.removeprefix("resp_")[:4]
         server.openai.responses.delete(first.id)

@@ -136,6 +136,29 @@ def test_items_of_stored_responses_may_be_named(loopback: Loopback) -> None:
         assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+    ],
+)
+def test_what_was_asked_can_be_named(loopback: Loopback, asked: dict) -> None:
+    more = {"role": "user", "content": "and then?"}
+    first = post(loopback, input=[more, asked]).json()
+    found = loopback.client.get(f"{PATH}/{first['id']}/input_items").json()["data"]
+    assert len({each["id"] for each in found}) == 2
+    named = [{"type": "item_reference", "id": each["id"]} for each in found]
+    expected = prompt_of(loopback)
+    assert post(loopback, input=named).is_success
+    assert prompt_of(loopback) == expected
+    loopback.client.delete(f"{PATH}/{first['id']}")
+    assert post(loopback, input=named).status_code == 404
+
+
 def test_stored_responses_are_found_until_deleted(loopback: Loopback) -> None:
     reply = post(loopback).json()
     where = f"{PATH}/{reply['id']}"

@@ -225,11 +225,11 @@ def _with_items(call: Call[_B]) -> Call[_B]:
 
 def _find_item(call: Call[_B], reference: Item) -> Item:
     name = reference.id or ""
-    # as the renderer makes its ids: a kind, what the response's own ends with, a place
+    # of what was asked and what was answered: a kind, what the response's own ends with, a place
     response_id = f"resp_{name.rpartition('_')[0].rpartition('_')[2]}"
     stored = call.state.responses.get(call.tenant, response_id)
     if isinstance(stored, StoredResponse):
-        for item in stored.response.output:
+        for item in (*stored.response.output, *stored.input):
             if item.id == name:
                 return msgspec.convert(msgspec.to_builtins(item), Item)
     raise HttpError.missing("item", name, ": it was not stored, or is too old", param="input")
@@ -254,7 +254,11 @@ def _translate(
     request = to_request(body, call, messages, mcp.offer.beside(tools.tools))
     template = _template(body, call, tools)
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    kept_items = [] if body.store is False else [to_input_item(item) for item in items]
+    kept_items = [
+        # an id that leads back to the response, as those of its output do
+        to_input_item(item, f"item_{call.id}_{place}")
+        for place, item in enumerate(() if body.store is False else items)
+    ]
     stored = StoredResponse(template, kept_items, messages)
 
     def store_ended(response: ResponseObject) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -149,8 +148,13 @@ def to_messages(
     return messages
 
 
-def to_input_item(item: Item) -> InputItem:
-    """An item as lookups return it: with an id, a status, and its content in parts."""
+def to_input_item(item: Item, name: str) -> InputItem:
+    """An item as lookups return it: with an id, a status, and its content in parts.
+
+    Args:
+        item: As it was sent.
+        name: Its id, if it has none of its own.
+    """
     fields = {
         name: value for name, value in msgspec.structs.asdict(item).items() if value is not None
     }
@@ -170,7 +174,7 @@ def to_input_item(item: Item) -> InputItem:
         ]
     if item.type == "reasoning":
         fields["summary"] = []
-    return InputItem(**{"id": f"item_{uuid4().hex}", **fields})
+    return InputItem(**{"id": name, **fields})
 
 
 def pack_text(text: str) -> str:
