@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from _thread import start_new_thread
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from weakref import finalize
 
 from blazr.llm.load import load_text_engine
@@ -61,6 +61,18 @@ class LanguageModel:
         llm = cls.__new__(cls)
         llm.core = core
         return llm
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, as threads are, which an engine has.
+
+        Raises:
+            TypeError: Always; the message says what to do instead.
+        """
+        message = (
+            f"{type(self).__name__} cannot be pickled or copied, as it runs in this process: load "
+            "the model in each process that uses it, or share one through `blazr serve`"
+        )
+        raise TypeError(message)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -277,6 +279,19 @@ def test_threads_do_not_disturb_each_other(llm: LLM) -> None:
     words = SCRIPT.split(" ")
     for number, texts in found.items():
         assert texts == [" ".join(words[: number + 1])] * 2
+
+
+@pytest.mark.parametrize("face", [LLM, AsyncLLM])
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_no_second_one_is_made_of_one(
+    make: Callable[[object], object], face: type[LLM | AsyncLLM]
+) -> None:
+    opened = face.of(scripted_core())
+    try:
+        with pytest.raises(TypeError, match=rf"^{face.__name__} cannot .* in each process that"):
+            make(opened)
+    finally:
+        opened.core.close()
 
 
 def test_the_asynchronous_face_gives_the_same() -> None:
