@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -181,6 +182,32 @@ def test_commands_without_a_model_do_not_import_torch() -> None:
             [sys.executable, "-c", code, *args], check=False, capture_output=True, text=True
         )
         assert done.returncode == 0, (args, done.stderr)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from blazr.__main__ import main
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+wanted = sys.argv.pop()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "status"), [("typer", -signal.SIGINT), ("blazr.cli.info", 130)]
+)
+def test_ctrl_c_ends_a_command_quietly(imported: str, status: int) -> None:
+    """A shell says 130 of either."""
+    words = [sys.executable, "-c", INTERRUPTED, "info", "nano", imported]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 def test_version() -> None:
