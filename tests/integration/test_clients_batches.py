@@ -295,6 +295,14 @@ def test_two_servers_do_not_share_a_folder_and_a_missing_one_is_named(tmp_path: 
         assert caught.value.status_code == 501
 
 
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    for name in ("film.part", "tmp.part", "tmpabcd_123.part"):
+        (tmp_path / name).touch()
+    FileStore(tmp_path, 1000).close()
+    # the last is what a process has not written to its end
+    assert {each.name for each in tmp_path.glob("*.part")} == {"film.part", "tmp.part"}
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_that_may_pass(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()

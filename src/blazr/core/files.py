@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from tempfile import mkstemp
 
-PARTIAL = ".part"  # how the name of a file ends that is being written
+_PARTIAL = re.compile(r"tmp\w{8}\.part")  # as `mkstemp` names it; browsers have .part, too
 
 
 def write_whole(path: Path, *parts: bytes) -> None:
@@ -15,7 +16,7 @@ def write_whole(path: Path, *parts: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing of it is left.
     """
-    place, part = mkstemp(dir=path.parent, suffix=PARTIAL)
+    place, part = mkstemp(dir=path.parent, suffix=".part")
     try:
         with os.fdopen(place, "wb") as file:
             file.writelines(parts)
@@ -23,3 +24,8 @@ def write_whole(path: Path, *parts: bytes) -> None:
     except OSError:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a file is named as `write_whole` names one that it has not finished."""
+    return _PARTIAL.fullmatch(path.name) is not None

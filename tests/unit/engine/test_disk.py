@@ -204,16 +204,29 @@ def test_no_directory(tmp_path: Path) -> None:
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    part = tmp_path / "ab" / "cd" / "0.1.part"
-    part.parent.mkdir(parents=True)
-    for path in (part, part.with_name("1.1.part")):
-        path.touch()
-    os.utime(part, (0, 0))
+    page = "ab" * 32 + ".page"
+    stale = ["ab/cd/tmpabcd_123.part", "ab/texts/tmpabcd_123.part"]
+    theirs = [
+        "notes.txt",
+        "film.part",
+        "films/new/film.part",
+        "films/new/game.state",
+        f"films/ab/{page}",
+        "ab/cd/film.part",
+        "ab/cd/front.page",
+        f"ab/cd/ef/{page}",
+        "ab/cd/tmpabcd_124.part",  # a process writes it
+    ]
+    for name in (*theirs, *stale, f"ab/cd/{page}"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("something")
+        if name != theirs[-1]:
+            os.utime(path, (0, 0))
     with closing(Memory(tmp_path, limit=1)) as memory:
         memory.disk.flush()
-    # a temporary file of a process that ended long ago is not
-    assert {path.name for path in files(tmp_path)} == {"notes.txt", "1.1.part"}
+        assert memory.disk.num_bytes == 0
+    assert {str(path.relative_to(tmp_path)) for path in files(tmp_path)} == set(theirs)
 
 
 def test_the_least_worth_goes_first(tmp_path: Path) -> None:

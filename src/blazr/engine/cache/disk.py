@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -26,14 +27,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from struct import Struct
 from typing import NamedTuple, get_args
 
 from blazr.core.errors import ConfigError
-from blazr.core.files import PARTIAL, write_whole
+from blazr.core.files import is_partial, write_whole
 from blazr.engine.block import Node, StateKind
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.cache.prefix import CHANCES
@@ -44,6 +45,8 @@ _MAGIC = b"blazrkv1"
 _HEADER = Struct("<8sB3xIIQ32s")
 _KINDS: tuple[StateKind, ...] = get_args(StateKind)
 _SUFFIXES = {ItemClass.PAGE: ".page", ItemClass.STATE: ".state"}
+_MODEL = re.compile(r"[0-9a-f]+")  # how the folder of a model is named
+_OWN = re.compile(r"[0-9a-f]{64}\.(page|state)")  # and the files below it
 _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
@@ -294,7 +297,7 @@ class DiskCache:
     def clear(self) -> None:
         """Delete this model's files."""
         self.flush()
-        for path, _ in self._files(self._own):
+        for path, _ in _files([self._own]):
             self._delete(path)
         self._known.clear()
         self._queue.put(self._measure)
@@ -373,7 +376,7 @@ class DiskCache:
 
     def _measure(self) -> None:
         """Count what is there, of all models and processes; delete what is too much."""
-        files = list(self._files(self._directory))
+        files = list(_files(self._directory.iterdir()))
         total = sum(found.st_size for _, found in files)
         if total > self._limit:
             now_ns = time.time_ns()
@@ -392,15 +395,24 @@ class DiskCache:
             path.unlink()
             self.counts.deleted += 1
 
-    def _files(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        """Pages and states below a folder; temporary files that nobody writes are deleted."""
-        for path in folder.rglob("*/*.*"):
-            with suppress(OSError):  # another process may have deleted it
-                found = path.lstat()
-                if path.suffix in _SUFFIXES.values():
-                    yield path, found
-                elif path.suffix == PARTIAL and time.time_ns() - found.st_mtime_ns > _STALE_NS:
-                    path.unlink()
+
+def _files(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Pages and states of models; temporary files that nobody writes are deleted.
+
+    Args:
+        folders: Those of models, and perhaps others: a directory may hold more than this cache, and
+            what is not named as it names its own is not looked at.
+    """
+    models = [each for each in folders if _MODEL.fullmatch(each.name)]
+    for path in chain.from_iterable(each.glob("*/*.*") for each in models):
+        if not (is_part := is_partial(path)) and not _OWN.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # another process may have deleted it
+            found = path.lstat()
+            if not is_part:
+                yield path, found
+            elif time.time_ns() - found.st_mtime_ns > _STALE_NS:
+                path.unlink()
 
 
 def next_name(before: bytes, key: bytes) -> bytes:

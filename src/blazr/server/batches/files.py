@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 
 from blazr.core.errors import ConfigError, EngineError, as_config_error
-from blazr.core.files import PARTIAL, write_whole
+from blazr.core.files import is_partial, write_whole
 from blazr.server.errors import HttpError, clean
 from blazr.server.params import unix_time
 
@@ -79,7 +79,7 @@ class FileStore:
                 found=str(folder)[:200],
                 expected="a folder for each",
             ) from None
-        for path in folder.glob(f"*{PARTIAL}"):
+        for path in filter(is_partial, list(folder.iterdir())):
             path.unlink(missing_ok=True)
         self._files = dict(self.read(FILE, KeptFile))
         self._sizes = {path.stem: path.stat().st_size for path in folder.glob(f"*{_CONTENT}")}
