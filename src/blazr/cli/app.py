@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What a path that was named may be: for somebody else, too long, on a disk that fails.
+_UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.EIO})
 _ALIASES = {"show": "info", "ls": "list"}
 
 
@@ -138,6 +140,10 @@ def main() -> None:
             log.write_line("error: the disk is full.")
             log.write_line(f"  found     {error}")
             log.write_line("  try       make room, or write to another place")
+        elif isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+            log.write_line("error: a file or directory cannot be used.")
+            log.write_line(f"  found     {error.strerror}: {str(error.filename)[:200]}")
+            log.write_line("  try       another one, or look who may use it")
         else:
             log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
             if not shows_all:

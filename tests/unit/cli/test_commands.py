@@ -368,6 +368,17 @@ def test_a_full_disk_is_not_called_a_bug(line: list[str]) -> None:
     assert b"bug" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line", ["decode 1 --vocab", "convert nano", "serve --files-dir", "generate hi --cache-dir"]
+)
+def test_a_path_that_cannot_be_is_not_called_a_bug(line: str) -> None:
+    told = blazr_cli(*line.split(), 300 * "a", check=1).stderr.partition("error: ")[2]
+    assert told.startswith(
+        "a file or directory cannot be used.\n  found     File name too long: aa"
+    )
+    assert "bug" not in told
+
+
 def test_no_character_is_called_a_bug() -> None:
     """Locales with another encoding than UTF-8, and files in one."""
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # noqa: TID251
