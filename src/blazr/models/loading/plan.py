@@ -364,14 +364,15 @@ def _with_joined(
     tensors: Mapping[str, TensorInfo], joined: Mapping[str, tuple[str, ...]]
 ) -> Mapping[str, TensorInfo]:
     """Tensors, with one in the place of those whose rows it has."""
-    found = dict(tensors)
+    whole: dict[str, TensorInfo] = {}
+    replaced: set[str] = set()
     for name, names in joined.items():
         parts = tuple(tensors[each] for each in names if each in tensors)
-        whole = join_rows(name, parts) if len(parts) == len(names) else None
-        if whole is not None and name not in tensors:
-            found = {key: info for key, info in found.items() if key not in names}
-            found[name] = whole
-    return found
+        info = join_rows(name, parts) if len(parts) == len(names) else None
+        if info is not None and name not in tensors:
+            whole[name] = info
+            replaced.update(names)
+    return {name: info for name, info in tensors.items() if name not in replaced} | whole
 
 
 def stage_name(parameter: str, config: ModelConfig) -> str | None:
