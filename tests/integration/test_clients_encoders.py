@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,10 +17,13 @@ import pytest
 from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
+from blazr.pipelines.pipeline import Pipeline
 from blazr.server.config import ServerConfig
+from blazr.server.models import ServedPipeline
 from tests.support import encoder_models
 from tests.support.encoder_ggufs import save_embedding_model, save_ranking_model
 from tests.support.loopback import Loopback, serving_models
+from tests.support.scripted import wait_until
 
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
@@ -48,8 +54,15 @@ def post(server: Loopback, path: str, **body: object) -> httpx2.Response:
     return server.client.post(path, json=body, timeout=60)
 
 
+def pipeline_of(server: Loopback, name: str) -> Pipeline:
+    vectors(server, "load it", model=name)
+    model = server.models.find(name).model
+    assert isinstance(model, ServedPipeline)
+    return model.pipeline
+
+
 def vectors(server: Loopback, *texts: str, **more: object) -> np.ndarray:
-    reply = post(server, "/v1/embeddings", model="vectors", input=list(texts), **more)
+    reply = post(server, "/v1/embeddings", **{"model": "vectors", "input": texts, **more})
     assert reply.status_code == 200, reply.text
     return np.array([row["embedding"] for row in reply.json()["data"]])
 
@@ -105,6 +118,24 @@ def test_the_field_with_the_text_at_fault_is_named(server: Loopback, model: str)
     ):
         reply = post(server, path, model=model, **body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
+
+
+def test_many_clients_at_once_all_wait_for_their_turn(server: Loopback) -> None:
+    jobs = pipeline_of(server, "vectors").jobs
+    gate = threading.Event()
+
+    async def hold() -> None:
+        jobs.start(lambda _: gate.wait(60))
+
+    asyncio.run(hold())
+    with ThreadPoolExecutor(40) as pool:
+        try:
+            asked = [pool.submit(vectors, server, "a cat") for _ in range(40)]
+            wait_until(lambda: jobs.figures["waiting"] == len(asked))
+        finally:
+            gate.set()
+        found = [each.result() for each in asked]
+    assert all(np.array_equal(each, found[0]) for each in found)
 
 
 def test_an_encoder_has_no_adapters(server: Loopback) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.open import ModelFiles, open_checkpoint
 from blazr.nn.device import release_threads
-from blazr.pipelines.jobs import JobQueue
+from blazr.pipelines.jobs import MAX_WAITING, JobQueue
 from blazr.pipelines.network import loading_errors, network_from
 
 if TYPE_CHECKING:
@@ -55,16 +55,18 @@ class Pipeline(ABC):
         backend: The library that runs it, and has written its files.
         extra: Of blazr, what installs the packages it needs.
         packages: Those, by what they are imported as.
+        max_waiting: Most requests that wait for it.
         jobs: The thread it works on.
     """
 
     backend: ClassVar[str]
     extra: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
+    max_waiting: ClassVar[int] = MAX_WAITING
 
     def __init__(self, info: PipelineInfo) -> None:
         self.info = info
-        self.jobs = JobQueue(info.name, on_idle=release_threads)
+        self.jobs = JobQueue(info.name, max_waiting=self.max_waiting, on_idle=release_threads)
 
     @classmethod
     @abstractmethod

@@ -39,6 +39,7 @@ class Encoder(TransformersPipeline):
     output: ClassVar[str]
     extra: ClassVar[str] = "embed"
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
+    max_waiting: ClassVar[int] = 512  # each takes milliseconds, and clients send many at once
 
     @classmethod
     @override
