@@ -50,6 +50,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def alone(server: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """A server without a language model."""
+    del server  # its tests first: each takes a while to start
+    path = tmp_path_factory.mktemp("alone")
+    encoder_models.save_encoder(path / "vectors", "bert", pooling="mean_tokens", prompts=PROMPTS)
+    encoder_models.save_classifier(path / "ranks", "xlm-roberta", num_labels=1)
+    names = [f"{name}={path / name}" for name in ("vectors", "ranks")]
+    plans = plan_models(names, None, ServeFlags(device="cpu"), default="nano")
+    models = open_models(plans, ServerConfig(host="127.0.0.1", port=0))
+    with serving_models(models) as running:
+        yield running
+
+
 def post(server: Loopback, path: str, **body: object) -> httpx2.Response:
     return server.client.post(path, json=body, timeout=60)
 
@@ -103,6 +117,15 @@ def test_a_gguf_file_answers_as_the_folder_it_is_made_of(server: Loopback) -> No
     tags = server.client.get("/api/tags").json()["models"]
     assert {"hf:latest", "file:latest"} <= {each["name"] for each in tags}
     assert server.client.get("/props").status_code == 200
+    theirs, ours = _both("/tokenize", prompt="a cat", return_token_strs=True)
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["token_strs"][0] == "[CLS]"
+    theirs, ours = _both("/tokenize", content="a cat")
+    assert ours["tokens"] == theirs["tokens"]
+    theirs, ours = (each["content"] for each in _both("/detokenize", tokens=[2, 4, 5, 3]))
+    assert ours.replace(" ", "") == theirs.replace(" ", "")
+    theirs, ours = (each["model_info"] for each in _both("/api/show"))
+    assert ours["bert.embedding_length"] == theirs["bert.embedding_length"] == 12
 
 
 @pytest.mark.parametrize("model", ["vectors", "ranks"])
@@ -117,6 +140,53 @@ def test_the_field_with_the_text_at_fault_is_named(server: Loopback, model: str)
         ("/v1/rerank", {"query": "a" * 40, "documents": ["b"] * 2049}, "documents"),
     ):
         reply = post(server, path, model=model, **body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
+
+
+def test_clients_of_ollama_and_llama_cpp_can_ask_about_encoders(alone: Loopback) -> None:
+    shown = post(alone, "/api/show", model="vectors:latest").json()
+    assert shown["capabilities"] == ["embedding"]
+    assert shown["details"]["family"] == "bert"
+    facts = {"bert.context_length": 48, "bert.embedding_length": 12}
+    assert shown["model_info"].items() >= {**facts, "general.architecture": "bert"}.items()
+    ranks = post(alone, "/api/show", model="ranks").json()
+    assert (ranks["capabilities"], ranks["template"]) == ([], "")
+    assert "xlm-roberta.embedding_length" not in ranks["model_info"]
+    props = alone.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 48
+    assert (props["total_slots"], props["model_alias"]) == (1, "vectors")
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert alone.client.get("/props", params={"model": "ranks"}).json()["model_alias"] == "ranks"
+    (slot,) = alone.client.get("/slots").json()
+    assert (slot["n_ctx"], slot["is_processing"]) == (48, False)
+    card = alone.client.get("/v1/models/vectors").json()
+    assert card["max_model_len"] == card["meta"]["n_ctx_train"] == 48
+    known = alone.client.get("/server_info").json()["models"]
+    assert [each["max_model_len"] for each in known] == [48, 63]
+    assert alone.client.get("/debug/cache").status_code == 501
+
+
+def test_an_encoder_s_texts_as_tokens_and_back(alone: Loopback) -> None:
+    tokens = post(alone, "/tokenize", prompt="a cat").json()
+    ids = [4 + ord(each) for each in "a cat"]
+    assert tokens == {
+        "count": 7,
+        "max_model_len": 48,
+        "tokens": [2, *ids, 3],
+        "token_strs": None,
+    }
+    plain = post(alone, "/tokenize", content="ab", with_pieces=True).json()["tokens"]
+    assert plain == [{"id": 4 + ord(each), "piece": each} for each in "ab"]
+    strings = post(alone, "/tokenize", prompt="a", return_token_strs=True).json()
+    assert strings["token_strs"] == ["[CLS]", "a", "[SEP]"]
+    back = post(alone, "/detokenize", tokens=ids).json()["content"]
+    assert back.replace(" ", "") == "acat"
+    for path, body, param in (
+        ("/detokenize", {"tokens": [100_000]}, "tokens"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/tokenize", {}, "messages"),
+    ):
+        reply = post(alone, path, **body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
 
 

@@ -178,6 +178,15 @@ def as_config_error(
         raise ConfigError(message, found=str(error)[:200]) from None
 
 
+def outside_vocabulary(vocab_size: int) -> RequestError:
+    """The error for a token that the model does not know, where it knows so many."""
+    return RequestError(
+        "a token id is outside the vocabulary.",
+        param="tokens",
+        expected=f"0 to {vocab_size - 1}",
+    )
+
+
 def too_many(items: Sized, most: int, noun: str, *, param: str | None) -> RequestError:
     """The error for more items than a request may have.
 

@@ -35,6 +35,9 @@ class PipelineInfo:
         num_parameters: Weights in it.
         size_bytes: Memory they take.
         device: Where it runs, for people.
+        max_seq_len: Tokens of the longest text; None where it reads none.
+        vocab_size: Tokens that it knows; 0 where it reads no text.
+        vector_size: Numbers of a vector that it makes; 0 where it makes none.
     """
 
     name: str
@@ -43,6 +46,9 @@ class PipelineInfo:
     num_parameters: int
     size_bytes: int
     device: str
+    max_seq_len: int | None = None
+    vocab_size: int = 0
+    vector_size: int = 0
 
 
 class Pipeline(ABC):

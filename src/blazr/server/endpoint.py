@@ -202,7 +202,7 @@ class Route:
             and it needs an operator's key, so that nobody may where there are no keys.
         needs_operator: Whether it needs an operator's key where there are keys; without any,
             everybody may.
-        capability: What its model has to be able to do.
+        capability: What its model has to be able to do; None where that is of no account.
         is_form: Whether its body is a form with a file (``multipart/form-data``), and no JSON.
         is_in_front: Whether the process in front of replicas answers it, and none of them.
         error: How its errors are written.
@@ -221,7 +221,7 @@ class Route:
     needs_model: bool | None = None
     is_command: bool = False
     needs_operator: bool = False
-    capability: str = COMPLETION
+    capability: str | None = COMPLETION
     is_form: bool = False
     is_in_front: bool = False
     error: ErrorShape = openai_error

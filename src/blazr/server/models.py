@@ -522,12 +522,19 @@ class Models:
         """Whether a model or an adapter has that name."""
         return name in self._by_name or self.owner_of_adapter(name) is not None
 
-    def choose(self, name: str | None, capability: str) -> ModelSlot:
+    def choose(self, name: str | None, capability: str | None) -> ModelSlot:
         """The model of a name; without one, the first that can do what is asked.
+
+        Where any model will do, the first is one that writes text, if there is such a model.
 
         Raises:
             HttpError: 404, there is none of that name; 400, it cannot do that; 501, none can.
         """
+        if capability is None:
+            if name and name != "default":
+                return self.find(name)
+            texts = (x for x in self.slots if COMPLETION in (x.capabilities or LANGUAGE_MODEL))
+            return next(texts, self.slots[0])
         able = [x for x in self.slots if x.capabilities is None or capability in x.capabilities]
         if not able:
             raise HttpError.unsupported(f"no model of this server can {_ABILITIES[capability]}.")
@@ -545,16 +552,20 @@ class Models:
 
     @asynccontextmanager
     async def using(
-        self, name: str | None, capability: str = COMPLETION
+        self, name: str | None, capability: str | None = COMPLETION
     ) -> AsyncIterator[ServedModel]:
         """A model that can do something, loaded if it is not, and kept in memory meanwhile.
+
+        Args:
+            name: Which.
+            capability: What it has to be able to do; None takes any model.
 
         Raises:
             HttpError: What `choose` raises; 500 or 503, it cannot be loaded.
         """
         slot = self.choose(name, capability)
         async with self.holding(slot) as model:
-            if capability not in model.capabilities:
+            if capability is not None and capability not in model.capabilities:
                 raise _unsuited(slot, capability)
             yield model
 

@@ -66,6 +66,7 @@ _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
 _Events = partial(Route, framing=NAMED, needs_operator=True)
+_Any = partial(Route, capability=None)
 _Comparing = partial(Route, capability=RERANKING)
 _Drawing = partial(Route, capability=IMAGE)
 _LlamaCpp = partial(Route, framing=ENDLESS_DATA)
@@ -160,19 +161,19 @@ _ROWS = (
     Route("POST", "/generate", generate.generate),
     _LlamaCpp("POST", "/completion", completion.complete),  # llama.cpp, here and below
     _LlamaCpp("POST", "/completions", completion.complete),
-    Route("GET", "/props", props.show_props, needs_model=True),
-    Route("GET", "/slots", slots.show_slots, needs_model=True),
+    _Any("GET", "/props", props.show_props, needs_model=True),
+    _Any("GET", "/slots", slots.show_slots, needs_model=True),
     Route("POST", "/slots/{id}", slots.use_slot, is_command=True),
     _LlamaCpp("POST", "/infill", completion.infill),
     _LlamaCpp("POST", "/v1/infill", completion.infill),
-    Route("POST", "/tokenize", tokens.tokenize),
-    Route("POST", "/detokenize", tokens.detokenize),
+    _Any("POST", "/tokenize", tokens.tokenize),
+    _Any("POST", "/detokenize", tokens.detokenize),
     Route("POST", "/apply-template", tokens.apply_template),
     Route("GET", "/tokenizer_info", tokens.tokenizer_info, needs_model=True),
     _Ollama("GET", "/api/version", catalog.version),
     _Ollama("GET", "/api/tags", catalog.tags),
     _Ollama("GET", "/api/ps", catalog.running),
-    _Ollama("POST", "/api/show", catalog.show),
+    _Ollama("POST", "/api/show", catalog.show, capability=None),
     _Ollama("POST", "/api/pull", catalog.pull, needs_model=False),
     _Ollama("POST", "/api/generate", ollama_generate.generate),
     _Ollama("POST", "/api/chat", ollama_generate.chat),

@@ -225,7 +225,7 @@ ENDLESS = {"/models/sse", "/cache_events"}
 # Commands come from operators; they are tried where what they do is tested.
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
 # What other models do is tried with them; what files are for, with OpenAI's client.
-OTHERS = {row.path for row in ROUTES.values() if row.capability not in LANGUAGE_MODEL}
+OTHERS = {row.path for row in ROUTES.values() if row.capability not in {*LANGUAGE_MODEL, None}}
 OTHERS |= {"/v1/files", "/v1/batches"}
 CANCELS = {"/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel"}
 ROUTER = {"/models/load", "/models/unload"}

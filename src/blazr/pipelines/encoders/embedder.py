@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.pipelines.encoders.encoder import Encoder
@@ -39,6 +40,15 @@ class Embedder(Encoder):
         for dense in self._modules.dense:
             dense.to(self.device, self.dtype)
         self.max_tokens = min(self.max_tokens, self._modules.max_tokens or self.max_tokens)
+
+    @property
+    @override
+    def vector_size(self) -> int:
+        size = getattr(self.network.config, "hidden_size", 0)
+        states = torch.zeros(1, 1, size, device=self.device, dtype=self.dtype)
+        mask = torch.ones(1, 1, dtype=torch.long, device=self.device)
+        with torch.inference_mode():
+            return self.finish(states, mask, num_hidden=0).shape[1] if size else 0
 
     @property
     def normalizes(self) -> bool:

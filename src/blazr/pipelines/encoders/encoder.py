@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, outside_vocabulary
 from blazr.pipelines.encoders.gguf import gguf_network, gguf_texts
 from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
 from blazr.pipelines.jobs import Outlet
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blazr.models.checkpoint.base import Checkpoint
+    from blazr.pipelines.pipeline import PipelineInfo
 
 _MAX_BATCH_TOKENS = 8192  # with padding
 # Types whose first positions are for padding [Liu et al., 2019, RoBERTa, as fairseq has it].
@@ -40,6 +42,18 @@ class Encoder(TransformersPipeline):
     extra: ClassVar[str] = "embed"
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
     max_waiting: ClassVar[int] = 512  # each takes milliseconds, and clients send many at once
+
+    def __init__(
+        self, info: PipelineInfo, network: torch.nn.Module, checkpoint: Checkpoint
+    ) -> None:
+        super().__init__(info, network, checkpoint)
+        self.info = replace(
+            info,
+            max_seq_len=self.max_tokens,
+            # ids may have gaps, so that a vocabulary has fewer tokens than the highest id says
+            vocab_size=max(len(self.tokenizer), getattr(network.config, "vocab_size", 0)),
+            vector_size=self.vector_size,
+        )
 
     @classmethod
     @override
@@ -66,6 +80,11 @@ class Encoder(TransformersPipeline):
         if positions is not None and config.model_type in _SHIFTED:
             positions -= (config.pad_token_id or 0) + 1
         self.max_tokens = min(positions or 2**30, tokenizer.model_max_length)
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a vector that it makes; 0 where it makes none."""
+        return 0
 
     @abstractmethod
     def finish(self, out: Tensor, mask: Tensor, num_hidden: int) -> Tensor:
@@ -115,6 +134,22 @@ class Encoder(TransformersPipeline):
             values = self.finish(getattr(out, self.output), inputs["attention_mask"], num_hidden)
             num_tokens = sum(len(rows[place]["input_ids"]) for place in places)
             outlet.emit(TextsRead(places, values.float().cpu().numpy(), num_tokens))
+
+    def tokenize(self, text: str, *, adds_special: bool) -> list[tuple[int, str]]:
+        """A text as tokens, and how the vocabulary spells each; on the pipeline's thread."""
+        ids = self.tokenizer(self.clean(text), add_special_tokens=adds_special)["input_ids"]
+        return list(zip(ids, self.tokenizer.convert_ids_to_tokens(ids), strict=True))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Tokens as a text; on the pipeline's thread.
+
+        Raises:
+            RequestError: One is outside the vocabulary.
+        """
+        size = self.info.vocab_size
+        if min(ids, default=0) < 0 or max(ids, default=0) >= size:
+            raise outside_vocabulary(size)
+        return str(self.tokenizer.decode(ids))
 
     def _tokenize(
         self, text: str | tuple[str, str], prompt: str, cut: Cut | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from blazr.core.errors import CheckpointError
@@ -46,6 +46,7 @@ class GgufTexts:
     ) -> None:
         self._tokenizer = from_metadata(metadata, name=name)
         entries = Entries(metadata)
+        self._spellings = entries.tokens
         kind = entries.text("model")
         is_bert = kind == "bert"  # whose texts llama.cpp has between marks, whatever keys say
         first = _role(entries, _FIRST_KEYS, _CLS if is_bert else "")
@@ -78,6 +79,7 @@ class GgufTexts:
         truncation: bool = False,
         max_length: int | None = None,
         return_attention_mask: bool = True,
+        add_special_tokens: bool = True,
     ) -> dict[str, list[int]]:
         """The inputs of a text, or of two as one.
 
@@ -87,6 +89,7 @@ class GgufTexts:
             truncation: Whether to cut what is too long, of two texts the longer one first.
             max_length: How many tokens that leaves; None are those of the longest text.
             return_attention_mask: Whether to say what attention sees, which is all.
+            add_special_tokens: Whether one text gets its marks.
 
         Raises:
             ValueError: The marks alone are more.
@@ -101,8 +104,11 @@ class GgufTexts:
                 raise ValueError(f"{num_marks} marks, and room for {num_marks + room} tokens")
             kept = _shares(len(ids), len(others or ()), room)
             ids, others = self._cut(ids, kept[0]), others and self._cut(others, kept[1])
-        if others is None:
-            row, types = [*self._first, *ids, *self._last], []
+        types: list[int] = []
+        if not add_special_tokens:
+            row = ids
+        elif others is None:
+            row = [*self._first, *ids, *self._last]
         else:
             head = [*self._first, *ids, *self._between]
             tail = [*others, *self._last]
@@ -113,6 +119,18 @@ class GgufTexts:
         if return_attention_mask:
             found["attention_mask"] = [1] * len(row)
         return found
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return len(self._spellings)
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """How the file spells tokens."""
+        return [self._spellings[each] for each in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as a text, with the marks."""
+        return self._tokenizer.decode(ids, skip_special=False)
 
     def _cut(self, ids: list[int], most: int) -> list[int]:
         return ids[:most] if self.truncation_side == "right" else ids[len(ids) - most :]

@@ -6,7 +6,7 @@ Source: ``tools/server/README.md`` of llama.cpp.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
-from blazr.llm.bundle import ModelInfo
 from blazr.llm.results import Completion, Usage, usage_of
 from blazr.server.endpoint import Call
 from blazr.server.params import (
@@ -176,9 +175,9 @@ def _biases(call: Call[LlamaCppBody]) -> dict[int, float]:
     return biases
 
 
-def settings_of(params: SamplingParams, info: ModelInfo) -> Settings:
-    """Sampling parameters in llama.cpp's names, as a model takes them."""
-    params = params.with_defaults(info.sampling)
+def settings_of(params: SamplingParams, defaults: Mapping[str, float]) -> Settings:
+    """Sampling parameters in llama.cpp's names, as a model with such defaults takes them."""
+    params = params.with_defaults(defaults)
     return Settings(
         n_predict=-1 if params.max_tokens is None else int(params.max_tokens),
         temperature=params.temperature,
@@ -277,7 +276,7 @@ class PieceRenderer(Renderer[TextPiece, PieceEvent]):
             tokens_predicted=num_generated,
             tokens_evaluated=usage.prompt_tokens,
             tokens_cached=usage.cached_tokens,
-            generation_settings=settings_of(self._params, self._info),
+            generation_settings=settings_of(self._params, self._info.sampling),
             timings=Timings(
                 cache_n=usage.cached_tokens,
                 prompt_n=num_read,

@@ -7,6 +7,7 @@ import msgspec
 import blazr
 from blazr.engine.sampling_params import SamplingParams
 from blazr.server.endpoint import Call
+from blazr.server.models import ServedPipeline
 from blazr.server.native.llama_cpp import Settings, settings_of
 from blazr.server.native.tokens import special_names
 from blazr.server.params import LAST_N
@@ -41,16 +42,25 @@ class Props(msgspec.Struct):
 
 async def show_props(call: Call[None]) -> Props:
     """The context, the defaults, the chat template."""
-    core = call.llm.core
-    bos, eos = special_names(core.tokenizer)
     params = SamplingParams(max_tokens=None, repeat_last_n=LAST_N)
-    return Props(
-        default_generation_settings=Defaults(core.info.max_seq_len, settings_of(params, core.info)),
-        total_slots=int(core.engine.stats().get("max_running", 0)),
+    info = call.model.info
+    props = Props(
+        default_generation_settings=Defaults(info.max_seq_len or 0, settings_of(params, {})),
+        total_slots=1,
         model_alias=call.name,
-        modalities=Modalities(vision=core.reads_images, audio=core.reads_audio),
-        chat_template=core.template.source if core.template else "",
-        bos_token=bos or "",
-        eos_token=eos or "",
+        modalities=Modalities(),
+        chat_template="",
+        bos_token="",
+        eos_token="",
         build_info=f"blazr-{blazr.__version__}",
     )
+    if isinstance(call.model, ServedPipeline):  # it does one thing after the other
+        return props
+    core = call.llm.core
+    bos, eos = special_names(core.tokenizer)
+    props.default_generation_settings.params = settings_of(params, core.info.sampling)
+    props.total_slots = int(core.engine.stats().get("max_running", 0))
+    props.modalities = Modalities(vision=core.reads_images, audio=core.reads_audio)
+    props.chat_template = core.template.source if core.template else ""
+    props.bos_token, props.eos_token = bos or "", eos or ""
+    return props

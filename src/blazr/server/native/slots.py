@@ -13,6 +13,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.outputs import SlotAction
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
+from blazr.server.models import ServedPipeline
 from blazr.server.schema import END
 
 _NAME = r"^\w[\w. -]{0,99}" + END
@@ -47,12 +48,18 @@ class Slot(msgspec.Struct, kw_only=True):
 
 async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
     """A slot for each reply that can be computed at once, and how far that has come."""
+    if isinstance(call.model, ServedPipeline):  # it does one thing after the other
+        is_busy = call.model.pipeline.jobs.figures["running"] > 0
+        if call.body.fail_on_no_slot and is_busy:
+            raise _no_slot()
+        size = call.model.info.max_seq_len or 0
+        return [Slot(id=0, n_ctx=size, speculative=False, is_processing=is_busy)]
     engine = call.llm.core.engine
     context = call.llm.core.info.max_seq_len
     running = engine.running()
     num_free = max(int(engine.stats().get("max_running", 0)) - len(running), 0)
     if call.body.fail_on_no_slot and not num_free:
-        raise HttpError(503, "no slot is free.", code="no_slot", retry_after_s=1)
+        raise _no_slot()
     slots = [
         Slot(id=index, n_ctx=context, speculative=engine.has_drafters)
         for index in range(len(running) + num_free)
@@ -66,6 +73,10 @@ async def show_slots(call: Call[SlotsQuery]) -> list[Slot]:
         slot.n_prompt_tokens_processed = min(reply.num_computed_tokens, reply.num_prompt_tokens)
         slot.next_token = [NextToken(num_left > 0, num_left, reply.num_output_tokens)]
     return slots
+
+
+def _no_slot() -> HttpError:
+    return HttpError(503, "no slot is free.", code="no_slot", retry_after_s=1)
 
 
 class SlotBody(msgspec.Struct, kw_only=True):

@@ -118,7 +118,7 @@ async def server_info(call: Call[None]) -> ServerInfo:
         if slot.info is not None:
             facts.family = slot.info.family
             facts.device = slot.info.device
-            facts.max_model_len = getattr(slot.info, "max_seq_len", None)
+            facts.max_model_len = slot.info.max_seq_len
         models.append(facts)
     uptime_s = round(monotonic() - call.state.started_s, 3)
     limits = {each.name: getattr(call.state.config, each.name) for each in fields(Limits)}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import msgspec
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import RequestError, outside_vocabulary
 from blazr.llm.generation import GenerationRequest
+from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING
 from blazr.server.endpoint import Call
+from blazr.server.models import ServedPipeline
 from blazr.server.params import ChatMessage, InputTokens, TemplateVariables, to_messages
 from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
 from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
+from blazr.server.work import PipelineRun
 from blazr.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from blazr.pipelines.encoders.encoder import Encoder
 
 
 class ChatTextBody(msgspec.Struct, kw_only=True):
@@ -94,11 +101,13 @@ class TokenizerInfo(msgspec.Struct):
 async def tokenize(call: Call[TokenizeBody]) -> Tokens:
     """Text to token ids."""
     body = call.body
-    core = call.llm.core
     adds = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     text = body.content if body.prompt is None else body.prompt
     # llama.cpp's spelling has llama.cpp's default: nothing is added
     adds = body.content is None if adds is None else adds
+    if isinstance(call.model, ServedPipeline):
+        return await _tokenize_by_encoder(call, text, adds_special=adds)
+    core = call.llm.core
     request = await call.translate(lambda: _to_request(body, text, adds_special=adds))
 
     def encode() -> Tokens:
@@ -118,6 +127,39 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
 
     async with call.llm.preparing_media([request]):
         return await asyncio.to_thread(encode)
+
+
+async def _tokenize_by_encoder(
+    call: Call[TokenizeBody], text: str | None, *, adds_special: bool
+) -> Tokens:
+    body = call.body
+    encoder = _encoder_of(call)
+    if text is None or body.messages is not None:
+        raise RequestError(
+            "this model has no chat template.", param="messages", expected="prompt or content"
+        )
+    run = PipelineRun[list[tuple[int, str]]](
+        call, lambda outlet: outlet.emit(encoder.tokenize(text, adds_special=adds_special))
+    )
+    (spelled,) = await run.result()
+    ids = [token_id for token_id, _ in spelled]
+    return Tokens(
+        count=len(ids),
+        max_model_len=encoder.max_tokens,
+        tokens=list(itertools.starmap(Piece, spelled)) if body.with_pieces else ids,
+        token_strs=[each for _, each in spelled] if body.return_token_strs else None,
+    )
+
+
+def _encoder_of(call: Call[Any]) -> Encoder:
+    """The model of a request, which reads texts.
+
+    Raises:
+        RequestError: It reads none.
+    """
+    if {EMBEDDING, CLASSIFICATION}.isdisjoint(call.model.capabilities):
+        raise RequestError("this model reads no text by tokens.", param="model")
+    return cast("Encoder", call.pipeline)
 
 
 def _piece(spelled: bytes) -> str | list[int]:
@@ -157,15 +199,16 @@ def _to_request(
 
 async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     """Token ids to text."""
-    tokenizer = call.llm.tokenizer
     ids = call.body.tokens
+    if isinstance(call.model, ServedPipeline):
+        encoder = _encoder_of(call)
+        run = PipelineRun[str](call, lambda outlet: outlet.emit(encoder.detokenize(ids)))
+        (text,) = await run.result()
+        return DecodedText(prompt=text, content=text)
+    tokenizer = call.llm.tokenizer
     limit = max(tokenizer.size, call.llm.core.info.vocab_size)
     if min(ids, default=0) < 0 or max(ids, default=0) >= limit:
-        raise RequestError(
-            "a token id is outside the vocabulary.",
-            param="tokens",
-            expected=f"0 to {limit - 1}",
-        )
+        raise outside_vocabulary(limit)
     text = await asyncio.to_thread(tokenizer.decode, ids, skip_special=False)
     return DecodedText(prompt=text, content=text)
 

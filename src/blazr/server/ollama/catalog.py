@@ -12,9 +12,10 @@ from typing import Annotated
 import msgspec
 
 from blazr.core.errors import RequestError
+from blazr.pipelines.kinds import AUDIO, COMPLETION, EMBEDDING, VISION
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelSlot, untagged
+from blazr.server.models import ModelSlot, ServedPipeline, untagged
 from blazr.server.schema import schema_hint
 from blazr.server.sse import Stream
 
@@ -22,6 +23,8 @@ from blazr.server.sse import Stream
 # been streamed since 0.8, thinking has been apart since 0.9, and its effort a parameter since 0.11.
 OLLAMA_VERSION = "0.12.0"
 
+# What a model can do, where Ollama has a word for it.
+_CAPABILITIES = frozenset({COMPLETION, EMBEDDING, VISION, AUDIO})
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # what Ollama calls them
 
 _LONGEST_S = 365 * 86400.0
@@ -179,26 +182,37 @@ async def running(call: Call[None]) -> RunningList:
 
 async def show(call: Call[ShowBody]) -> ShownModel:
     """About a model."""
-    core = call.llm.core
-    slot = call.models.find(call.body.model)
+    model = call.model
+    slot = _slot_of(call)
     tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
-    info = core.info
-    capabilities = ["completion", "embedding", *(["vision"] if core.reads_images else [])]
-    capabilities += ["audio"] if core.reads_audio else []
-    return ShownModel(
+    info = model.info
+    facts: dict[str, str | int] = {
+        "general.architecture": info.family,
+        "general.parameter_count": info.num_parameters,
+    }
+    if info.max_seq_len is not None:
+        facts[f"{info.family}.context_length"] = info.max_seq_len
+    shown = ShownModel(
         details=tag.details,
         modified_at=tag.modified_at,
-        capabilities=capabilities if core.template is None else [*capabilities, "tools"],
-        parameters="\n".join(
-            f"{_PARAMETERS.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
-        ),
-        template="" if core.template is None else core.template.name,
-        model_info={
-            "general.architecture": info.family,
-            "general.parameter_count": info.num_parameters,
-            f"{info.family}.context_length": info.max_seq_len,
-        },
+        capabilities=[each for each in model.capabilities if each in _CAPABILITIES],
+        parameters="",
+        template="",
+        model_info=facts,
     )
+    if isinstance(model, ServedPipeline):
+        if size := model.pipeline.info.vector_size:
+            facts[f"{info.family}.embedding_length"] = size
+        return shown
+    core = call.llm.core
+    sampling = core.info.sampling.items()
+    shown.parameters = "\n".join(
+        f"{_PARAMETERS.get(name, name):<30} {value:g}" for name, value in sampling
+    )
+    if core.template is not None:
+        shown.capabilities.append("tools")
+        shown.template = core.template.name
+    return shown
 
 
 def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
@@ -214,7 +228,7 @@ def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
     Raises:
         RequestError: It is no duration.
     """
-    slot = next(each for each in call.models.slots if each.model is call.model)
+    slot = _slot_of(call)
     seconds = _seconds(keep_alive) if isinstance(keep_alive, str) else keep_alive
     if not call.is_operator:
         return
@@ -222,6 +236,11 @@ def set_keep_alive(call: Call[object], keep_alive: float | str | None) -> None:
         slot.idle_s = None
         return
     slot.idle_s = min(seconds, _LONGEST_S) if seconds >= 0 else inf
+
+
+def _slot_of(call: Call[object]) -> ModelSlot:
+    """The model of a request."""
+    return next(each for each in call.models.slots if each.model is call.model)
 
 
 def _seconds(text: str) -> float:

@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from blazr.llm.bundle import ModelInfo
 from blazr.server.endpoint import Call
 from blazr.server.models import ModelSlot, ModelState, untagged
 
@@ -99,7 +98,7 @@ def _card(call: Call[None], slot: ModelSlot, adapter: str | None) -> ModelCard:
         card.capabilities = list(slot.capabilities)
     if info is not None:
         card.owned_by = info.family
-    if isinstance(info, ModelInfo):
+    if info is not None and info.max_seq_len is not None:
         card.max_input_tokens = card.max_model_len = info.max_seq_len
         card.meta = ModelMeta(
             n_ctx_train=info.max_seq_len,
