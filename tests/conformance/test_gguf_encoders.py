@@ -19,6 +19,7 @@ from blazr.llm.describe import describe_model
 from blazr.llm.llm import LLM
 from blazr.models.checkpoint.open import ModelFiles
 from blazr.nn.device import resolve_device
+from blazr.pipelines.encoders import post_norm
 from blazr.pipelines.encoders.classifier import Classifier
 from blazr.pipelines.encoders.embedder import Embedder
 from blazr.pipelines.encoders.encoder import Encoder, Gathered
@@ -332,12 +333,11 @@ def test_a_network_of_ours_without_experts_is_jina_s_third(tmp_path: Path) -> No
     np.testing.assert_allclose(read(path, *TEXTS), read(model.folder, *TEXTS), atol=1e-5)
 
 
-@pytest.mark.parametrize("case", OURS)
-def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_path: Path) -> None:
+def ours(case: str) -> tuple[dict[str, Tensor], dict[str, object], encoder_ggufs.Vocabulary]:
+    """The tensors, the metadata and the vocabulary of a row of `OURS`."""
     architecture, how = case.split(",")[0], OURS[case]
-    tensors = random_tensors(architecture, **how)
     vocabulary = encoder_ggufs.word_pieces()
-    own = {
+    own: dict[str, object] = {
         "block_count": NUM_LAYERS,
         "context_length": 64,
         "feed_forward_length": INNER_SIZE,
@@ -348,8 +348,14 @@ def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_pat
     }
     metadata = {f"{architecture}.{key}": each for key, each in own.items()}
     metadata |= {"general.architecture": architecture, **vocabulary.metadata}
+    return random_tensors(architecture, **how), metadata, vocabulary
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_path: Path) -> None:
+    tensors, metadata, vocabulary = ours(case)
     path = ggufs.write(tmp_path / "m.gguf", tensors, metadata)
-    plain = PlainBert(tensors, how["heads"], rotates=architecture != "jina-bert-v2")
+    plain = PlainBert(tensors, OURS[case]["heads"], rotates="jina-bert-v2" not in case)
     expected = []
     for text in TEXTS:
         vector = plain.states(vocabulary.tokenizer(text)["input_ids"]).mean(0)
@@ -358,3 +364,23 @@ def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_pat
     del tensors["blk.1.attn_output.weight"]
     with pytest.raises(CheckpointError, match=r"self_attn\.o_proj"):
         load(ggufs.write(tmp_path / "m.gguf", tensors, metadata))
+
+
+def test_distances_take_little_memory_whatever_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, metadata, _ = ours("jina-bert-v2")
+    path = ggufs.write(tmp_path / "m.gguf", tensors, metadata)
+    expected = read(path, *TEXTS)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    sizes = []
+
+    def attend_and_count(*args: Tensor, attn_mask: Tensor) -> Tensor:
+        sizes.append(attn_mask.numel())
+        return attend(*args, attn_mask=attn_mask)
+
+    monkeypatch.setattr(post_norm, "_MAX_BIAS_NUMBERS", 2000)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend_and_count)
+    np.testing.assert_allclose(read(path, *TEXTS), expected, atol=EXACT)
+    assert len(sizes) > NUM_LAYERS
+    assert max(sizes) <= 2000
