@@ -190,6 +190,50 @@ def test_an_encoder_s_texts_as_tokens_and_back(alone: Loopback) -> None:
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), path
 
 
+def test_llama_cpp_s_clients_get_vectors(alone: Loopback) -> None:
+    expected = vectors(alone, *TEXTS)
+    for path in ("/embedding", "/embeddings"):
+        rows = post(alone, path, content=TEXTS).json()
+        assert [row["index"] for row in rows] == [0, 1, 2]
+        found = [row["embedding"] for row in rows]
+        assert {len(each) for each in found} == {1}
+        np.testing.assert_allclose(np.array(found)[:, 0], expected, atol=1e-6)
+        (row,) = post(alone, path, content="a cat", embd_normalize=2, dimensions=4).json()
+        assert len(row["embedding"][0]) == 4
+        refused = post(alone, path, content="a" * 100)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content")
+    found = post(alone, "/embedding", input="a cat").json()
+    np.testing.assert_allclose(found[0]["embedding"], expected[:1], atol=1e-5)
+    with openai.OpenAI(base_url=alone.url, api_key="none", max_retries=0) as client:
+        rows = client.embeddings.create(model="vectors", input=TEXTS).data
+    np.testing.assert_allclose([row.embedding for row in rows], expected, atol=1e-6)
+
+
+def test_clients_of_text_embeddings_inference(alone: Loopback) -> None:
+    expected = vectors(alone, *TEXTS)
+    found = post(alone, "/embed", inputs=TEXTS).json()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    refused = post(alone, "/embed", inputs="a" * 100)
+    assert (refused.status_code, refused.json()["error_type"]) == (400, "Validation")
+    assert "1 to 48" in refused.json()["error"]
+    asked = post(alone, "/embed", inputs="a cat", prompt_name="query", normalize=False).json()
+    np.testing.assert_allclose(asked, vectors(alone, "find: a cat"), atol=1e-6)
+    ends = "b" * 60 + "a" * 46
+    cut = post(alone, "/embed", inputs=ends, truncate=True, truncation_direction="Left").json()
+    np.testing.assert_allclose(cut, vectors(alone, "a" * 46), atol=1e-6)
+    cut = post(alone, "/embed", inputs=ends, truncate=True).json()
+    np.testing.assert_allclose(cut, vectors(alone, "b" * 46), atol=1e-6)
+    theirs = post(alone, "/rerank", query="a", documents=TEXTS, model="ranks").json()["results"]
+    ranked = post(alone, "/rerank", query="a", texts=TEXTS, model="ranks", raw_scores=False).json()
+    assert ranked == [{"index": e["index"], "score": e["relevance_score"]} for e in theirs]
+    (one,) = post(alone, "/rerank", query="a", texts=["b"], return_text=True).json()
+    assert one["text"] == "b"
+    long = {"query": "a", "texts": ["a" * 100], "model": "ranks"}
+    refused = post(alone, "/rerank", **long)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
+    assert post(alone, "/rerank", **long, truncate=True).status_code == 200
+
+
 def test_many_clients_at_once_all_wait_for_their_turn(server: Loopback) -> None:
     jobs = pipeline_of(server, "vectors").jobs
     gate = threading.Event()

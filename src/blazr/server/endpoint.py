@@ -71,7 +71,7 @@ E = TypeVar("E", bound=msgspec.Struct)
 # What a handler that can stream returns: one whole value, or a stream of events.
 Reply: TypeAlias = W | Stream[E]
 # Everything a handler may return; what is no `Response` is sent as JSON.
-Answer = Response | msgspec.Struct | Sequence[msgspec.Struct] | Mapping[str, Any]
+Answer = Response | msgspec.Struct | Sequence[object] | Mapping[str, Any]
 
 
 class Scheduling(TypedDict):

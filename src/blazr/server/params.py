@@ -202,6 +202,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "seed": ("sampling_seed",),
     "stop": ("stop_sequences",),
     "logprobs": ("top_logprobs", "n_probs"),
+    "input": ("content", "inputs", "prompt"),
     "prompt": ("input", "messages"),
     "messages": ("input", "prompt"),
     "suffix": ("input_suffix",),

@@ -48,16 +48,19 @@ from blazr.server.openai import (
     chat,
     classify,
     completions,
+    content_embeddings,
     decisions,
     embeddings,
     images,
     model_list,
     scoring,
     speech,
+    tei,
     transcriptions,
     unsupported,
 )
 from blazr.server.openai.responses import endpoints as responses
+from blazr.server.openai.tei import tei_error
 from blazr.server.sse import ENDLESS_DATA, LINES, NAMED
 
 _Anthropic = partial(Route, error=anthropic_error, framing=NAMED)
@@ -65,6 +68,7 @@ _Batches = partial(Route, needs_model=False, is_in_front=True)
 _Command = partial(Route, is_command=True, needs_model=False)
 _Loading = partial(Route, needs_operator=True, needs_model=False)
 _Hearing = partial(Route, capability=TRANSCRIPTION, is_form=True)
+_Embedding = partial(Route, capability=EMBEDDING)
 _Events = partial(Route, framing=NAMED, needs_operator=True)
 _Any = partial(Route, capability=None)
 _Comparing = partial(Route, capability=RERANKING)
@@ -137,13 +141,18 @@ _ROWS = (
     _Batches("GET", "/v1/batches", batches.list_batches),
     _Batches("GET", "/v1/batches/{id}", batches.show_batch),
     _Batches("POST", "/v1/batches/{id}/cancel", batches.cancel),
-    Route("POST", "/v1/embeddings", embeddings.embed, capability=EMBEDDING),
+    _Embedding("POST", "/v1/embeddings", embeddings.embed),
+    _Embedding("POST", "/embedding", content_embeddings.embed),  # llama.cpp
+    _Embedding(
+        "POST", "/embeddings", content_embeddings.embed_either
+    ),  # llama.cpp, and OpenAI's clients
+    _Embedding("POST", "/embed", tei.embed, error=tei_error),  # text-embeddings-inference
     Route("POST", "/v1/decisions", decisions.decide),
     _Comparing("POST", "/v1/score", scoring.score),
     _Comparing("POST", "/score", scoring.score),  # vLLM
     _Comparing("POST", "/v1/rerank", scoring.rerank),
     _Comparing("POST", "/v2/rerank", scoring.rerank),  # Cohere
-    _Comparing("POST", "/rerank", scoring.rerank),  # vLLM, Jina
+    _Comparing("POST", "/rerank", tei.rerank),  # vLLM, Jina; text-embeddings-inference
     _Comparing("POST", "/reranking", scoring.rerank),  # llama.cpp
     _Comparing("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
     Route("POST", "/classify", classify.classify, capability=CLASSIFICATION),  # vLLM
