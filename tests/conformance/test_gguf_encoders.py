@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from blazr.cli.convert import convert
+from blazr.cli.verify import verify
 from blazr.core.errors import CheckpointError
 from blazr.llm.describe import describe_model
 from blazr.llm.llm import LLM
@@ -158,6 +160,9 @@ def test_it_is_no_language_model(file: Path) -> None:
     with pytest.raises(CheckpointError, match="no language model") as caught:
         LLM(str(file))
     assert "/v1/embeddings" in str(caught.value)
+    for command in (convert, verify):
+        with pytest.raises(CheckpointError, match="no language model"):
+            command(str(file), **({"out": file.parent / "out"} if command is convert else {}))
 
 
 @pytest.mark.sample

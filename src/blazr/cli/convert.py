@@ -42,7 +42,7 @@ def convert(
     from blazr.pipelines.fallback import own_networks_only
     from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
-    with own_networks_only("blazr convert"), options.progress_bar("converting") as progress:
+    with own_networks_only("blazr convert", model), options.progress_bar("converting") as progress:
         made = run(
             model,
             out,

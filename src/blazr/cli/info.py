@@ -41,7 +41,7 @@ def info(  # noqa: PLR0913  (one argument per flag)
         from blazr.nn.device import resolve_device
         from blazr.pipelines.fallback import own_networks_only
 
-        with own_networks_only("blazr info --fit"):
+        with own_networks_only("blazr info --fit", name):
             found = measure_fit(
                 name,
                 resolve_device(device),

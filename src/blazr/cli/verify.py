@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blazr.cli import options
-from blazr.core.errors import UnknownFamilyError
+from blazr.core.errors import ConfigError, UnknownFamilyError
 from blazr.core.json_text import dump_json
 
 if TYPE_CHECKING:
@@ -40,18 +40,24 @@ def verify(  # noqa: PLR0913  (one argument per flag)
     """
     # torch comes with these
     from blazr.bench.verify import verify as run
+    from blazr.models.checkpoint.open import find_model
     from blazr.nn.device import resolve_device
+    from blazr.pipelines.kinds import check_language_model_at
 
+    name = options.pick_model(model, model_argument)
     try:
         verdict = run(
-            options.pick_model(model, model_argument),
+            name,
             resolve_device("cpu" if cpu else device),
             dtype=dtype,
             quantize=quantize,
             max_tokens=tokens,
             tolerance=tolerance,
         )
-    except UnknownFamilyError as error:
+    except ConfigError as error:
+        check_language_model_at(find_model(name).path)
+        if not isinstance(error, UnknownFamilyError):
+            raise
         reason = f"blazr has no network of its own for model_type {error.found}: nothing to verify"
         print(dump_json({"ok": False, "reason": reason}) if as_json else f"NOT VERIFIED: {reason}")
         raise typer.Exit(NO_REFERENCE) from None

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 # oxidizr trains without a beginning-of-text token; everybody else has one or means to.
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
-_ONLY_FOR_TEXT = ("vocab", "quantize", "adapter", "chat_template")
+_ONLY_FOR_TEXT = ("vocab", "quantize", "tp", "pp", "spec", "adapter", "chat_template", "mmproj")
 
 
 def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) -> TextEngine:
@@ -252,9 +252,11 @@ def load_pipeline(options: LoadOptions) -> Pipeline | None:
     kind = kind_of(files.path)
     if kind is None:
         return None
-    unused = [name for name in _ONLY_FOR_TEXT if getattr(options, name) is not None]
-    if unused:
-        _log.warning("%s runs through transformers: without %s", files.name, ", ".join(unused))
+    usual = LoadOptions()
+    unused = [x for x in _ONLY_FOR_TEXT if getattr(options, x) != getattr(usual, x)]
+    if unused:  # no error: the flags are those of all models of a server
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        _log.warning("%s is no language model, and loads without %s", files.name, names)
     limit_threads()
     return kind.load(files, device=resolve_device(options.device), dtype=options.dtype)
 

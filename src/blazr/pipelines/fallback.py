@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.core.errors import CheckpointError, EngineError, UnknownFamilyError
+from blazr.core.errors import CheckpointError, ConfigError, EngineError, UnknownFamilyError
 from blazr.engine.async_engine import AsyncEngine
 from blazr.engine.cache.manager import CacheManager, CacheShape
 from blazr.engine.engine import Engine
@@ -36,7 +36,7 @@ from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.nn.device import release_threads
 from blazr.nn.operands.step import GRID
 from blazr.pipelines.fallback_image_encoder import TYPE_IDS
-from blazr.pipelines.kinds import check_language_model
+from blazr.pipelines.kinds import check_language_model, check_language_model_at
 from blazr.pipelines.network import load_without_code, network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
 
@@ -230,18 +230,23 @@ def describe_fallback(
 
 
 @contextmanager
-def own_networks_only(purpose: str) -> Iterator[None]:
+def own_networks_only(purpose: str, model: str) -> Iterator[None]:
     """Refuse, by name, models that run through transformers.
 
     Args:
         purpose: What is only done for networks of blazr's own, as ``"blazr convert"``.
+        model: Of which model.
 
     Raises:
-        UnknownFamilyError: The model inside is one that only transformers might know.
+        CheckpointError: The model is no language model.
+        UnknownFamilyError: It is one that only transformers might know.
     """
     try:
         yield
-    except UnknownFamilyError as error:
+    except ConfigError as error:
+        check_language_model_at(find_model(model).path)
+        if not isinstance(error, UnknownFamilyError):
+            raise
         raise UnknownFamilyError(
             f"{purpose} works on networks of blazr's own, not on what runs through transformers.",
             found=f"model_type {error.found}",

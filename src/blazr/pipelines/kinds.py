@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blazr.core.errors import BlazrError, CheckpointError
 from blazr.core.gguf_header import ARCHITECTURE_KEY, read_architecture
@@ -105,6 +105,8 @@ _INSTEAD = {
     TRANSCRIPTION: "blazr transcribe, or blazr serve and /v1/audio/transcriptions",
     SPEECH: "blazr speak, or blazr serve and /v1/audio/speech",
     EMBEDDING: "blazr serve and /v1/embeddings",
+    RERANKING: "blazr serve and /v1/rerank",
+    CLASSIFICATION: "blazr serve and /classify",
 }
 
 
@@ -119,7 +121,8 @@ def check_language_model(config: Mapping[str, object]) -> None:
     if first.endswith(("ForCausalLM", "LMHeadModel")):  # an encoder's layers that look back
         return
     if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
-        raise _no_language_model(f"model_type {name!r:.50}", PIPELINES[name])
+        kind = _for_labels(config) if first.endswith(_FOR_LABELS) else PIPELINES[name]
+        raise _no_language_model(f"model_type {name!r:.50}", kind)
 
 
 def check_gguf_language_model(place: Path) -> None:
@@ -128,8 +131,21 @@ def check_gguf_language_model(place: Path) -> None:
     Raises:
         CheckpointError: It holds an encoder.
     """
-    if _kind_of_gguf(place) is not None:
-        raise _no_language_model(place.name[:50], _ENCODER)
+    kind = _kind_of_gguf(place)
+    if kind is not None:
+        raise _no_language_model(place.name[:50], kind)
+
+
+def check_language_model_at(place: Path) -> None:
+    """The same for a directory, or a GGUF file.
+
+    Raises:
+        CheckpointError: It holds a model of another kind.
+    """
+    check_gguf_language_model(place)
+    config = _read_config(place)
+    if config is not None:
+        check_language_model(config)
 
 
 def _no_language_model(found: str, kind: PipelineKind) -> CheckpointError:
@@ -181,18 +197,38 @@ def kind_of(place: Path) -> PipelineKind | None:
 def _kind_of_directory(place: Path) -> PipelineKind | None:
     if (place / "model_index.json").is_file():
         return PIPELINES[_OF_DIFFUSERS]
+    found = _read_config(place)
+    if found is None:
+        return None
+    try:
+        name = found.get("model_type")
+        architectures = found.get("architectures") or [""]
+        if str(architectures[0]).endswith(_FOR_LABELS):
+            return _for_labels(found)
+    except (LookupError, TypeError):
+        return None
+    if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
+        return PIPELINES[name]
+    return PIPELINES[_BY_MODULES] if (place / _BY_MODULES).is_file() else None
+
+
+def _for_labels(config: Mapping[str, Any]) -> PipelineKind:
+    """The kind of a classifier: with one label it says how well two texts fit.
+
+    Raises:
+        TypeError: Its labels are not understood.
+    """
+    num_labels = len(config.get("id2label") or ("", ""))  # as transformers counts
+    return PIPELINES[_ONE_LABEL if num_labels == 1 else _FOR_LABELS]
+
+
+def _read_config(place: Path) -> dict[str, Any] | None:
+    """A directory's config.json; None where there is none that can be read."""
     config = place / "config.json"
     try:
         if config.stat().st_size > _MAX_CONFIG_BYTES:
             return None
         found = json.loads(config.read_bytes())
-        name = found.get("model_type")
-        architectures = found.get("architectures") or [""]
-        if str(architectures[0]).endswith(_FOR_LABELS):
-            num_labels = len(found.get("id2label") or ("", ""))  # as transformers counts
-            return PIPELINES[_ONE_LABEL if num_labels == 1 else _FOR_LABELS]
-    except (AttributeError, LookupError, OSError, TypeError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
-    if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
-        return PIPELINES[name]
-    return PIPELINES[_BY_MODULES] if (place / _BY_MODULES).is_file() else None
+    return found if isinstance(found, dict) else None

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from blazr.cli.convert import convert
+from blazr.cli.info import info
+from blazr.cli.verify import verify
 from blazr.core.errors import BlazrError, CheckpointError, RequestError
+from blazr.llm.llm import LLM
+from blazr.llm.load import load_pipeline
+from blazr.llm.options import LoadOptions
 from blazr.models.checkpoint.open import ModelFiles
 from blazr.nn.device import resolve_device
 from blazr.pipelines.encoders.classifier import Classifier
@@ -285,3 +291,36 @@ def test_files_that_are_not_understood_are_refused(
     (tmp_path / file).write_text(json.dumps(value))
     with pytest.raises(BlazrError):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "route"), [(0, "/v1/embeddings"), (1, "/v1/rerank"), (3, "/classify")]
+)
+def test_commands_for_language_models_say_what_it_is(
+    num_labels: int, route: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    if num_labels:
+        save_classifier(path, "bert", num_labels=num_labels)
+    else:
+        save_encoder(path, "bert")
+    for refused in (
+        lambda: convert(str(path), tmp_path / "out"),
+        lambda: verify(str(path)),
+        lambda: info(str(path), fit=True),
+        lambda: LLM(str(path)),
+    ):
+        with pytest.raises(CheckpointError, match="no language model") as caught:
+            refused()
+        assert route in str(caught.value)
+
+
+def test_flags_that_say_nothing_to_an_encoder_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_encoder(tmp_path / "model", "bert")
+    options = LoadOptions(model=str(tmp_path / "model"), quantize="int8", tp=2, spec="ngram")
+    found = load_pipeline(options)
+    assert found is not None
+    found.close()
+    assert "without --quantize, --tp, --spec" in caplog.text
