@@ -31,6 +31,7 @@ from blazr.pipelines.kinds import CLASSIFICATION, RERANKING, kind_of
 from tests.support import encoder_ggufs, ggufs
 from tests.support.encoder_ggufs import Model, save_embedding_model, save_ranking_model
 from tests.support.encoder_models import NEEDS_TRANSFORMERS
+from tests.support.op_samples import random_blocks
 from tests.support.plain_bert import INNER_SIZE, NUM_CHOSEN, NUM_LAYERS, PlainBert, random_tensors
 
 gguf = pytest.importorskip("gguf", reason="names and keys are llama.cpp's")
@@ -182,6 +183,22 @@ def test_packed_weights_are_the_numbers_they_stand_for(
     found = read(model.write(tmp_path / "packed.gguf", packed), *TEXTS)
     expected = read(model.write(tmp_path / "plain.gguf", plain), *TEXTS)
     np.testing.assert_allclose(found, expected, atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q3_K", "Q2_K"])
+def test_so_are_those_in_blocks_of_256(kind: str, tmp_path: Path) -> None:
+    tensors, metadata, _ = ours("jina-bert-v2", heads=32)  # 256 channels
+    number = gguf.GGMLQuantizationType[kind]
+    packed: dict[str, Tensor | ggufs.Blocks] = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and tensor.shape[1] % 256 == 0:
+            blocks = random_blocks(kind, *tensor.shape).blocks
+            packed[name] = (int(number), tuple(tensor.shape), blocks)
+            tensors[name] = torch.from_numpy(np.array(gguf.dequantize(blocks.numpy(), number)))
+    found = read(ggufs.write(tmp_path / "packed.gguf", packed, metadata), *TEXTS)
+    expected = read(ggufs.write(tmp_path / "plain.gguf", tensors, metadata), *TEXTS)
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+    assert np.abs(found[0] - found[1]).max() > 100 * EXACT  # texts differ
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +355,11 @@ def test_a_network_of_ours_without_experts_is_jina_s_third(tmp_path: Path) -> No
     np.testing.assert_allclose(read(path, *TEXTS), read(model.folder, *TEXTS), atol=1e-5)
 
 
-def ours(case: str) -> tuple[dict[str, Tensor], dict[str, object], encoder_ggufs.Vocabulary]:
-    """The tensors, the metadata and the vocabulary of a row of `OURS`."""
-    architecture, how = case.split(",")[0], OURS[case]
+def ours(
+    case: str, **more: int
+) -> tuple[dict[str, Tensor], dict[str, object], encoder_ggufs.Vocabulary]:
+    """The tensors, the metadata and the vocabulary of a row of `OURS`, with other sizes."""
+    architecture, how = case.split(",")[0], {**OURS[case], **more}
     vocabulary = encoder_ggufs.word_pieces()
     own: dict[str, object] = {
         "block_count": NUM_LAYERS,
