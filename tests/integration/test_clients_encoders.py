@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -232,6 +233,25 @@ def test_clients_of_text_embeddings_inference(alone: Loopback) -> None:
     refused = post(alone, "/rerank", **long)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
     assert post(alone, "/rerank", **long, truncate=True).status_code == 200
+
+
+def test_cohere_s_clients_get_vectors(alone: Loopback) -> None:
+    reply = post(alone, "/v2/embed", texts=TEXTS, embedding_types=["float", "base64"]).json()
+    expected = vectors(alone, *TEXTS)
+    np.testing.assert_allclose(reply["embeddings"]["float"], expected, atol=1e-6)
+    packed = [np.frombuffer(b64decode(x), "<f4") for x in reply["embeddings"]["base64"]]
+    np.testing.assert_allclose(packed, expected, atol=1e-6)
+    assert reply["meta"]["billed_units"]["input_tokens"] == sum(len(x) + 2 for x in TEXTS)
+    for kind, prompt in (("search_query", "find: "), ("search_document", "text: ")):
+        asked = post(alone, "/v2/embed", texts=["a cat"], input_type=kind).json()["embeddings"]
+        assert list(asked) == ["float"]
+        np.testing.assert_allclose(asked["float"], vectors(alone, f"{prompt}a cat"), atol=1e-6)
+    ends = ["b" * 60 + "a" * 46]
+    for side, kept in (("START", "a" * 46), ("END", "b" * 46)):
+        cut = post(alone, "/v2/embed", texts=ends, truncate=side).json()["embeddings"]["float"]
+        np.testing.assert_allclose(cut, vectors(alone, kept), atol=1e-6)
+    refused = post(alone, "/v2/embed", texts=ends, truncate="NONE")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
 
 
 def test_many_clients_at_once_all_wait_for_their_turn(server: Loopback) -> None:

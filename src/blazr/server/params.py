@@ -202,7 +202,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "seed": ("sampling_seed",),
     "stop": ("stop_sequences",),
     "logprobs": ("top_logprobs", "n_probs"),
-    "input": ("content", "inputs", "prompt"),
+    "input": ("content", "inputs", "prompt", "texts"),
     "prompt": ("input", "messages"),
     "messages": ("input", "prompt"),
     "suffix": ("input_suffix",),

@@ -47,6 +47,7 @@ from blazr.server.openai import (
     batches,
     chat,
     classify,
+    cohere,
     completions,
     content_embeddings,
     decisions,
@@ -147,6 +148,7 @@ _ROWS = (
         "POST", "/embeddings", content_embeddings.embed_either
     ),  # llama.cpp, and OpenAI's clients
     _Embedding("POST", "/embed", tei.embed, error=tei_error),  # text-embeddings-inference
+    _Embedding("POST", "/v2/embed", cohere.embed),  # Cohere
     Route("POST", "/v1/decisions", decisions.decide),
     _Comparing("POST", "/v1/score", scoring.score),
     _Comparing("POST", "/score", scoring.score),  # vLLM

@@ -56,6 +56,7 @@ BODIES: dict[str, list[dict]] = {
     "/embedding": [{"content": ["a", "b"]}, {"input": "a"}],
     "/embeddings": [{"content": "a"}, {"input": ["a", "b"]}],
     "/embed": [{"inputs": ["a", "b"]}, {"inputs": "a", "truncate": True}],
+    "/v2/embed": [{"texts": ["a", "b"]}, {"texts": ["a"], "embedding_types": ["float", "base64"]}],
     "/v1/decisions": [{"input": "a", "questions": QUESTIONS}],
     "/v1/score": [{"text_1": "a", "text_2": ["b", "c"]}],
     "/v1/rerank": [
@@ -144,6 +145,8 @@ WRONG: list[tuple[str, dict]] = [
     ("/embedding", {"content": "a", "embd_normalize": -1}),
     ("/embeddings", {"input": []}),
     ("/embed", {"inputs": []}),
+    ("/v2/embed", {"texts": []}),
+    ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}),
     ("/rerank", {"query": "a"}),
     ("/rerank", {"query": "a", "texts": []}),
     ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}),
