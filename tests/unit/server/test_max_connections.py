@@ -108,5 +108,5 @@ def test_those_turned_away_are_gone_after_a_moment(
 def test_the_limit_is_shown_and_checked() -> None:
     with serving(scripted_core(), max_connections=77) as running:
         assert running.client.get("/server_info").json()["limits"]["max_connections"] == 77
-    with pytest.raises(ConfigError, match="max_connections"):
+    with pytest.raises(ConfigError, match="the limit --max-connections "):
         ServerConfig(max_connections=0)
