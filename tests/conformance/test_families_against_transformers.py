@@ -515,6 +515,26 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
     assert_same_logits(tmp_path, theirs)
 
 
+# Whose names are others where the library is told not to save those of the releases.
+OF_MODULES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe", "deepseek_v2"),
+    *("ernie4_5_moe", "dots1", "minimax_m2", "gpt_neox", "cohere2_moe", "laguna", "mimo_v2_flash"),
+    *("phimoe", "mellum", "hy_v3", "sarvam_mla", "sarvam_moe", "hunyuan_v1_moe", "flex_olmo"),
+    *("granitemoeshared", "solar_open", "exaone_moe", "afmoe", "glm4_moe_lite", "lfm2_moe", "lfm3"),
+    *("granitemoehybrid", "jamba", "qwen3_next", "qwen3_5_moe_text", "minimax", "kimi_linear"),
+)
+
+
+@pytest.mark.parametrize("kind", OF_MODULES)
+def test_names_of_the_library_s_own_modules(kind: str, tmp_path: Path) -> None:
+    """``save_original_format=False``, as programs write that save a state as it is."""
+    theirs = save_reference(kind, tmp_path / "released", changes=CASES[kind][1])
+    theirs.save_pretrained(tmp_path / "own", save_original_format=False)
+    names = [set(load_file(tmp_path / each / "model.safetensors")) for each in ("released", "own")]
+    assert names[0] != names[1]
+    assert_same_logits(tmp_path / "own", theirs)
+
+
 @pytest.mark.parametrize("layout", LLAMA4_APART)
 @pytest.mark.parametrize("case", ["llama4_text", "llama4_text several"])
 def test_experts_of_llama4_one_by_one(case: str, layout: str, tmp_path: Path) -> None:

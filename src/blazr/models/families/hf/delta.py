@@ -20,7 +20,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LAYER, OLMO_NORMS, hf_rules, joined_experts
+from blazr.models.families.hf.names import LAYER, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import qwen2_moe, sigmoid_experts
 from blazr.models.families.hf.state_space import rules_where
@@ -54,7 +54,6 @@ def _qwen_rules(more: Sequence[Rule] = ()) -> RuleBook:
             Rule(at + "{p}", MIXER + "{p}", p=("dt_bias", "norm.weight", "out_proj.weight")),
             Rule(at + "conv1d.weight", MIXER + "conv1d.weight", Squeeze(1)),
             Rule(at + "A_log", MIXER + "a_log"),
-            *joined_experts(),
         ],
     )
 
@@ -255,6 +254,11 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
         [
             *delta_names(at, Squeeze(1)),
             Rule(at + projection, MIXER + projection, p=("b", "f_a", "f_b", "g_a", "g_b")),
+            # of the library's own modules
+            Rule(at + "conv1d.weight", queries_keys_values(MIXER, "_conv1d.weight"), Squeeze(1)),
+            Rule(at + "forget_gate." + projection, MIXER + projection, p=("f_a", "f_b")),
+            Rule(at + "forget_gate.dt_bias", MIXER + "dt_bias"),
+            Rule(at + "forget_gate.A_log", MIXER + "a_log"),
             Rule(sparse + projection, FEED + projection, p=GATE_UP_DOWN),
             Rule(sparse + "gate.e_score_correction_bias", FEED + "correction_bias"),
             Rule(
@@ -264,7 +268,7 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
             ),
             *rules_where(
                 checkpoint,
-                r"model\.layers\.(\d+)\.self_attn\.A_log",
+                r"model\.layers\.(\d+)\.self_attn\.(?:forget_gate\.)?A_log",
                 [Rule(at + "o_proj.weight", MIXER + "out_proj.weight")],
             ),
         ],

@@ -16,7 +16,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules, shared_mlp
+from blazr.models.families.hf.names import LAYER, MLP_NAMES, hf_rules, joined_experts, shared_mlp
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import LOCAL_EXPERTS, read_experts, with_shared_expert
 from blazr.models.families.hf.state_space import (
@@ -239,6 +239,7 @@ JAMBA = Traits(
                 Stack("e"),
                 p=GATE_UP_DOWN,
             ),
+            *joined_experts(at=LAYER + "feed_forward."),
         ]
     ),
     defaults={

@@ -16,7 +16,7 @@ from blazr.models.families.hf.derive import (
     read_attention,
     read_mlp,
 )
-from blazr.models.families.hf.names import LAYER, hf_rules
+from blazr.models.families.hf.names import LAYER, hf_rules, joined_experts
 from blazr.models.families.hf.rope import read_rope
 from blazr.models.families.hf.sparse import read_experts
 from blazr.models.families.rules import FEED, MIXER, OURS, PARTS, Rule, Squeeze, Stack, renamed
@@ -53,6 +53,7 @@ _RULES = [
         )
         for theirs, ours in _WORDS.items()
     ),
+    *joined_experts(at=LAYER + "feed_forward."),
 ]
 
 

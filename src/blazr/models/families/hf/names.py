@@ -60,6 +60,39 @@ OLMO_NORMS = {"post_attention": "mixer_post_norm", "post_feedforward": "feed_for
 
 MLP_NAMES = tuple(f"{name}_proj.{part}" for name in GATE_UP_DOWN for part in PARTS)
 _GATE_AND_UP = gate_and_up(_EXPERTS, "_proj")
+
+
+def joined_experts(transform: Transform = AS_STORED, *, dim: int = 1, at: str = _MLP) -> list[Rule]:
+    """Names of experts in one tensor, rows of gate before those of up.
+
+    Args:
+        transform: How their matrices lie.
+        dim: What counts the rows.
+        at: What the names begin with.
+    """
+    return [
+        Rule(at + "experts.gate_up_proj", _GATE_AND_UP, transform, cut=Cut(dim)),
+        Rule(at + "experts.down_proj", _EXPERTS + "down_proj", transform),
+    ]
+
+
+def gpt_oss_experts() -> list[Rule]:
+    """Names of GPT-OSS's experts: rows of gate and up in turns, and lying on their sides."""
+    named = _MLP + "experts."
+    forms = (("", Transpose(), 2), ("_blocks", Mxfp4(0), 1), ("_scales", Mxfp4(1), 1))
+    rules = [
+        Rule(named + "gate_up_proj_bias", gate_and_up(_EXPERTS, "_bias"), cut=Cut(1, "rows")),
+        Rule(named + "down_proj_bias", _EXPERTS + "down_bias"),
+    ]
+    for end, transform, dim in forms:
+        cut = Cut(dim, "rows")
+        rules += [
+            Rule(f"{named}gate_up_proj{end}", _GATE_AND_UP, transform, cut=cut),
+            Rule(f"{named}down_proj{end}", _EXPERTS + "down_proj", transform),
+        ]
+    return rules
+
+
 _NAMES = [
     Rule("model.embed_tokens.weight", "embed_tokens.weight"),
     Rule("model.norm.{p}", "norm.{p}", p=PARTS),
@@ -103,22 +136,11 @@ _NAMES = [
     Rule(_SPARSE + "router.layer.weight", FEED + "router.weight"),
     Rule(_SPARSE + "input_linear.weight", _GATE_AND_UP, cut=Cut(1)),
     Rule(_SPARSE + "output_linear.weight", _EXPERTS + "down_proj"),
-    # GPT-OSS's, rows of gate and up in turns, and lying on their sides
+    Rule(_SPARSE + "router.weight", FEED + "router.weight"),
     Rule(_MLP + "router.{p}", FEED + "router.{p}", p=PARTS),
-    *(
-        rule
-        for end, transform, dim in (
-            ("", Transpose(), 2),
-            ("_blocks", Mxfp4(0), 1),
-            ("_scales", Mxfp4(1), 1),
-        )
-        for rule in (
-            Rule(f"{_MLP}experts.gate_up_proj{end}", _GATE_AND_UP, transform, cut=Cut(dim, "rows")),
-            Rule(f"{_MLP}experts.down_proj{end}", _EXPERTS + "down_proj", transform),
-        )
-    ),
-    Rule(_MLP + "experts.gate_up_proj_bias", gate_and_up(_EXPERTS, "_bias"), cut=Cut(1, "rows")),
-    Rule(_MLP + "experts.down_proj_bias", _EXPERTS + "down_bias"),
+    # as the library's modules have them, which it takes apart as it saves unless it is told not to
+    *joined_experts(),
+    *joined_experts(at=_SPARSE),
 ]
 
 
@@ -132,19 +154,6 @@ def attention_names(at: str) -> list[Rule]:
         replace(rule, source=at + rule.source.removeprefix(_ATTENTION))
         for rule in _NAMES
         if rule.source.startswith(_ATTENTION)
-    ]
-
-
-def joined_experts(transform: Transform = AS_STORED, *, dim: int = 1) -> list[Rule]:
-    """Names of experts in one tensor, rows of gate before those of up.
-
-    Args:
-        transform: How their matrices lie.
-        dim: What counts the rows.
-    """
-    return [
-        Rule(_MLP + "experts.gate_up_proj", _GATE_AND_UP, transform, cut=Cut(dim)),
-        Rule(_MLP + "experts.down_proj", _EXPERTS + "down_proj", transform),
     ]
 
 

@@ -130,6 +130,7 @@ def _neox_rules(heads: int) -> RuleBook:
         Rule("gpt_neox.embed_in.weight", "embed_tokens.weight"),
         Rule("gpt_neox.final_layer_norm.{p}", "norm.{p}", p=PARTS),
         Rule("embed_out.weight", "lm_head.weight"),
+        Rule("lm_head.weight", "lm_head.weight"),
     ]
     return _grouped_rules(heads, "gpt_neox.layers.{i}.", "attention", others)
 

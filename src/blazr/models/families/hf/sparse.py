@@ -33,6 +33,7 @@ from blazr.models.families.hf.names import (
     LAYER,
     LLAMA_RULES,
     MLP_NAMES,
+    gpt_oss_experts,
     hf_rules,
     joined_experts,
     shared_mlp,
@@ -209,7 +210,7 @@ def _qwen3_vl_rules(checkpoint: Checkpoint) -> RuleBook:
     ]
     hidden = checkpoint.config.get("hidden_size")
     is_published = not shapes or shapes[0][1] == hidden
-    return hf_rules(joined_experts(Transpose(), dim=2) if is_published else joined_experts())
+    return hf_rules(joined_experts(Transpose(), dim=2) if is_published else ())
 
 
 MIXTRAL = Traits(
@@ -563,10 +564,11 @@ ERNIE4_5_MOE = replace(
     rules=hf_rules(
         [
             Rule(
-                LAYER + "mlp.moe_statics.e_score_correction_bias",
+                f"{LAYER}mlp.{within}moe_statics.e_score_correction_bias",
                 FEED + "correction_bias",
                 Squeeze(0),
             )
+            for within in ("", "gate.")
         ]
     ),
     names={
@@ -591,6 +593,7 @@ ERNIE4_5_MOE = replace(
 
 
 GPT_OSS = Traits(
+    rules=hf_rules(gpt_oss_experts()),
     names=LOCAL_EXPERTS,
     prepare=unless_said(
         rope_type="yarn", factor=32.0, truncate=False, original_max_position_embeddings=4096
