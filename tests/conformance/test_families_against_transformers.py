@@ -515,6 +515,25 @@ def test_experts_stacked_in_the_file(tmp_path: Path) -> None:
     assert_same_logits(tmp_path, theirs)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("llama", "put '_orig_mod.' before the names"),
+        ("bamba", "put '_orig_mod.' before the names"),
+        ("mamba", "tensors such as _orig_mod.backbone"),
+    ],
+)
+def test_names_behind_those_of_a_wrapper_are_refused(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    save_reference(kind, tmp_path, changes=CASES[kind][1])
+    path = tmp_path / "model.safetensors"
+    save_file({f"_orig_mod.{name}": each for name, each in load_file(path).items()}, path)
+    with pytest.raises(CheckpointError) as raised:
+        plan_model(str(tmp_path))
+    assert message in str(raised.value)
+
+
 # Whose names are others where the library is told not to save those of the releases.
 OF_MODULES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granitemoe", "deepseek_v2"),

@@ -356,7 +356,19 @@ def split_layers(tensors: Mapping[str, TensorInfo], beginning: str) -> list[Tens
         if found:
             groups.setdefault(int(found[1]), {})[name[found.end() :]] = info
     if not groups:
-        raise CheckpointError("there are no layers.", expected=f"tensors {beginning}0.*")
+        names = ", ".join(name[:60] for name in list(tensors)[:4])
+        inside = next((name for name in tensors if beginning in name), None)
+        raise CheckpointError(
+            "there are no layers.",
+            found=f"tensors such as {names}" if tensors else "no tensors",
+            expected=f"tensors {beginning}0.*",
+            hint=(
+                f"a program has put {inside.partition(beginning)[0][:40]!r} before the names: save"
+                " the model that it wrapped"
+            )
+            if inside is not None
+            else "",
+        )
     for expected, number in enumerate(sorted(groups)):
         if number != expected:
             raise CheckpointError(

@@ -199,6 +199,14 @@ def detect_family(checkpoint: Checkpoint) -> Family:
         if family.matches(checkpoint):
             return family
     kind = model_type(checkpoint)
+    names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
+    if kind in FAMILIES:
+        raise CheckpointError(
+            f"config.json says {kind!r}, and the tensors are not named like those of one.",
+            found=f"tensors such as {names}",
+            hint="if a program has put something before the names, such as 'module.', save the"
+            " model that it wrapped",
+        )
     if kind is not None:
         raise UnknownFamilyError(
             "config.json: this model_type is not supported.",
@@ -206,7 +214,6 @@ def detect_family(checkpoint: Checkpoint) -> Family:
             expected=", ".join(FAMILIES),
             hint=_OTHER_MODELS,
         )
-    names = ", ".join(name[:40] for name in list(checkpoint.tensors)[:4])
     raise CheckpointError(
         f"{checkpoint.path} is not a language model of a kind that blazr knows.",
         found=f"tensors such as {names}",
