@@ -70,6 +70,12 @@ _KNOWN = frozenset(
         "qwen35",
         "qwen35moe",
         "kimi-linear",
+        "mellum",
+        "hy_v3",
+        "mistral4",
+        "minicpm3",
+        "jais2",
+        "granite_swa",
     ]
 )
 # Rows of queries and keys are laid out so that neighbours are rotated together, by the model itself
@@ -81,21 +87,23 @@ _INTERLEAVED = frozenset(
         "granite",
         "granitemoe",
         "granitehybrid",
+        "granite_swa",
         "smollm3",
         "chatglm",
         "glm4",
         "deepseek2",
+        "mistral4",
     ]
 )
 _NEVER_ROTATED = frozenset(["jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"])
 # The norm before a feed-forward is called as one after attention is elsewhere.
 _LATE_NORM = frozenset(["glm4moe", "gpt-oss", "qwen3next", "qwen35", "qwen35moe"])
-_BY_SIGMOID = frozenset(["glm4moe", "nemotron_h_moe", "lfm2moe", "kimi-linear"])
-_UNNORMALISED = frozenset(["qwen2moe", "olmoe", "glm4moe", "deepseek2", "jamba"])
+_BY_SIGMOID = frozenset(["glm4moe", "nemotron_h_moe", "lfm2moe", "kimi-linear", "hy_v3"])
+_UNNORMALISED = frozenset(["qwen2moe", "olmoe", "glm4moe", "deepseek2", "jamba", "mistral4"])
 # Every so many layers one sees everything, where the file does not list them.
-_FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6}
+_FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "mellum": 4}
 # Layers with a window are rotated without scaling.
-_PLAIN_WINDOW = frozenset(("olmo2", "gemma3"))
+_PLAIN_WINDOW = frozenset(("olmo2", "gemma3", "mellum"))
 _GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
 # Values that the first files of an architecture leave out.
 _LEFT_OUT: Mapping[str, Settings] = {
@@ -106,7 +114,7 @@ _LEFT_OUT: Mapping[str, Settings] = {
     }
 }
 _GELU = frozenset((*_GEMMAS, "starcoder2"))
-_RELU2 = frozenset(("nemotron_h", "nemotron_h_moe"))
+_RELU2 = frozenset(("nemotron_h", "nemotron_h_moe", "jais2"))
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}  # the largest models scale by hidden size over heads
 _GEMMA3_LONG = 131_072
 _GEMMA3_FACTOR = 8.0
@@ -167,6 +175,10 @@ class _File:
         self.kind = str(metadata.get("general.architecture"))
         self.metadata = {**_LEFT_OUT.get(self.kind, {}), **metadata}
         self.hidden = w.shape("token_embd.weight")[1]
+        if self.kind == "minicpm3":  # llama.cpp has the values of the one release in its code
+            depth = 1.4 / self.need("block_count") ** 0.5
+            scales = {"embedding": 12.0, "residual": depth, "logit": self.hidden / 256}
+            self.metadata |= {f"minicpm3.{name}_scale": each for name, each in scales.items()}
         self.count = self.need("block_count") - self.get("nextn_predict_layers", 0)
         first, second = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         usual = 1e-6 if self.kind == "gemma3" else 1e-5
@@ -311,7 +323,8 @@ def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
         every = int(told)
     if every and (index + 1) % every == 0:
         window = None
-    is_still = file.kind == "smollm3" and (index + 1) % 4 == 0
+    rotates = file.get("attention.rope_pattern", True, layer=index)
+    is_still = not rotates or (file.kind == "smollm3" and (index + 1) % 4 == 0)
     scale = file.number("attention.scale") or None
     if _WIDE_SCALE.get(file.kind) == file.count:
         scale = (file.hidden / heads) ** -0.5
@@ -409,7 +422,10 @@ def _latent(file: _File, layer: Weights) -> LatentSizes:
         plain=whole - rotated,
         rotated=rotated,
         latent=file.need("attention.kv_lora_rank"),
-        values=file.need(f"attention.value_length{ending}"),
+        values=file.get(
+            f"attention.value_length{ending}",
+            layer.shape("attn_output.weight")[1] // file.need("attention.head_count"),
+        ),
         rotation=_rotation(file, rotated),
         scale=whole**-0.5 * stretch**2,
     )
@@ -425,10 +441,16 @@ def _feed_forward(file: _File, layer: Weights) -> Function | None:
         return _experts(file, layer, activation)
     if "ffn_down.weight" not in layer:
         return None
-    fused = layer.shape("ffn_up.weight")[0] == 2 * layer.shape("ffn_down.weight")[1]
-    names = {"gate_up_proj": "ffn_up", "down_proj": "ffn_down"} if fused else _NAMES
-    w = layer.under("", names)
+    w = layer.under("", _mlp_names(layer, ""))
     return lambda x: mlp(x, w, activation)
+
+
+def _mlp_names(w: Weights, ending: str) -> dict[str, str]:
+    """Those of an MLP, whose gate may lie above the rows of what it opens."""
+    up, down = f"ffn_up{ending}", f"ffn_down{ending}"
+    if w.shape(f"{up}.weight")[0] == 2 * w.shape(f"{down}.weight")[1]:
+        return {"gate_up_proj": up, "down_proj": down}
+    return {f"{name}_proj": f"ffn_{name}{ending}" for name in ("gate", "up", "down")}
 
 
 def _experts(file: _File, w: Weights, activation: str) -> Function:
@@ -472,8 +494,7 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
         y = linear(y, w, "ffn_latent_up") if seen is not x else y
         if "ffn_down_shexp.weight" not in w:
             return y
-        names = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
-        shared = mlp(x, w.under("", names), activation)
+        shared = mlp(x, w.under("", _mlp_names(w, "_shexp")), activation)
         gate = w.get("ffn_gate_inp_shexp.weight")
         return y + (shared if gate is None else torch.sigmoid(x @ gate.reshape(-1, 1)) * shared)
 
