@@ -19,8 +19,6 @@ from blazr.cli.verify import verify
 from blazr.core.errors import CheckpointError
 from blazr.llm.describe import describe_model
 from blazr.llm.llm import LLM
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.encoders import post_norm
 from blazr.pipelines.encoders.classifier import Classifier
 from blazr.pipelines.encoders.embedder import Embedder
@@ -30,7 +28,7 @@ from blazr.pipelines.encoders.request import Cut, ReadRequest
 from blazr.pipelines.kinds import CLASSIFICATION, RERANKING, kind_of
 from tests.support import encoder_ggufs, ggufs
 from tests.support.encoder_ggufs import Model, save_embedding_model, save_ranking_model
-from tests.support.encoder_models import NEEDS_TRANSFORMERS
+from tests.support.encoder_models import NEEDS_TRANSFORMERS, load_encoder
 from tests.support.op_samples import random_blocks
 from tests.support.plain_bert import INNER_SIZE, NUM_CHOSEN, NUM_LAYERS, PlainBert, random_tensors
 
@@ -75,16 +73,8 @@ def ranking_model(architecture: str, folder: Path, *, num_labels: int = 1, **mor
     )
 
 
-def load(path: Path) -> Encoder:
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("encoder", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Encoder)
-    return found
-
-
 def read(path: Path, *texts: Any, **more: Any) -> np.ndarray:
-    encoder = load(path)
+    encoder = load_encoder(path)
     found = Gathered(len(texts))
     encoder.read_texts(ReadRequest(texts=texts, **more), found)
     encoder.close()
@@ -104,7 +94,7 @@ def file(model: Model) -> Path:
 @pytest.fixture(scope="module")
 def both(model: Model, file: Path) -> Iterator[tuple[Encoder, Encoder]]:
     """The folder's encoder, and the file's."""
-    found = load(model.folder), load(file)
+    found = load_encoder(model.folder), load_encoder(file)
     yield found
     for each in found:
         each.close()
@@ -209,7 +199,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.mark.parametrize("pooling", [None, 0, 1, 2, 3])
 def test_a_file_says_how_it_pools(pooling: int | None, bert: Model, tmp_path: Path) -> None:
     path = bert.write(tmp_path / "m.gguf", pooling_type=pooling)
-    encoder = load(path)
+    encoder = load_encoder(path)
     assert isinstance(encoder, Embedder)
     row = encoder.tokenizer(TEXTS[1])
     with torch.inference_mode():
@@ -272,7 +262,7 @@ def test_embedding_gemma_of_ollama(tmp_path: Path) -> None:
 def test_cross_encoders_score_as_the_folder_does(architecture: str, tmp_path: Path) -> None:
     model = ranking_model(architecture, tmp_path / "folder")
     path = model.write(tmp_path / "m.gguf", **{"classifier.pooling_type": 2})
-    theirs, ours = load(model.folder), load(path)
+    theirs, ours = load_encoder(model.folder), load_encoder(path)
     assert isinstance(theirs, Classifier)
     assert isinstance(ours, Classifier)
     assert ours.info.capabilities == (RERANKING, CLASSIFICATION)
@@ -294,7 +284,7 @@ def test_modern_bert_s_head_pools_as_the_file_says(tmp_path: Path) -> None:
 def test_labels_are_the_file_s(tmp_path: Path) -> None:
     model = ranking_model("bert", tmp_path / "folder", num_labels=3)
     path = model.write(tmp_path / "m.gguf")
-    encoder = load(path)
+    encoder = load_encoder(path)
     assert isinstance(encoder, Classifier)
     assert encoder.info.capabilities == (CLASSIFICATION,)
     assert encoder.labels == ["label 0", "label 1", "label 2"]
@@ -320,7 +310,7 @@ def test_metadata_that_are_not_understood(
     changes: dict[str, object], told: str, bert: Model, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=told):
-        load(bert.write(tmp_path / "m.gguf", **changes))
+        load_encoder(bert.write(tmp_path / "m.gguf", **changes))
 
 
 def test_tensors_that_are_missing_or_too_many(bert: Model, tmp_path: Path) -> None:
@@ -329,7 +319,7 @@ def test_tensors_that_are_missing_or_too_many(bert: Model, tmp_path: Path) -> No
     other = {**bert.tensors, "blk.1.attn_k.weight": torch.zeros(16, 8)}
     for tensors, told in ((missing, "missing"), (more, "attn_sinks"), (other, "shape")):
         with pytest.raises(CheckpointError, match=told):
-            load(bert.write(tmp_path / "m.gguf", tensors))
+            load_encoder(bert.write(tmp_path / "m.gguf", tensors))
 
 
 def test_scores_of_a_file_without_bert_s_pooler_are_refused(tmp_path: Path) -> None:
@@ -338,7 +328,7 @@ def test_scores_of_a_file_without_bert_s_pooler_are_refused(tmp_path: Path) -> N
         k: each for k, each in model.tensors.items() if not k.startswith("cls.") or "output" in k
     }
     with pytest.raises(CheckpointError, match="pooler"):
-        load(model.write(tmp_path / "m.gguf", tensors))
+        load_encoder(model.write(tmp_path / "m.gguf", tensors))
 
 
 def test_texts_that_are_too_long(bert: Model, tmp_path: Path) -> None:
@@ -387,7 +377,7 @@ def test_networks_of_ours_compute_what_llama_cpp_s_graph_says(case: str, tmp_pat
     np.testing.assert_allclose(read(path, *TEXTS), torch.stack(expected), atol=2e-5)
     del tensors["blk.1.attn_output.weight"]
     with pytest.raises(CheckpointError, match=r"self_attn\.o_proj"):
-        load(ggufs.write(tmp_path / "m.gguf", tensors, metadata))
+        load_encoder(ggufs.write(tmp_path / "m.gguf", tensors, metadata))
 
 
 def test_distances_take_little_memory_whatever_the_length(

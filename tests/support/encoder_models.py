@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from blazr.models.checkpoint.open import ModelFiles
+from blazr.nn.device import resolve_device
+from blazr.pipelines.encoders.encoder import Encoder
+from blazr.pipelines.kinds import kind_of
 from tests.support.seeds import run_seed
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
@@ -124,6 +128,15 @@ def save_encoder(
         save_dense(path / place, width, height)
     _write(path / "sentence_bert_config.json", {"max_seq_length": 48, "do_lower_case": False})
     _write(path / "config_sentence_transformers.json", more)
+
+
+def load_encoder(path: Path) -> Encoder:
+    """A model in a directory or a GGUF file."""
+    kind = kind_of(path)
+    assert kind is not None
+    found = kind.load(ModelFiles("encoder", path), device=resolve_device("cpu"), dtype="auto")
+    assert isinstance(found, Encoder)
+    return found
 
 
 def save_dense(path: Path, width: int, height: int) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -90,11 +91,7 @@ def read_gguf_header(file: BinaryIO) -> GgufHeader:
     Raises:
         CheckpointError: It is not a GGUF file, or not a sound one.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size < len(MAGIC):
-        raise _damaged(f"{size} bytes", 'a file that begins with "GGUF"')
-    with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as buffer:
-        cursor = _Cursor(buffer, min(size, MAX_HEADER_BYTES))
+    with _cursor_over(file) as cursor:
         num_tensors, num_pairs = _read_beginning(cursor)
         metadata: dict[str, Value] = {}
         for _ in range(num_pairs):
@@ -107,6 +104,7 @@ def read_gguf_header(file: BinaryIO) -> GgufHeader:
     if len(names) != len(tensors):
         raise _damaged(f"{len(tensors) - len(names)} names that come twice", "unique tensor names")
     data_start = -(-cursor.position // alignment) * alignment
+    size = os.fstat(file.fileno()).st_size
     return GgufHeader(metadata, cursor.places, tensors, data_start, alignment, size)
 
 
@@ -121,12 +119,8 @@ def read_architecture(file: BinaryIO) -> str | None:
     Raises:
         CheckpointError: It is not a GGUF file, or not a sound one.
     """
-    size = os.fstat(file.fileno()).st_size
-    if size < len(MAGIC):
-        raise _damaged(f"{size} bytes", 'a file that begins with "GGUF"')
     metadata: dict[str, Value] = {}
-    with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as buffer:
-        cursor = _Cursor(buffer, min(size, MAX_HEADER_BYTES))
+    with _cursor_over(file) as cursor:
         _, num_pairs = _read_beginning(cursor)
         for _ in range(num_pairs):
             _read_pair(cursor, metadata)
@@ -134,6 +128,20 @@ def read_architecture(file: BinaryIO) -> str | None:
                 break
     found = metadata.get(ARCHITECTURE_KEY)
     return found if isinstance(found, str) else None
+
+
+@contextmanager
+def _cursor_over(file: BinaryIO) -> Iterator[_Cursor]:
+    """A cursor at the beginning of a file.
+
+    Raises:
+        CheckpointError: It is too short for a GGUF file.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size < len(MAGIC):
+        raise _damaged(f"{size} bytes", 'a file that begins with "GGUF"')
+    with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as buffer:
+        yield _Cursor(buffer, min(size, MAX_HEADER_BYTES))
 
 
 class _Cursor:

@@ -21,16 +21,14 @@ from blazr.core.errors import BlazrError, CheckpointError, RequestError
 from blazr.llm.llm import LLM
 from blazr.llm.load import load_pipeline
 from blazr.llm.options import LoadOptions
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.encoders.classifier import Classifier
 from blazr.pipelines.encoders.embedder import Embedder
 from blazr.pipelines.encoders.encoder import Encoder, Gathered, batches
 from blazr.pipelines.encoders.request import Cut, ReadRequest
 from blazr.pipelines.jobs import JobEndedError
-from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING, kind_of
+from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING
 from tests.support import encoder_models
-from tests.support.encoder_models import save_classifier, save_encoder
+from tests.support.encoder_models import load_encoder, save_classifier, save_encoder
 
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ("a cat", "The quick brown fox jumps.", "", "x" * 40, "a cat", "Dogs bark")
@@ -54,14 +52,6 @@ FAMILIES = {
     "qwen3": "lasttoken",
     "gemma3": "mean_tokens",
 }
-
-
-def load(path: Path) -> Encoder:
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("encoder", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Encoder)
-    return found
 
 
 def read(encoder: Encoder, *texts: Any, **more: Any) -> NDArray[np.float32]:
@@ -97,7 +87,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def embedder(place: Path) -> Iterator[Embedder]:
-    found = load(place)
+    found = load_encoder(place)
     assert isinstance(found, Embedder)
     yield found
     found.close()
@@ -150,7 +140,7 @@ def test_fewer_dimensions_get_length_1_again(embedder: Embedder) -> None:
 @pytest.mark.parametrize("pooling", POOL)
 def test_every_pooling(pooling: str, tmp_path: Path) -> None:
     save_encoder(tmp_path, "bert", pooling=pooling)
-    embedder = load(tmp_path)
+    embedder = load_encoder(tmp_path)
     expected = np.stack([vector_of(tmp_path, text, pooling) for text in TEXTS])
     np.testing.assert_allclose(read(embedder, *TEXTS), expected, atol=TOLERANCE)
     embedder.close()
@@ -158,7 +148,7 @@ def test_every_pooling(pooling: str, tmp_path: Path) -> None:
 
 def test_a_network_alone_gives_the_mean_of_its_states(tmp_path: Path) -> None:
     save_encoder(tmp_path, "bert")
-    embedder = load(tmp_path)
+    embedder = load_encoder(tmp_path)
     expected = _states_of(tmp_path, "a cat").last_hidden_state[0].mean(0)
     np.testing.assert_allclose(read(embedder, "a cat", "b")[0], expected, atol=TOLERANCE)
     embedder.close()
@@ -173,7 +163,7 @@ def test_prompts_may_be_left_out_of_vectors_and_be_the_default(tmp_path: Path) -
         rows = json.loads((tmp_path / "modules.json").read_text())
         kept = [row for row in rows if row["path"] != name]
         (tmp_path / "modules.json").write_text(json.dumps(kept))
-    embedder = load(tmp_path)
+    embedder = load_encoder(tmp_path)
     states = _states_of(tmp_path, "text: a cat").last_hidden_state[0]
     expected = states[1 + len("text: ") :].mean(0)
     found = read(embedder, "a cat", "something else")[0]
@@ -184,7 +174,7 @@ def test_prompts_may_be_left_out_of_vectors_and_be_the_default(tmp_path: Path) -
 @pytest.mark.parametrize("family", ["bert", "modernbert", "xlm-roberta", "qwen3"])
 def test_cross_encoders_score_pairs_as_transformers_does(family: str, tmp_path: Path) -> None:
     save_classifier(tmp_path, family, num_labels=1)
-    classifier = load(tmp_path)
+    classifier = load_encoder(tmp_path)
     assert isinstance(classifier, Classifier)
     assert classifier.info.capabilities == (RERANKING, CLASSIFICATION)
     pairs = [("a cat", "The cat sat."), ("a cat", "x"), ("dogs", "Dogs bark at the moon.")]
@@ -200,7 +190,7 @@ def test_cross_encoders_score_pairs_as_transformers_does(family: str, tmp_path: 
 def test_a_score_is_made_as_the_model_says(tmp_path: Path) -> None:
     own = {"activation_fn": "torch.nn.modules.linear.Identity"}
     save_classifier(tmp_path, "bert", num_labels=1, sentence_transformers=own)
-    classifier = load(tmp_path)
+    classifier = load_encoder(tmp_path)
     assert isinstance(classifier, Classifier)
     logits = read(classifier, ("a", "b"))
     assert classifier.scores(logits) == logits[:, 0].tolist()
@@ -209,14 +199,14 @@ def test_a_score_is_made_as_the_model_says(tmp_path: Path) -> None:
     config["sentence_transformers"] = {"activation_fn": "os.system"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError):
-        load(tmp_path)
+        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("is_multi", [False, True])
 def test_classifiers_give_each_label_its_probability(is_multi: bool, tmp_path: Path) -> None:
     kind = "multi_label_classification" if is_multi else "single_label_classification"
     save_classifier(tmp_path, "bert", num_labels=3, problem_type=kind)
-    classifier = load(tmp_path)
+    classifier = load_encoder(tmp_path)
     assert isinstance(classifier, Classifier)
     assert classifier.info.capabilities == (CLASSIFICATION,)
     assert classifier.labels == ["label 0", "label 1", "label 2"]
@@ -232,7 +222,7 @@ def test_classifiers_give_each_label_its_probability(is_multi: bool, tmp_path: P
 def test_numbers_of_a_regression_are_no_probabilities(num_labels: int, tmp_path: Path) -> None:
     """As transformers' pipeline and vLLM give them."""
     save_classifier(tmp_path, "bert", num_labels=num_labels, problem_type="regression")
-    classifier = load(tmp_path)
+    classifier = load_encoder(tmp_path)
     assert isinstance(classifier, Classifier)
     auto = "AutoModelForSequenceClassification"
     expected = torch.stack([_states_of(tmp_path, text, auto).logits[0] for text in TEXTS])
@@ -290,7 +280,7 @@ def test_files_that_are_not_understood_are_refused(
     save_encoder(tmp_path, "bert", pooling="mean_tokens")
     (tmp_path / file).write_text(json.dumps(value))
     with pytest.raises(BlazrError):
-        load(tmp_path)
+        load_encoder(tmp_path)
 
 
 @pytest.mark.parametrize(
