@@ -219,8 +219,8 @@ def test_what_is_converted_gives_the_same_scores(
         ("gpt2", {"add_cross_attention": True}, "only causal decoders"),
         ("gpt_neo", {"attention_types": [["global", "local"]]}, "'attention_types'"),
         ("gpt_neo", {"attention_types": [[["global"], 2**40]]}, "'attention_types'"),
-        ("gpt_neo", {"attention_types": [[["global"], 1]]}, "too short"),
-        ("gpt_neo", {"attention_types": [[["global", "sparse"], 2]]}, "not supported"),
+        ("gpt_neo", {"attention_layers": ["global"]}, "too short"),
+        ("gpt_neo", {"attention_layers": ["global", "local", "sparse"]}, "not supported"),
         ("opt", {"_remove_final_layer_norm": True}, "'_remove_final_layer_norm'"),
     ],
 )
