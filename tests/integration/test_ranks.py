@@ -29,6 +29,7 @@ from tests.support.ranks import (
 )
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PATIENCE_S = 60.0
 PROMPTS = ["Once upon a time", "The", "A very long story about a dog who"]
 
 
@@ -146,7 +147,7 @@ def test_a_rank_that_cannot_start(monkeypatch):
         pass
 
 
-COMMAND = [sys.executable, "-m", "blazr"]
+COMMAND = [sys.executable, "-X", "faulthandler", "-m", "blazr"]
 LONG = ["--tp", "2", "--cpu", "-p", "Once", "--max-tokens", "100000", "--temperature", "0"]
 
 
@@ -164,7 +165,11 @@ def test_a_command_ends_with_its_ranks():
     """One killed: an error, and a code that is not zero."""
     process, (pid,) = started("generate", "nano", *LONG)
     os.kill(pid, signal.SIGKILL)
-    _, errors = process.communicate()
+    try:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # where its threads are is what can be found out now
+        pytest.fail(process.communicate()[1].decode())
     assert process.returncode == 1
     assert b"rank 1 has ended" in errors
 
