@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from time import sleep
 
@@ -14,7 +15,9 @@ import torch
 
 from blazr import LLM, SamplingParams
 from blazr.core.errors import ConfigError, EngineError, RequestError
+from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.llm.options import LoadOptions
+from blazr.nn.layers.ranks import Rank
 from tests.support.examples import FEED_FORWARD_EXAMPLES
 from tests.support.networks import Lab
 from tests.support.ranks import (
@@ -138,6 +141,29 @@ def test_a_step_that_fails_on_the_first_rank():
         asked = lab.ask([1, 2, 3])
         lab.run()
         assert "a step failed on the first rank" in lab.errors[asked, 0]
+
+
+SILENT = """
+import sys
+from pathlib import Path
+from blazr.engine.ranks.collectives import ProcessRanks
+from blazr.nn.layers.ranks import Rank
+
+ranks = ProcessRanks(Rank(1, 2), Path(sys.argv[1]), "cpu")
+sys.stdin.read()
+"""
+
+
+def test_what_waits_ends_when_the_ranks_are_given_up(tmp_path):
+    """Also where gloo does not notice that one has gone."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SILENT, str(tmp_path)], stdin=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        ranks = ProcessRanks(Rank(0, 2), tmp_path, "cpu")
+        threading.Timer(0.1, ranks.abort).start()
+        with pytest.raises(RuntimeError, match="timed out"):
+            ranks.gather(torch.zeros(1))
+        process.kill()
 
 
 def test_a_rank_that_cannot_start(monkeypatch):

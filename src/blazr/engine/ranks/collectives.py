@@ -6,6 +6,7 @@ groups of its own.
 
 from __future__ import annotations
 
+import ctypes
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroup, ProcessGroupGloo
+from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroup, ProcessGroupGloo, Work
 from typing_extensions import override
 
 from blazr.nn.layers.ranks import Rank, Ranks
 
 # A rank that ends is noticed by its process, one that computes for long is not to be given up.
 _TIMEOUT = timedelta(days=1)
+_LOOK = timedelta(seconds=1)  # how often a rank that waits looks whether all have been given up
 _LOCAL = "127.0.0.1"
 
 
@@ -40,13 +42,14 @@ class ProcessRanks(Ranks):
         store = PrefixStore("group", FileStore(str(folder / "ranks"), rank.count))
         make = _nccl if kind == "cuda" else _gloo
         self._is_nccl = kind == "cuda"
+        self._is_aborted = False
         self._group = make(store, rank)
 
     @override
     def gather(self, x: Tensor) -> list[Tensor]:
         x = x.contiguous()
         found = [torch.empty_like(x) for _ in range(self.rank.count)]
-        self._group.allgather([found], [x]).wait()
+        self._finish(self._group.allgather([found], [x]))
         return found
 
     @override
@@ -64,12 +67,12 @@ class ProcessRanks(Ranks):
 
     @override
     def send(self, x: Tensor, number: int) -> None:
-        self._group.send([x.contiguous()], number, 0).wait()
+        self._finish(self._group.send([x.contiguous()], number, 0))
 
     @override
     def receive(self, like: Tensor, number: int) -> Tensor:
         found = torch.empty_like(like)
-        self._group.recv([found], number, 0).wait()
+        self._finish(self._group.recv([found], number, 0))
         return found
 
     def wait(self, device: torch.device) -> None:
@@ -77,9 +80,33 @@ class ProcessRanks(Ranks):
         self.gather(torch.zeros(1, device=device))
 
     def abort(self) -> None:
-        """End what waits for others that have gone; gloo notices by itself."""
+        """End what waits for others that have gone."""
+        self._is_aborted = True
         if self._is_nccl:
             self._group.abort()
+        else:  # its threads may wait for ever, and would be joined when it is destroyed
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
+    def _finish(self, work: Work) -> None:
+        """Wait for an exchange.
+
+        Gloo mostly notices by itself that another rank has gone, but not if that happens just as an
+        exchange begins.
+
+        Raises:
+            RuntimeError: Another rank has gone.
+        """
+        if self._is_nccl:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(_LOOK)
+            except RuntimeError:
+                if self._is_aborted or work.is_completed():
+                    raise
+            else:
+                return
 
 
 def _gloo(store: PrefixStore, rank: Rank) -> ProcessGroup:
