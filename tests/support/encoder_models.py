@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.encoders.encoder import Encoder
-from blazr.pipelines.kinds import kind_of
+from tests.support.pipelines import load_pipeline
 from tests.support.seeds import run_seed
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
@@ -132,11 +130,7 @@ def save_encoder(
 
 def load_encoder(path: Path) -> Encoder:
     """A model in a directory or a GGUF file."""
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("encoder", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Encoder)
-    return found
+    return load_pipeline(path, Encoder)
 
 
 def save_dense(path: Path, width: int, height: int) -> None:

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.speaker import Speaker
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
-from blazr.pipelines.kinds import kind_of
+from tests.support.pipelines import load_pipeline
 from tests.support.seeds import run_seed
 from tests.support.vision_models import tokenizer_of
 
@@ -299,11 +297,7 @@ class Said:
 
 
 def load_speaker(path: Path) -> Speaker:
-    kind = kind_of(path)
-    assert kind is not None
-    found = kind.load(ModelFiles("voice", path), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Speaker)
-    return found
+    return load_pipeline(path, Speaker)
 
 
 def say(

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from blazr.core.errors import RequestError
-from blazr.models.checkpoint.open import ModelFiles
-from blazr.nn.device import resolve_device
 from blazr.pipelines.audio.transcriber import Transcriber
 from blazr.pipelines.audio.transcript import Transcript, TranscriptEvent, TranscriptionRequest
-from blazr.pipelines.kinds import kind_of
 from tests.support import audio_models
+from tests.support.pipelines import load_pipeline
 
 pytestmark = audio_models.NEEDS_AUDIO
 RATE = audio_models.RATE
@@ -48,11 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def model(place: Path) -> Transcriber:
-    kind = kind_of(place)
-    assert kind is not None
-    found = kind.load(ModelFiles("ear", place), device=resolve_device("cpu"), dtype="auto")
-    assert isinstance(found, Transcriber)
-    return found
+    return load_pipeline(place, Transcriber)
 
 
 def hear(model: Transcriber, data: bytes, **more: object) -> Heard:
