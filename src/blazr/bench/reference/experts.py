@@ -85,13 +85,21 @@ def _sparse_mixer(logits: Tensor, chosen: int, jitter: float) -> Tensor:
     return weights
 
 
-def mixture(x: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """``sum_e weights_e expert_e(x)``, each expert for its tokens alone."""
+def mixture(
+    x: Tensor,
+    weights: Tensor,
+    expert: Callable[[int, Tensor], Tensor],
+    *,
+    weighs_input: bool = False,
+) -> Tensor:
+    """``sum_e weights_e expert_e(x)``, or ``expert_e(weights_e x)``; each for its tokens alone."""
     y = torch.zeros_like(x)
     for e in range(weights.shape[1]):
         rows = weights[:, e].nonzero().squeeze(-1)
         if len(rows):
-            y[rows] += weights[rows, e, None] * expert(e, x[rows])
+            given = weights[rows, e, None]
+            seen = x[rows] * given if weighs_input else x[rows]
+            y[rows] += expert(e, seen) if weighs_input else given * expert(e, seen)
     return y
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from blazr.bench.reference.experts import NAMED, expert_mlp
+from blazr.bench.reference.experts import NAMED, Router, expert_mlp, mixture, route
 from blazr.bench.reference.hf_config import FULL, Config
 from blazr.bench.reference.mlp import mlp
 from blazr.bench.reference.model import Function
@@ -41,18 +40,15 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
     if "router.weight" not in w:
         return lambda x: mlp(x, w, activation)
     count = config.get("num_experts_per_tok", default=1)
+    router = Router(chosen=count, scoring="sigmoid", normalise=False, by_logits=True)
+
+    def expert(e: int, rows: Tensor) -> Tensor:
+        return expert_mlp(rows, *_matrices(w, e), activation)
 
     def apply(x: Tensor) -> Tensor:
-        logits = linear(x, w, "router")
-        best = logits.topk(count, -1)
-        shares = torch.zeros_like(logits).scatter(-1, best.indices, best.values.sigmoid())
-        y = mlp(x, w.under("shared_expert."), activation)
-        for e in range(shares.shape[1]):
-            rows = shares[:, e].nonzero().squeeze(-1)
-            if len(rows):
-                given = x[rows] * shares[rows, e, None]
-                y[rows] += expert_mlp(given, *_matrices(w, e), activation)
-        return y
+        weights = route(linear(x, w, "router"), router)
+        shared = mlp(x, w.under("shared_expert."), activation)
+        return shared + mixture(x, weights, expert, weighs_input=True)
 
     return apply
 
