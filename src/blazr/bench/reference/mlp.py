@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, softplus
+from torch.nn.functional import gelu
 
 from blazr.bench.reference.norms import silu
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.weights import Weights, linear
+
+# What xIELU has learned, in the order that it takes them.
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def activate(x: Tensor, name: str) -> Tensor:
@@ -28,11 +33,11 @@ def activate(x: Tensor, name: str) -> Tensor:
             raise NoReferenceError(f"the activation {name!r}")
 
 
-def _xielu(x: Tensor, w: Weights) -> Tensor:
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
     """Apertus's [arXiv:2411.13010]."""
-    beta, eps = w["beta"], w["eps"]
-    above = softplus(w["alpha_p"]) * x.square()
-    below = (beta + softplus(w["alpha_n"])) * (torch.expm1(x.clamp(max=eps.item())) - x)
+    positive, negative = (math.log1p(math.exp(alpha)) for alpha in (alpha_p, alpha_n))
+    above = positive * x.square()
+    below = (beta + negative) * (torch.expm1(x.clamp(max=eps)) - x)
     return torch.where(x > 0, above, below) + beta * x
 
 
@@ -45,7 +50,8 @@ def mlp(
     elif "gate_proj.weight" in w:
         gate, up = linear(x, w, "gate_proj"), linear(x, w, "up_proj")
     elif "act_fn.alpha_p" in w:
-        return linear(_xielu(linear(x, w, "up_proj"), w.under("act_fn.")), w, "down_proj")
+        learned = (w[f"act_fn.{name}"].item() for name in XIELU)
+        return linear(xielu(linear(x, w, "up_proj"), *learned), w, "down_proj")
     else:
         gate, up = linear(x, w, "up_proj"), torch.ones((), dtype=x.dtype)
     return linear(activate(gate * gate_scale, activation) * up, w, "down_proj") * scale
