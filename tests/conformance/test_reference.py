@@ -37,10 +37,6 @@ from tests.support.references import (
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OXIDIZR = sorted(path.name for path in (GOLDEN / "oxidizr").iterdir() if path.is_dir())
 GGUF = json.loads((GOLDEN / "gguf" / "converted" / "expected.json").read_text())
-# Files that verify says so of; as safetensors their families have a reference.
-GGUF_WITHOUT_REFERENCE = frozenset(
-    ["apertus", "cohere2moe", "falcon", "falcon-groups", "laguna", "llama4", "mimo2", "phimoe"]
-)
 # One of each kind of mixer and feed-forward; the others, settings of these, are slow together.
 KINDS = (
     "llama rope",
@@ -64,6 +60,12 @@ def scores(model: ReferenceModel, ids: list[int]) -> Tensor:
     for layer in model.layers:
         x = layer(x, embedded)
     return model.logits(x)
+
+
+def converted(name: str, directory: Path) -> Path:
+    path = directory / "model.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / f"gguf/converted/{name}.gguf.xz").read_bytes()))
+    return path
 
 
 def opened(directory: Path) -> ReferenceModel:
@@ -96,20 +98,26 @@ def test_attention_of_a_window_in_oxidizr_s_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GGUF["logits"])
 def test_what_llama_cpp_s_converter_writes(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(lzma.decompress((GOLDEN / f"gguf/converted/{name}.gguf.xz").read_bytes()))
-    if name in GGUF_WITHOUT_REFERENCE:
-        with pytest.raises(NoReferenceError, match="no independent reference"):
-            open_reference([path], None)
-        return
+    path = converted(name, tmp_path)
     expected = torch.tensor(GGUF["logits"][name]).double()  # transformers' float32
     found = scores(open_reference([path], None), GGUF["tokens"])[-len(expected) :]
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
+def test_shorter_values_in_one_matrix_with_keys(tmp_path: Path) -> None:
+    apart = converted("mimo2", tmp_path)
+    source = GgufFiles([apart])
+    tensors = {name: source.read(name).float() for name in source.names}
+    for layer in range(3):
+        parts = [tensors.pop(f"blk.{layer}.attn_{name}.weight") for name in "qkv"]
+        tensors[f"blk.{layer}.attn_qkv.weight"] = torch.cat(parts)
+    together = ggufs.write(tmp_path / "together.gguf", tensors, source.metadata)
+    one, several = (scores(open_reference([path], None), IDS) for path in (together, apart))
+    torch.testing.assert_close(one, several, rtol=0, atol=1e-12)
+
+
 def test_a_gguf_model_in_several_files(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(lzma.decompress((GOLDEN / "gguf/converted/lfm2.gguf.xz").read_bytes()))
+    path = converted("lfm2", tmp_path)
     whole = GgufFiles([path])
     said = {key: value for key, value in whole.metadata.items() if not key.startswith("tok")}
     names = sorted(whole.names)

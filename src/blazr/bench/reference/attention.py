@@ -138,7 +138,7 @@ def _projected(x: Tensor, w: Weights, s: AttentionSizes) -> Sequence[Tensor]:
     """Queries, keys and values of all heads, (T, H * D) each."""
     if "qkv_proj.weight" not in w:
         return [linear(x, w, f"{name}_proj") for name in "qkv"]
-    sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim
+    sizes = s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * (s.v_dim or s.dim)
     return linear(x, w, "qkv_proj").split(sizes, -1)
 
 

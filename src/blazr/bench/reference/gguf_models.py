@@ -19,7 +19,7 @@ from blazr.bench.reference.gemma import gguf_gemma
 from blazr.bench.reference.latent import LatentSizes, deepseek_attention
 from blazr.bench.reference.mamba1 import mamba1
 from blazr.bench.reference.mamba2 import Mamba2Sizes, mamba2
-from blazr.bench.reference.mlp import mlp
+from blazr.bench.reference.mlp import XIELU, mlp, xielu
 from blazr.bench.reference.model import (
     Function,
     Half,
@@ -28,6 +28,7 @@ from blazr.bench.reference.model import (
     layer_of,
     model_of,
     norm_of,
+    parallel_layer,
 )
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.rotation import Rotation, fixed, mscale, plain, yarn
@@ -76,6 +77,13 @@ _KNOWN = frozenset(
         "minicpm3",
         "jais2",
         "granite_swa",
+        "apertus",
+        "cohere2moe",
+        "falcon",
+        "laguna",
+        "llama4",
+        "mimo2",
+        "phimoe",
     ]
 )
 # Rows of queries and keys are laid out so that neighbours are rotated together, by the model itself
@@ -93,17 +101,54 @@ _INTERLEAVED = frozenset(
         "glm4",
         "deepseek2",
         "mistral4",
+        "cohere2moe",
+        "llama4",
     ]
 )
 _NEVER_ROTATED = frozenset(["jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"])
 # The norm before a feed-forward is called as one after attention is elsewhere.
 _LATE_NORM = frozenset(["glm4moe", "gpt-oss", "qwen3next", "qwen35", "qwen35moe"])
-_BY_SIGMOID = frozenset(["glm4moe", "nemotron_h_moe", "lfm2moe", "kimi-linear", "hy_v3"])
-_UNNORMALISED = frozenset(["qwen2moe", "olmoe", "glm4moe", "deepseek2", "jamba", "mistral4"])
+# Both halves of a layer see its input.
+_PARALLEL = frozenset(["falcon", "cohere2moe"])
+_BY_SIGMOID = frozenset(
+    [
+        "glm4moe",
+        "nemotron_h_moe",
+        "lfm2moe",
+        "kimi-linear",
+        "hy_v3",
+        "cohere2moe",
+        "laguna",
+        "llama4",
+        "mimo2",
+    ]
+)
+_UNNORMALISED = frozenset(
+    [
+        "qwen2moe",
+        "olmoe",
+        "glm4moe",
+        "deepseek2",
+        "jamba",
+        "mistral4",
+        "cohere2moe",
+        "laguna",
+        "llama4",
+    ]
+)
+_PHIMOE_JITTER = 0.01  # of the releases; the metadata have no key for it
 # Every so many layers one sees everything, where the file does not list them.
-_FULL_EVERY = {"olmo2": 4, "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "mellum": 4}
+_FULL_EVERY = {
+    **dict.fromkeys(("olmo2", "mellum", "cohere2moe", "laguna", "llama4"), 4),
+    **dict.fromkeys(("gpt-oss", "gemma2"), 2),
+    "gemma3": 6,
+}
+# Of these the first layer is such a one.
+_FULL_FIRST = frozenset(("cohere2moe", "laguna"))
 # Layers with a window are rotated without scaling.
-_PLAIN_WINDOW = frozenset(("olmo2", "gemma3", "mellum"))
+_PLAIN_WINDOW = frozenset(("olmo2", "gemma3", "mellum", "laguna", "mimo2"))
+# Every fourth layer has no rotation.
+_STILL_FOURTH = frozenset(("smollm3", "llama4"))
 _GEMMAS = frozenset(("gemma", "gemma2", "gemma3"))
 # Values that the first files of an architecture leave out.
 _LEFT_OUT: Mapping[str, Settings] = {
@@ -111,8 +156,11 @@ _LEFT_OUT: Mapping[str, Settings] = {
         "gemma2.attention.sliding_window": 4096,
         "gemma2.attn_logit_softcapping": 50.0,
         "gemma2.final_logit_softcapping": 30.0,
-    }
+    },
+    "llama4": {"llama4.attention.sliding_window": 8192},  # chunks, which llama.cpp has in its code
 }
+_LLAMA4_GROWTH = (0.1, 8192.0)
+_BARE_EXPERTS = 128  # Maverick's, whose queries and keys have no norms
 _GELU = frozenset((*_GEMMAS, "starcoder2"))
 _RELU2 = frozenset(("nemotron_h", "nemotron_h_moe", "jais2"))
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}  # the largest models scale by hidden size over heads
@@ -121,6 +169,7 @@ _GEMMA3_FACTOR = 8.0
 _NAMES: Mapping[str, str] = {
     **{f"{name}_proj": f"attn_{name}" for name in ("q", "k", "v", "qkv")},
     "o_proj": "attn_output",
+    "g_proj": "attn_gate",
     "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm",
     "sinks": "attn_sinks.weight",
@@ -184,9 +233,15 @@ class _File:
         usual = 1e-6 if self.kind == "gemma3" else 1e-5
         own = (second, first) if self.kind == "starcoder2" else (first, second)
         self.eps = self.number(own[0]) or self.number(own[1]) or usual
+        self.centred = self.kind == "cohere2moe" and not self.number(first)
+
+    def norm(self, w: Weights, name: str) -> Function:
+        """A norm of the residual stream."""
+        return norm_of(w, name, self.eps, centred=self.centred)
 
     def _found(self, key: str, layer: int) -> Setting:
-        found = self.metadata.get(f"{self.kind}.{key}")
+        # the keys of Apertus's activation do not begin with the architecture
+        found = self.metadata.get(f"{self.kind}.{key}", self.metadata.get(key))
         return found[layer] if isinstance(found, list) else found
 
     def get(self, key: str, default: T, *, layer: int = 0) -> T:
@@ -228,15 +283,16 @@ def gguf_model(w: Weights, metadata: Settings) -> ReferenceModel:
     file = _File(w, metadata)
     norm = "token_embd_norm" if kind in ("lfm2", "lfm2moe") else "output_norm"
     usual = file.hidden**0.5 if kind in _GEMMAS else 1.0
+    scale = file.number("logit_scale") or 1.0
     return model_of(
         f"GGUF's {kind}",
         [_layer(file, index) for index in range(file.count)],
         w,
         embedding="token_embd.weight",
-        norm=norm_of(w, norm if f"{norm}.weight" in w else "output_norm", file.eps),
+        norm=file.norm(w, norm if f"{norm}.weight" in w else "output_norm"),
         head="output.weight",
         embedding_scale=file.number("embedding_scale") or usual,
-        logits_scale=1 / (file.number("logit_scale") or 1.0),
+        logits_scale=scale if kind == "cohere2moe" else 1 / scale,
         softcap=file.number("final_logit_softcapping") or None,
     )
 
@@ -246,23 +302,25 @@ def _layer(file: _File, index: int) -> Layer:
     scale = file.number("residual_scale") or 1.0
     halves = []
     mixer = _mixer(file, w, index)
-    feed = _feed_forward(file, w)
+    feed = _feed_forward(file, w, index)
+    is_parallel = file.kind in _PARALLEL
     late = file.kind in _LATE_NORM
 
     def norm(name: str) -> Function | None:
-        return norm_of(w, name, file.eps) if f"{name}.weight" in w else None
+        return file.norm(w, name) if f"{name}.weight" in w else None
 
     if mixer is not None:
+        own = "attn_norm_2" if "attn_norm_2.weight" in w else "attn_norm"  # Falcon's larger ones
         after = None if late else norm("post_attention_norm")
-        halves.append(Half(inner=mixer, before=norm("attn_norm"), after=after, scale=scale))
+        halves.append(Half(inner=mixer, before=norm(own), after=after, scale=scale))
     if feed is not None:
         name = "post_attention_norm" if late else "ffn_norm"
-        alone = mixer is None and f"{name}.weight" not in w
+        alone = (mixer is None or is_parallel) and f"{name}.weight" not in w
         before = norm("attn_norm" if alone else name)
         if file.kind == "falcon-h1" and "ffn_norm" in w:  # without an ending in some files
-            before = norm_of(w.under("", {"norm.weight": "ffn_norm"}), "norm", file.eps)
+            before = file.norm(w.under("", {"norm.weight": "ffn_norm"}), "norm")
         halves.append(Half(inner=feed, before=before, after=norm("post_ffw_norm"), scale=scale))
-    return layer_of(*halves)
+    return parallel_layer(*halves) if is_parallel else layer_of(*halves)
 
 
 def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
@@ -274,7 +332,7 @@ def _mixer(file: _File, layer: Weights, index: int) -> Function | None:
         heads = layer.shape("ssm_dt.bias")[0] // dim
         sizes = DeltaSizes(key_heads=heads, heads=heads, key_dim=dim, eps=eps)
         return lambda x: kimi_delta(x, layer.under("", _KIMI), sizes)
-    if "attn_gate.weight" in layer:
+    if "attn_gate.weight" in layer and "ssm_a" in layer:
         grouped = "ssm_ba.weight" in layer
         delta = DeltaSizes(
             key_heads=file.need("ssm.group_count"),
@@ -321,10 +379,10 @@ def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
         every = None
     elif told is not None:
         every = int(told)
-    if every and (index + 1) % every == 0:
+    if every and (index + (file.kind not in _FULL_FIRST)) % every == 0:
         window = None
-    rotates = file.get("attention.rope_pattern", True, layer=index)
-    is_still = not rotates or (file.kind == "smollm3" and (index + 1) % 4 == 0)
+    is_still = _is_still(file, index, has_window=bool(window))
+    is_llama4 = file.kind == "llama4"
     scale = file.number("attention.scale") or None
     if _WIDE_SCALE.get(file.kind) == file.count:
         scale = (file.hidden / heads) ** -0.5
@@ -335,11 +393,26 @@ def _attention(file: _File, w: Weights, index: int) -> AttentionSizes:
         dim=dim,
         rotation=None if is_still else _rotation(file, dim, has_window=bool(window)),
         scale=scale,
-        window=window,
+        window=None if is_llama4 else window,
         softcap=file.number("attn_logit_softcapping") or None,
         eps=file.eps,
         gated=rows == 2 * heads * dim,
+        bare_norm=is_llama4 and not is_still and file.get("expert_count", 0) != _BARE_EXPERTS,
+        chunk=window if is_llama4 else None,
+        growth=_LLAMA4_GROWTH if is_llama4 and is_still else None,
+        v_dim=file.get("attention.value_length", dim),
+        v_scale=file.number("attention.value_scale") or 1.0,
+        softplus_gate=file.kind == "laguna",
     )
+
+
+def _is_still(file: _File, index: int, *, has_window: bool) -> bool:
+    """Whether a layer has no rotation."""
+    if file.kind == "cohere2moe":
+        return not has_window and index >= file.get("leading_dense_block_count", 0)
+    if file.kind in _STILL_FOURTH:
+        return (index + 1) % 4 == 0
+    return not file.get("attention.rope_pattern", True, layer=index)
 
 
 def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotation | None:
@@ -351,6 +424,7 @@ def _rotation(file: _File, head_dim: int, *, has_window: bool = False) -> Rotati
     theta = file.number("rope.freq_base") or (1e6 if kind == "gemma3" else 10_000.0)
     if has_window and kind in _PLAIN_WINDOW:
         own = 10_000.0 if kind == "gemma3" else theta
+        dim = file.get("rope.dimension_count_swa", dim)
         speeds = plain(dim, file.number("rope.freq_base_swa") or own)
         return Rotation(fixed(speeds))
     frequencies, scale = _scaled(file, dim, theta)
@@ -431,10 +505,12 @@ def _latent(file: _File, layer: Weights) -> LatentSizes:
     )
 
 
-def _feed_forward(file: _File, layer: Weights) -> Function | None:
+def _feed_forward(file: _File, layer: Weights, index: int) -> Function | None:
     activation = "silu"
     if file.kind in _GELU:
         activation = "gelu_tanh"
+    elif file.kind == "falcon":
+        activation = "gelu"
     elif file.kind in _RELU2:
         activation = "relu2"
     if "ffn_gate_inp.weight" in layer:
@@ -442,6 +518,9 @@ def _feed_forward(file: _File, layer: Weights) -> Function | None:
     if "ffn_down.weight" not in layer:
         return None
     w = layer.under("", _mlp_names(layer, ""))
+    if file.kind == "apertus":
+        learned = [file.get(f"xielu.{name}", 0.0, layer=index) for name in XIELU]
+        return lambda x: linear(xielu(linear(x, w, "up_proj"), *learned), w, "down_proj")
     return lambda x: mlp(x, w, activation)
 
 
@@ -464,6 +543,7 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
         normalise=said == 3 or file.get("expert_weights_norm", file.kind not in _UNNORMALISED),
         scale=file.number("expert_weights_scale") or 1.0,
         groups=(groups, kept, 2 if sigmoid else 1) if kept < groups else None,
+        jitter=_PHIMOE_JITTER if file.kind == "phimoe" else None,
     )
 
     def matrix(name: str, e: int, part: str = "weight") -> Tensor | None:
@@ -490,12 +570,13 @@ def _experts(file: _File, w: Weights, activation: str) -> Function:
     def apply(x: Tensor) -> Tensor:
         seen = linear(x, w, "ffn_latent_down") if "ffn_latent_down.weight" in w else x
         weights = route(linear(x, w, "ffn_gate_inp"), router, w.get("exp_probs_b.bias"))
-        y = mixture(seen, weights, expert)
+        y = mixture(seen, weights, expert, weighs_input=file.kind == "llama4")
         y = linear(y, w, "ffn_latent_up") if seen is not x else y
         if "ffn_down_shexp.weight" not in w:
             return y
         shared = mlp(x, w.under("", _mlp_names(w, "_shexp")), activation)
         gate = w.get("ffn_gate_inp_shexp.weight")
-        return y + (shared if gate is None else torch.sigmoid(x @ gate.reshape(-1, 1)) * shared)
+        y = y + (shared if gate is None else torch.sigmoid(x @ gate.reshape(-1, 1)) * shared)
+        return y / 2 if file.kind == "cohere2moe" else y
 
     return apply
