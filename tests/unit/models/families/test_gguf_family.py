@@ -113,13 +113,13 @@ def logits(path: Path) -> Tensor:
         return network(path).forward_sequences(IDS)
 
 
-def assert_reference_agrees(path: Path) -> None:
+def assert_reference_agrees(path: Path, ids: Tensor = IDS) -> None:
     """What `blazr verify` compares with reads the file alike."""
     reference = open_reference([path], None)
-    x = embedded = reference.embed(IDS[0])
+    x = embedded = reference.embed(ids[0])
     for layer in reference.layers:
         x = layer(x, embedded)
-    assert_same_network(network(path), reference.logits(x).float(), IDS)
+    assert_same_network(network(path), reference.logits(x).float(), ids)
 
 
 def test_what_is_tested_exists() -> None:
@@ -492,6 +492,18 @@ def test_metadata_that_do_not_fit_such_a_model(
 ) -> None:
     with pytest.raises(BlazrError, match=told):
         load(str(converted(name, tmp_path, **metadata)), device=CPU)
+
+
+@pytest.mark.parametrize("name", ["cohere2moe", "laguna"])
+def test_the_period_of_layers_without_a_window_may_begin_with_one(
+    name: str, tmp_path: Path
+) -> None:
+    listed = converted(name, tmp_path, **{f"{name}.attention.sliding_window_pattern": [0, 1, 0]})
+    with torch.inference_mode():
+        expected = network(listed).forward_sequences(IDS % 53)[0]
+    counted = converted(name, tmp_path, **{f"{name}.attention.sliding_window_pattern": 2})
+    assert_reference_agrees(counted, IDS % 53)
+    assert_same_network(network(counted), expected, IDS % 53)
 
 
 @pytest.mark.parametrize(("experts", "has_norms"), [(128, False), (5, True)])

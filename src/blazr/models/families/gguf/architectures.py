@@ -157,9 +157,16 @@ class Architecture:
     rate_sign: Literal[1, -1] = -1
     axes: Literal["", "runs", "mixed"] = ""
 
-    def has_window(self, layer: int) -> bool:
-        """Whether a layer has the window, where no key says so."""
-        return not self.full_every or (layer + (not self.full_first)) % self.full_every != 0
+    def has_window(self, layer: int, every: int | None = None) -> bool:
+        """Whether a layer has the window, where no key lists those that have it.
+
+        Args:
+            layer: The layer.
+            every: How many layers the metadata say there are for one that has none; None where they
+                say nothing.
+        """
+        every = self.full_every if every is None else every
+        return not every or (layer + (not self.full_first)) % every != 0
 
 
 _ALL_BIASES = ("qkv", "o", "mlp", "ssm")

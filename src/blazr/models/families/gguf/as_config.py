@@ -314,7 +314,7 @@ class GgufFile:
         elif isinstance(listed, bool):
             slides = listed
         elif isinstance(listed, int):  # every so many layers one sees all
-            slides = not listed or (layer + 1) % listed != 0
+            slides = self.row.has_window(layer, listed)
         return slides
 
     def window(self, layer: int) -> int:
