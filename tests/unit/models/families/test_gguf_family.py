@@ -494,6 +494,19 @@ def test_metadata_that_do_not_fit_such_a_model(
         load(str(converted(name, tmp_path, **metadata)), device=CPU)
 
 
+@pytest.mark.parametrize(
+    "scaling", [{}, {"type": "yarn", "original_context_length": 8}], ids=["linear", "yarn"]
+)
+@pytest.mark.parametrize("name", ["olmo2", "olmo2-windows", "laguna", "mellum", "mimo2"])
+def test_scaled_rotation_of_models_that_may_have_a_window(
+    name: str, scaling: dict[str, object], tmp_path: Path
+) -> None:
+    architecture = name.partition("-")[0]
+    said = {f"{architecture}.rope.scaling.{key}": each for key, each in scaling.items()}
+    factor = {f"{architecture}.rope.scaling.factor": 4.0}
+    assert_reference_agrees(converted(name, tmp_path, **factor, **said), IDS % 53)
+
+
 @pytest.mark.parametrize("name", ["cohere2moe", "laguna"])
 def test_the_period_of_layers_without_a_window_may_begin_with_one(
     name: str, tmp_path: Path

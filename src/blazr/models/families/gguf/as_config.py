@@ -628,7 +628,8 @@ def _rotation(file: GgufFile, rotated: int, share: ConfigValues) -> ConfigValues
         length = next(filter(None, (file.integer(key, 0) for key in lengths)), 1)
         whole |= {"llama_4_scaling_beta": growth, "original_max_position_embeddings": length}
         values["model_type"] = "ministral3"  # the only type whose config has it
-    if row.has_unscaled_window:
+    # without a window, OLMo 2 is read by a family whose layers are all of one type
+    if row.has_unscaled_window and family_of(file) != "olmo2":
         local = file.number("rope.freq_base_swa", row.window_theta or theta["rope_theta"])
         own = {"rope_theta": local, **_window_share(file, rotated)}
         values["rope_parameters"] = {FULL: {"partial_rotary_factor": 1.0, **whole}, SLIDING: own}
