@@ -131,6 +131,7 @@ _UNNORMALISED = frozenset(
         "deepseek2",
         "jamba",
         "mistral4",
+        "hy_v3",
         "cohere2moe",
         "laguna",
         "llama4",

@@ -494,6 +494,14 @@ def test_metadata_that_do_not_fit_such_a_model(
         load(str(converted(name, tmp_path, **metadata)), device=CPU)
 
 
+@pytest.mark.parametrize("name", ["cohere2moe", "hy_v3", "laguna"])
+def test_weights_of_experts_where_nothing_says_whether_they_sum_to_one(
+    name: str, tmp_path: Path
+) -> None:
+    path = converted(name, tmp_path, **{f"{name}.expert_weights_norm": None})
+    assert_reference_agrees(path, IDS % 53)
+
+
 @pytest.mark.parametrize(
     "scaling", [{}, {"type": "yarn", "original_context_length": 8}], ids=["linear", "yarn"]
 )
