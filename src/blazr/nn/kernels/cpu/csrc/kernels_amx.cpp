@@ -1,6 +1,6 @@
 // What AMX changes in the kernels of Avx512Bf16; compiled with its flags, called only where it is there.
 #if defined(__x86_64__)
-#include "isa_avx512.hpp"
+#include "isa_amx.hpp"
 //
 #include "matmul_amx.hpp"
 #include "peak.hpp"

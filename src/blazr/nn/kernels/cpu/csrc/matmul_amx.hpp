@@ -13,12 +13,13 @@
 // in the order that the instruction defines, 32 numbers after 32 (Intel's manual, TDPBF16PS).
 #pragma once
 
+#include "isa_amx.hpp"
 #include "matmul.hpp"
 
 namespace {
 
-struct AmxProduct {
-  static constexpr int64_t kSide = 16, kStep = 32;  // rows of a tile, and numbers in each
+struct AmxProduct : Amx {
+  static constexpr int64_t kStep = 32;  // numbers in a row of a tile
   static constexpr int64_t kTile = kSide * kStep;
   static constexpr int64_t kMostPacked = 512 << 10;  // numbers, on the stack
   static constexpr int64_t kMostK = kMostPacked / kSide / 2;  // a tile of w and one of w2
@@ -27,44 +28,6 @@ struct AmxProduct {
 
   using Plain = Matmul<Avx512Bf16, bf16>;
   using Rows = RowsOf<bf16>;
-
-  // Tiles are in use from here to the end of the scope.
-  struct Tiles {
-    Tiles() {
-      struct {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-      } shape;
-      __asm__ volatile("ldtilecfg %0" : : "m"(shape));
-    }
-    ~Tiles() { __asm__ volatile("tilerelease"); }
-  };
-
-  template <int i>
-  [[gnu::always_inline]] static void clear() {
-    __asm__ volatile("tilezero %%tmm%c0" : : "i"(i));
-  }
-  template <int i>
-  [[gnu::always_inline]] static void load(const void* p, int64_t bytes) {
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(bytes), "i"(i) : "memory");
-  }
-  template <int i>
-  [[gnu::always_inline]] static void store(void* p, int64_t bytes) {
-    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(bytes), "i"(i) : "memory");
-  }
-  template <int kSum, int kA, int kB>
-  [[gnu::always_inline]] static void multiply() {
-    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
-  }
-
-  // Calls body for 0 to kCount - 1, as constants.
-  template <int kCount, class Body>
-  [[gnu::always_inline]] static void each_of(const Body& body) {
-    [&]<int... i>(std::integer_sequence<int, i...>) {
-      (body(std::integral_constant<int, i>{}), ...);
-    }(std::make_integer_sequence<int, kCount>());
-  }
 
   // Up to sixteen rows as tiles of b, one for 32 numbers of k: a row for each pair, with zeros at the
   // ends of rows and for rows that are not there.
@@ -99,7 +62,7 @@ struct AmxProduct {
       each_of<A>([&](auto i) { load<kFirstA + i>(from + i * kSide * stride, stride * 2); });
       each_of<B>([&](auto j) {
         load<kOneB>(tiles + j * panel, kStep * 2);
-        each_of<A>([&](auto i) { multiply<i * B + j, kFirstA + i, kOneB>(); });
+        each_of<A>([&](auto i) { multiply_bf16<i * B + j, kFirstA + i, kOneB>(); });
       });
     };
     for (int64_t at = 0; at < whole; at += kStep, b += kTile) step(a[0] + at, a.stride, b);
@@ -154,7 +117,7 @@ struct AmxProduct {
     each_of<8>([&](auto i) { load<i>(operands, 0); });
     const int64_t of_round = kSums * 2 * kSide * kTile, rounds = operations / of_round + 1;
     for (int64_t round = 0; round < rounds; round++)
-      each_of<kSums>([](auto i) { multiply<i, kSums, kSums + 1>(); });
+      each_of<kSums>([](auto i) { multiply_bf16<i, kSums, kSums + 1>(); });
     int32_t sums[kSide * kSide];
     each_of<kSums>([&](auto i) {
       store<i>(sums, kSide * 4);
