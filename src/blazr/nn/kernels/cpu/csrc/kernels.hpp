@@ -90,6 +90,9 @@ inline constexpr int64_t kFewRows = 24, kFewColumns = 128, kManyRows = 120, kMan
 // Up to so many rows of x, plain weights are read from memory once: a part has all rows, which meet its rows
 // of w kFewRows at a time, and all but the first of these groups find them in the cache.
 inline constexpr int64_t kOnePassRows = 4 * kFewRows;
+// Bytes of packed w that a part goes through again for every few of its rows of x: half of a usual second
+// cache.
+inline constexpr int64_t kManyBytes = 512 << 10;
 // How many bytes ahead of their products plain weights are prefetched into the first cache (library.cpp).
 extern const int64_t kFetchedAhead;
 
@@ -201,9 +204,17 @@ struct DecodeFloats {
 enum FloatFormat : int { kE4M3, kE5M2, kE2M1 };
 enum ScaleFormat : int { kFloat32, kBFloat16, kFloat16, kE8M0, kScaleE4M3 };
 
-struct PackedKernel {
+// A way to compute products with packed weights. All ways give the same bits.
+struct PackedWay {
+  int64_t least;  // rows of x from which on it is faster than others
   // Rows [m0, m1) and groups [g0, g1) of 16 columns of y.
   void (*part)(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1);
+  int64_t rows, columns, bytes;  // what a part has at most: of y, and of w if more than a group
+};
+inline constexpr int64_t kAnyBytes = INT64_MAX;
+
+struct PackedKernel {
+  PackedWay ways[2];  // for ever more rows of x
   // A group of 16 rows into a packing.
   void (*pack)(const Pack& call, int64_t group);
   // One of the 16 rows of a superblock as plain numbers.

@@ -33,9 +33,6 @@ int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// Bytes of w that a part with many rows of x goes through again and again: half of a usual second
-// cache.
-constexpr int64_t kPanelBytes = 512 << 10;
 // Below this many products, waking a thread costs more than it brings.
 constexpr int64_t kSmallWork = 1 << 16;
 
@@ -73,13 +70,18 @@ Cut cut_of(const Linear& call, int threads) {
   return {call.m, call.n, few ? kOnePassRows : typed(call.dtype).many_rows, round_up(columns, kTileRows)};
 }
 
+const PackedWay& way_of(const PackedLinear& call) {
+  const auto& ways = kernels->packed[call.packing].ways;
+  return ways[call.m >= ways[1].least];
+}
+
 Cut cut_of(const PackedLinear& call, int threads) {
   const PackedKernel& kernel = kernels->packed[call.packing];
+  const PackedWay& way = way_of(call);
   const int64_t groups = (call.n + kGroup - 1) / kGroup, bytes = call.k / kernel.columns * kernel.bytes;
-  const bool few = call.m <= kFewRows;
-  const int64_t across = clamp(few ? groups / (4 * threads) : kPanelBytes / (bytes + 1), 1,
-                               (few ? kFewColumns : kManyColumns) / kGroup);
-  return {call.m, groups, few ? kFewRows : kManyRows, across};
+  const int64_t down = (call.m + way.rows - 1) / way.rows, shares = 4 * threads;
+  const int64_t most = smaller(way.columns / kGroup, way.bytes / (bytes + 1));
+  return {call.m, groups, way.rows, clamp(groups * down / shares, 1, larger(most, 1))};
 }
 
 void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
@@ -87,7 +89,7 @@ void multiply_part(const Linear& call, const Cut& cut, int64_t i) {
 }
 
 void multiply_part(const PackedLinear& call, const Cut& cut, int64_t i) {
-  cut.run(i, [&](auto... area) { kernels->packed[call.packing].part(call, area...); });
+  cut.run(i, [&](auto... area) { way_of(call).part(call, area...); });
 }
 
 template <class Call>

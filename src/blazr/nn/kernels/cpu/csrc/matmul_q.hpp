@@ -222,6 +222,13 @@ struct MatmulQ {
         }
       }
     }
+    finish_whole<C>(super, x, b, sums, total);
+  }
+
+  // Adds a superblock of such scales from its sums of products.
+  template <int C, class RowsOfX>
+  [[gnu::always_inline]] static inline void finish_whole(const uint8_t* super, const RowsOfX& x, int64_t b,
+                                                         Ints* sums, Floats* total) {
     const Floats d = Scales::together(super);
     for (int c = 0; c < C; c++) total[c] = I::add(total[c], sums[c], d, x.block(c, b).scale);
     if constexpr (Scales::kHasMinima) {
@@ -254,16 +261,25 @@ struct MatmulQ {
     for (int c = 0; c < C; c++) memcpy(out + c * ld, &total[c], sizeof total[c]);
   }
 
-  // Rows [m0, m1) of x with groups [g0, g1) of w, ordered as in matmul.hpp.
-  static void part(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
-    const bool few = call.x.m <= kFewRows;  // as in matmul.hpp
+  // As PackedWay::part.
+  static void few(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
+    in_strips<kFewRows>(call, m0, m1, g0, g1);
+  }
+
+  static void many(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
     if constexpr (kUnpacks)
-      if (!few) return unpacked_part(call, m0, m1, g0, g1);
-    const int64_t group = few ? kFewRows : I::cols;
+      unpacked_part(call, m0, m1, g0, g1);
+    else
+      in_strips<I::cols>(call, m0, m1, g0, g1);
+  }
+
+  // So many rows of x at a time meet w.
+  template <int64_t kRows>
+  static void in_strips(const PackedLinear& call, int64_t m0, int64_t m1, int64_t g0, int64_t g1) {
     float sums[2][kFewRows * kFewColumns];
     static_assert(I::cols * kManyColumns <= kFewRows * kFewColumns);
-    for (int64_t m = m0; m < m1; m += group) {
-      const int64_t rows = smaller(group, m1 - m);
+    for (int64_t m = m0; m < m1; m += kRows) {
+      const int64_t rows = smaller(kRows, m1 - m);
       const bool is_far = m == m0;  // later rows find w in the second cache
       strip(call.w, {call.x, m}, rows, g0, g1, sums[0], is_far);
       if (call.w2.blocks) strip(call.w2, {call.x, m}, rows, g0, g1, sums[1], is_far);
@@ -383,7 +399,8 @@ template <class I, int kPacking>
 constexpr PackedKernel packed_kernel() {
   using P = std::tuple_element_t<kPacking, Packings<I>>;
   using Product = MatmulQ<I, P>;
-  return {.part = Product::part,
+  return {.ways = {{1, Product::few, kFewRows, kFewColumns, kAnyBytes},
+                   {kFewRows + 1, Product::many, kManyRows, kManyColumns, kManyBytes}},
           .pack = pack_group<I, kPacking>,
           .unpack = Product::unpack,
           .bytes = P::kBytes,
