@@ -81,12 +81,13 @@ def test_activations_lose_less_than_a_hundredth() -> None:
 @pytest.mark.parametrize("name", PACKINGS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_depends_on_itself_alone(name: str, *, gated: bool) -> None:
-    weights = [random_packed(PACKINGS[name], 150, 2) for _ in range(1 + gated)]
+    blocks = 1 + 600 // PACKINGS[name].columns  # more than kernels go through at a time
+    weights = [random_packed(PACKINGS[name], 150, blocks) for _ in range(1 + gated)]
     function = matmul_q.packed_gated_linear if gated else matmul_q.packed_linear
     x = torch.randn(130, weights[0].columns).bfloat16()
     torch.set_num_threads(1)
     alone = torch.cat([function(row, *weights) for row in x.split(1)])
-    for num_threads, batches in ((1, (2, 3, 7, 16, 33)), (2, (1, 7, 130)), (4, (16, 33))):
+    for num_threads, batches in ((1, (2, 3, 7, 16, 33, 50)), (2, (1, 7, 130)), (4, (16, 33, 64))):
         torch.set_num_threads(num_threads)
         for batch in batches:
             got = function(x[-batch:], *weights)

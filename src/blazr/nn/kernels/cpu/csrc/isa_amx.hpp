@@ -15,14 +15,17 @@ namespace {
 struct Amx {
   static constexpr int64_t kSide = 16;  // rows of a tile, and columns of one of sums
 
-  // Tiles are in use from here to the end of the scope.
+  // Tiles are in use from here to the end of the scope. They are full, but for rows of a in tiles 4 and 5,
+  // which have so many bytes, and b in tiles 6 and 7, whose columns have as many.
   struct Tiles {
-    Tiles() {
+    explicit Tiles(int bytes = 64) {
       struct {
         uint8_t palette = 1, start = 0, reserved[14] = {};
         uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
         uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
       } shape;
+      shape.bytes[4] = shape.bytes[5] = uint16_t(bytes);
+      shape.rows[6] = shape.rows[7] = uint8_t(bytes / 4);
       __asm__ volatile("ldtilecfg %0" : : "m"(shape));
     }
     ~Tiles() { __asm__ volatile("tilerelease"); }
@@ -43,6 +46,11 @@ struct Amx {
   template <int kSum, int kA, int kB>
   [[gnu::always_inline]] static void multiply_bf16() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
+  }
+  // Signed bytes, summed in int32.
+  template <int kSum, int kA, int kB>
+  [[gnu::always_inline]] static void multiply_int8() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
   }
 
   // Calls body for 0 to kCount - 1, as constants.

@@ -214,7 +214,7 @@ struct PackedWay {
 inline constexpr int64_t kAnyBytes = INT64_MAX;
 
 struct PackedKernel {
-  PackedWay ways[2];  // for ever more rows of x
+  PackedWay ways[3];  // for ever more rows of x; the last may be missing
   // A group of 16 rows into a packing.
   void (*pack)(const Pack& call, int64_t group);
   // One of the 16 rows of a superblock as plain numbers.

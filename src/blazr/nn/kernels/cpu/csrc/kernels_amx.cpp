@@ -3,7 +3,17 @@
 #include "isa_amx.hpp"
 //
 #include "matmul_amx.hpp"
+#include "matmul_q_amx.hpp"
 #include "peak.hpp"
+
+namespace {
+
+template <int... kPackings>
+void put_packed(Kernels& kernels, std::integer_sequence<int, kPackings...>) {
+  (AmxMatmulQ<std::tuple_element_t<kPackings, Packings<Int8<Avx512>>>>::put(kernels.packed[kPackings]), ...);
+}
+
+}  // namespace
 
 Kernels with_amx(Kernels kernels) {
   TypedKernels& typed = kernels.typed[kBf16];
@@ -11,6 +21,7 @@ Kernels with_amx(Kernels kernels) {
   typed.peak = AmxProduct::peak;
   typed.linear = AmxProduct::part;
   typed.lora_shrink = LoraOf<AmxProduct, bf16>::shrink;
+  put_packed(kernels, std::make_integer_sequence<int, kNumPackings>());
   return kernels;
 }
 #endif

@@ -72,7 +72,9 @@ Cut cut_of(const Linear& call, int threads) {
 
 const PackedWay& way_of(const PackedLinear& call) {
   const auto& ways = kernels->packed[call.packing].ways;
-  return ways[call.m >= ways[1].least];
+  int i = 2;
+  while (i > 0 && (!ways[i].part || call.m < ways[i].least)) i--;
+  return ways[i];
 }
 
 Cut cut_of(const PackedLinear& call, int threads) {
@@ -187,13 +189,13 @@ const char* const kNames[kNumIsas] = {"amx",  "avx512_bf16", "avx512",  "avx_vnn
                                       "avx2", "neon",        "portable"};
 
 #if defined(__x86_64__)
-// Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
+// Whether the processor multiplies tiles of bfloat16 and of int8, and the system lets this process do so.
 bool may_use_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22;  // of leaf 7, in edx
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;  // of leaf 7, in edx
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of Linux's asm/prctl.h
   unsigned a, b, c, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (kTiles | kBf16)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (kBf16 | kTiles | kInt8)) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
