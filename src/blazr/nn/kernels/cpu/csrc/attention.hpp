@@ -13,7 +13,8 @@
 // A key may lie in two parts (latent and rotated); values may be the first part of the keys.
 //
 // Where a processor adds the products of two pairs of bfloat16 in one step, keys are read where they lie,
-// as weights are in matmul.hpp, weights are rounded, and values are taken two rows at a time. Everywhere
+// as weights are in matmul.hpp, weights are rounded, and values are taken two rows at a time; or, where there
+// are tiles, keys are packed for all queries together, and a page's values are taken whole. Everywhere
 // else all is float32, and a lane is a key: some keys at a time are transposed, once for all queries
 // together, so that nothing has to be added across lanes.
 //
@@ -51,6 +52,8 @@ struct AttentionOf {
   static constexpr int kNarrowTile = kRegister > 16 ? 12 : kTile;
   static constexpr int64_t kChannels = 32, kKeys = 16 * kVectors;
   static constexpr bool kInPairs = kHasPairs<D>;
+  // Whether there are tiles that multiply these pairs (attention_amx.hpp).
+  static constexpr bool kInTiles = kInPairs && !kWidens && requires { Isa::pack_keys; };
 
   // Up to kQueriesTogether queries of one sequence and one key/value head. Query i is the one of token
   // i / group, head i % group of those that share the key/value head.
@@ -188,12 +191,20 @@ struct AttentionOf {
     // Products of all queries with the first rows of a page, as pairs of numbers.
     void multiply_pairs(int64_t page, int64_t rows) {
       constexpr int64_t kRows = Products::kRows;
-      alignas(64) Compute wide[kWidens ? kRows * kMaxKey : 1];
+      alignas(64) Compute wide[kWidens ? kRows * kMaxKey : 1], packed[kInTiles ? kGrid * kMaxKey : 1];
       float second[kQueriesTogether * kGrid];
       for (int part = 0; part < (call.keys[1].size ? 2 : 1); part++) {
         const int64_t size = call.keys[part].size;
         const auto keys = rows_of(call.keys[part], page);
         const Rows queries{q + part * call.keys[0].size, kMaxKey};
+        if constexpr (kInTiles) {
+          for (int64_t first = 0; first < rows; first += Isa::kSide) {
+            if (part == 0) prefetch_values(page, first, first + Isa::kSide);
+            Isa::pack_keys({keys[first], keys.stride}, size, packed + first * round_up(size, D::step));
+          }
+          Isa::score(queries, count, packed, rows, size, part ? second : weights);
+          continue;
+        }
         for (int64_t first = 0; first < rows; first += kRows) {
           if (part == 0) prefetch_values(page, first, first + kRows);
           Rows tile;
@@ -381,6 +392,9 @@ struct AttentionOf {
         };
         for (int64_t r = low / 2 * 2; r < high; r += 2)
           D::interleave(load(r), r + 1 < high ? load(r + 1) : typename D::Reg{}, to + r);
+        if constexpr (kInTiles)  // rows that are not seen meet weights of 0, and may hold anything
+          for (int64_t r = 0; r < kGrid; r++)
+            if (r < low / 2 * 2 || r >= round_up(high, 2)) to[r] = typename D::Reg{};
         return {v, kChannels / 2};
       } else {
         if constexpr (!kWidens) {
@@ -460,7 +474,7 @@ struct AttentionOf {
       const PagedRows* next_keys = is_last ? nullptr : &call.keys[0];
       for (int64_t block = 0; block < blocks; block++) {
         const int64_t c = block * kChannels, channels = smaller(size - c, kChannels);
-        for (int i = kInWhole ? 0 : 1; i < 2 && !is_last; i++)
+        for (int i = kInWhole || kInTiles ? 0 : 1; i < 2 && !is_last; i++)
           if (call.keys[i].size)
             prefetch(call.keys[i], next, kGrid * block / blocks, kGrid * (block + 1) / blocks);
         if constexpr (kInWhole) {
@@ -470,6 +484,10 @@ struct AttentionOf {
           continue;
         }
         const auto rows = read_values(values, c, channels, low, high);
+        if constexpr (kInTiles) {
+          Isa::mix(count, factors, rounded_weights, (const Compute*)v, sums + c, wide_value());
+          continue;
+        }
         for (int64_t lot = 0; lot < lots; lot++) {
           const int64_t part = block * lots + lot, at = 16 * kVectors * lot;
           const RowsOf<float> some{rows.first + at, rows.stride};

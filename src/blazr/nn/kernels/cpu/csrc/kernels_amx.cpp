@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include "isa_amx.hpp"
 //
+#include "attention_amx.hpp"
 #include "matmul_amx.hpp"
 #include "matmul_q_amx.hpp"
 #include "peak.hpp"
@@ -21,6 +22,7 @@ Kernels with_amx(Kernels kernels) {
   typed.peak = AmxProduct::peak;
   typed.linear = AmxProduct::part;
   typed.lora_shrink = LoraOf<AmxProduct, bf16>::shrink;
+  typed.attend[kPlain] = AmxAttention::attend;
   put_packed(kernels, std::make_integer_sequence<int, kNumPackings>());
   return kernels;
 }

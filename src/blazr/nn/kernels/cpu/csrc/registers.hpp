@@ -30,6 +30,9 @@
 //     halves, unsigned_bytes, signed_bytes   widen float16 to float32, and bytes to int32, a lane each
 //     look_up          table[x] for each byte x
 //     pairs_of_columns, pairs_of_rows        where there are any: see attention_whole.hpp
+//
+//   attention
+//     pack_keys, score, mix                  where there are tiles: see attention_amx.hpp
 
 namespace {
 
