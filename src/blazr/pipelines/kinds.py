@@ -70,6 +70,7 @@ class PipelineKind:
 _ENCODER = PipelineKind((EMBEDDING, RERANKING), "blazr.pipelines.encoders.embedder:Embedder")
 _CLASSIFIER = "blazr.pipelines.encoders.classifier:Classifier"
 _FOR_LABELS = "ForSequenceClassification"
+_FOR_TEXT = ("ForCausalLM", "LMHeadModel")  # of an encoder's type too, whose layers then look back
 _ONE_LABEL = f"{_FOR_LABELS}-1"
 _BY_MODULES = "modules.json"
 _BY_FILES = frozenset({_OF_DIFFUSERS, _FOR_LABELS, _ONE_LABEL, _BY_MODULES})
@@ -118,7 +119,7 @@ def check_language_model(config: Mapping[str, object]) -> None:
     """
     name, architectures = config.get("model_type"), config.get("architectures")
     first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    if first.endswith(("ForCausalLM", "LMHeadModel")):  # an encoder's layers that look back
+    if first.endswith(_FOR_TEXT):
         return
     if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
         kind = _for_labels(config) if first.endswith(_FOR_LABELS) else PIPELINES[name]
@@ -188,7 +189,8 @@ def kind_of(place: Path) -> PipelineKind | None:
     """The kind of a model; None where it is a language model, or nothing is.
 
     A `model_index.json` is of diffusers. One for labels says so in its architecture, and where
-    there is one label, that is how well two texts fit. A `modules.json` of sentence-transformers
+    there is one label, that is how well two texts fit. An architecture that writes text is a
+    language model, of whichever type. A `modules.json` of sentence-transformers
     makes vectors of any network's states. A GGUF file says what it is by its architecture.
     """
     return _kind_of_gguf(place) or _kind_of_directory(place)
@@ -202,13 +204,14 @@ def _kind_of_directory(place: Path) -> PipelineKind | None:
         return None
     try:
         name = found.get("model_type")
-        architectures = found.get("architectures") or [""]
-        if str(architectures[0]).endswith(_FOR_LABELS):
+        first = str((found.get("architectures") or [""])[0])
+        if first.endswith(_FOR_LABELS):
             return _for_labels(found)
     except (LookupError, TypeError):
         return None
-    if isinstance(name, str) and name in PIPELINES and name not in _BY_FILES:
-        return PIPELINES[name]
+    is_known = isinstance(name, str) and name in PIPELINES and name not in _BY_FILES
+    if is_known and not first.endswith(_FOR_TEXT):
+        return PIPELINES[str(name)]
     return PIPELINES[_BY_MODULES] if (place / _BY_MODULES).is_file() else None
 
 

@@ -26,7 +26,13 @@ from blazr.pipelines.encoders.embedder import Embedder
 from blazr.pipelines.encoders.encoder import Encoder, Gathered, batches
 from blazr.pipelines.encoders.request import Cut, ReadRequest
 from blazr.pipelines.jobs import JobEndedError
-from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING
+from blazr.pipelines.kinds import (
+    CLASSIFICATION,
+    EMBEDDING,
+    RERANKING,
+    check_language_model,
+    kind_of,
+)
 from tests.support import encoder_models
 from tests.support.encoder_models import load_encoder, save_classifier, save_encoder
 
@@ -303,6 +309,25 @@ def test_commands_for_language_models_say_what_it_is(
         with pytest.raises(CheckpointError, match="no language model") as caught:
             refused()
         assert route in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_encoder"),
+    [("BertModel", True), ("BertForMaskedLM", True), ("BertLMHeadModel", False)],
+)
+def test_layers_that_look_back_are_a_language_model(
+    architecture: str, is_encoder: bool, tmp_path: Path
+) -> None:
+    """The commands and the server agree on which models are encoders."""
+    config = {"model_type": "bert", "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kind = kind_of(tmp_path)
+    assert (kind is not None) == is_encoder
+    if not is_encoder:
+        check_language_model(config)
+        return
+    with pytest.raises(CheckpointError):
+        check_language_model(config)
 
 
 def test_flags_that_say_nothing_to_an_encoder_are_named(
