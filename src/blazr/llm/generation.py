@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from os import PathLike
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
@@ -51,6 +51,32 @@ class Truncation:
 
     most: int | None = None
     drops: Literal["left", "right", "messages"] = "left"
+
+    @classmethod
+    def of_tokens(
+        cls, truncate_prompt_tokens: int | None, side: Literal["left", "right"] | None = None
+    ) -> Self | None:
+        """Return what vLLM's ``truncate_prompt_tokens`` asks for.
+
+        Args:
+            truncate_prompt_tokens: Tokens that a prompt may have; -1 is as many as fit, and None
+                leaves prompts as they are.
+            side: Where tokens go; None is the left.
+
+        Raises:
+            RequestError: Nothing would be kept.
+        """
+        if truncate_prompt_tokens is None:
+            return None
+        if truncate_prompt_tokens == 0 or truncate_prompt_tokens < -1:
+            raise RequestError(
+                "truncate_prompt_tokens is out of range.",
+                param="truncate_prompt_tokens",
+                found=str(truncate_prompt_tokens)[:20],
+                expected="-1, or at least 1",
+            )
+        most = None if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        return cls(most=most, drops=side or "left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.results import Completion, Embedding, Score
-from blazr.pipelines.encoders.request import first_numbers, unit
+from blazr.pipelines.encoders.request import Cut, first_numbers, unit
 
 ONLY_READ = SamplingParams(max_tokens=0)
 
@@ -32,6 +32,13 @@ def unit_vectors(
     """
     vectors = np.array([each.embedding or array("f") for each in completions], np.float32)
     return unit(first_numbers(vectors, dimensions))
+
+
+def cut_of(truncation: Truncation | None) -> Cut | None:
+    """Return the same for the texts of an encoder."""
+    if truncation is None:
+        return None
+    return Cut(truncation.most, "left" if truncation.drops == "left" else "right")
 
 
 def embedding_requests(prompts: Sequence[Prompt], pooling: Pooling) -> list[GenerationRequest]:

@@ -386,17 +386,7 @@ def prompt_truncation(body: _Truncating) -> Truncation | None:
     Raises:
         RequestError: Nothing would be kept.
     """
-    most = body.truncate_prompt_tokens
-    if most is None:
-        return None
-    if most == 0 or most < -1:
-        raise RequestError(
-            "truncate_prompt_tokens is out of range.",
-            param="truncate_prompt_tokens",
-            found=str(most)[:20],
-            expected="-1, or at least 1",
-        )
-    return Truncation(most=None if most == -1 else most, drops=body.truncation_side or "left")
+    return Truncation.of_tokens(body.truncate_prompt_tokens, body.truncation_side)
 
 
 class SamplerFields(msgspec.Struct, kw_only=True):

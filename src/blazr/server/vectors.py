@@ -9,8 +9,8 @@ from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.results import Usage
-from blazr.llm.vectors import ONLY_READ, unit_vectors
-from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
+from blazr.llm.vectors import ONLY_READ, cut_of, unit_vectors
+from blazr.pipelines.encoders.request import ReadRequest, TextsRead
 from blazr.server.endpoint import Call
 from blazr.server.models import ServedPipeline
 from blazr.server.run import Run
@@ -62,7 +62,7 @@ async def embed_inputs(
             raise RequestError("this model reads text alone.", param="input", hint=_OWN_IDS)
         embedder = cast("Embedder", call.model.pipeline)
         request = ReadRequest(
-            texts=texts, prompt_name=prompt_name, role=role, cut=_cut_of(truncation)
+            texts=texts, prompt_name=prompt_name, role=role, cut=cut_of(truncation)
         )
         vectors, usage = await _read_by(call, embedder, request)
         return embedder.shorten(vectors, dimensions), usage
@@ -101,7 +101,7 @@ async def read_texts(
         RequestError: There are none or too many, or one is too long.
     """
     _check_inputs(texts)
-    return await _read_by(call, encoder, ReadRequest(texts=texts, cut=_cut_of(truncation)))
+    return await _read_by(call, encoder, ReadRequest(texts=texts, cut=cut_of(truncation)))
 
 
 async def _read_by(
@@ -130,9 +130,3 @@ def _check_inputs(inputs: Sequence[object]) -> None:
             found=str(len(inputs)),
             expected=f"1 to {MAX_INPUTS}",
         )
-
-
-def _cut_of(truncation: Truncation | None) -> Cut | None:
-    if truncation is None:
-        return None
-    return Cut(truncation.most, "left" if truncation.drops == "left" else "right")

@@ -132,8 +132,8 @@ class Encoder(TransformersPipeline):
             inputs = self._pad([rows[place] for place in places])
             out = self.network(return_dict=True, **inputs)
             values = self.finish(getattr(out, self.output), inputs["attention_mask"], num_hidden)
-            num_tokens = sum(len(rows[place]["input_ids"]) for place in places)
-            outlet.emit(TextsRead(places, values.float().cpu().numpy(), num_tokens))
+            lengths = [len(rows[place]["input_ids"]) for place in places]
+            outlet.emit(TextsRead(places, values.float().cpu().numpy(), lengths))
 
     def tokenize(self, text: str, *, adds_special: bool) -> list[tuple[int, str]]:
         """A text as tokens, and how the vocabulary spells each; on the pipeline's thread."""
@@ -207,20 +207,28 @@ class Gathered:
 
     Args:
         num_texts: How many there are.
+
+    Attributes:
+        lengths: How many tokens each text has, by place; 0 of those that are not there yet.
     """
 
     def __init__(self, num_texts: int) -> None:
         self._rows: list[NDArray[np.float32] | None] = [None] * num_texts
-        self.num_tokens = 0
+        self.lengths = [0] * num_texts
 
     def emit(self, item: TextsRead) -> None:
         """Take what came of some texts."""
-        for place, row in zip(item.places, item.values, strict=True):
+        for place, row, length in zip(item.places, item.values, item.lengths, strict=True):
             self._rows[place] = row
-        self.num_tokens += item.num_tokens
+            self.lengths[place] = length
 
     def check(self) -> None:
         """Never end."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the texts have together."""
+        return sum(self.lengths)
 
     @property
     def values(self) -> NDArray[np.float32]:

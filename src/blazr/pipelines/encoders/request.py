@@ -49,12 +49,12 @@ class TextsRead:
     Args:
         places: Which of the request's, B of them.
         values: Their vectors, or a number for each label, (B, C) float32.
-        num_tokens: How many tokens they have together.
+        lengths: How many tokens each of them has.
     """
 
     places: Sequence[int]
     values: NDArray[np.float32]
-    num_tokens: int
+    lengths: Sequence[int]
 
 
 def first_numbers(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
