@@ -17,6 +17,7 @@ from torch import Tensor
 from blazr.cli.convert import convert
 from blazr.cli.verify import verify
 from blazr.core.errors import CheckpointError
+from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.describe import describe_model
 from blazr.llm.llm import LLM
 from blazr.pipelines.encoders import post_norm
@@ -147,9 +148,15 @@ def test_info_describes_a_file(model: Model, file: Path) -> None:
     assert vocabulary["name"] == model.metadata["tokenizer.ggml.model"]
 
 
+def test_python_gets_the_same_vectors(file: Path) -> None:
+    with LLM(str(file), device="cpu") as llm:
+        found = [each.embedding for each in llm.embed(TEXTS)]
+    np.testing.assert_allclose(found, read(file, *TEXTS), atol=1e-6)
+
+
 def test_it_is_no_language_model(file: Path) -> None:
     with pytest.raises(CheckpointError, match="no language model") as caught:
-        LLM(str(file))
+        AsyncLLM(str(file))
     assert "/v1/embeddings" in str(caught.value)
     for command in (convert, verify):
         with pytest.raises(CheckpointError, match="no language model"):

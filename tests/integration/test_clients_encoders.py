@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +19,7 @@ import pytest
 from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
+from blazr.llm.llm import LLM
 from blazr.pipelines.pipeline import Pipeline
 from blazr.server.config import ServerConfig
 from blazr.server.models import ServedPipeline
@@ -33,18 +35,25 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders and files, by the names that the server gives them."""
     path = tmp_path_factory.mktemp("models")
     encoder_models.save_encoder(path / "vectors", "bert", pooling="mean_tokens", prompts=PROMPTS)
     encoder_models.save_classifier(path / "ranks", "bert", num_labels=1)
     encoder_models.save_classifier(path / "labels", "bert", num_labels=3)
-    flags = ServeFlags(device="cpu", memory="16MiB")
-    names = [f"{name}={path / name}" for name in ("vectors", "ranks", "labels")]
+    found = {name: path / name for name in ("vectors", "ranks", "labels")}
     if HAS_GGUF:
         model = save_embedding_model(path / "hf", "bert", "bert", "cls_token", "word pieces")
-        names += [f"hf={path / 'hf'}", f"file={model.write(path / 'vectors.gguf')}"]
+        found |= {"hf": path / "hf", "file": model.write(path / "vectors.gguf")}
         model = save_ranking_model(path / "hf-ranks", "bert", "xlm-roberta", "unigrams")
-        names += [f"hf-ranks={path / 'hf-ranks'}", f"file-ranks={model.write(path / 'r.gguf')}"]
+        found |= {"hf-ranks": path / "hf-ranks", "file-ranks": model.write(path / "r.gguf")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(places: dict[str, Path]) -> Iterator[Loopback]:
+    flags = ServeFlags(device="cpu", memory="16MiB")
+    names = [f"{name}={path}" for name, path in places.items()]
     plans = plan_models(["text=nano", *names], None, flags, default="nano")
     models = open_models(plans, ServerConfig(host="127.0.0.1", port=0))
     with serving_models(models) as running:
@@ -94,6 +103,22 @@ def test_the_models_show_what_they_can_do(server: Loopback) -> None:
         expected |= dict.fromkeys(("hf", "file"), expected["vectors"])
         expected |= dict.fromkeys(("hf-ranks", "file-ranks"), expected["ranks"])
     assert {name: card["capabilities"] for name, card in cards.items()} == expected
+
+
+@pytest.mark.parametrize("model", ["vectors", "ranks", "file", "file-ranks"])
+def test_python_gets_the_same_numbers(
+    server: Loopback, places: dict[str, Path], model: str
+) -> None:
+    if model not in places:
+        pytest.skip("names of tensors are the gguf package's")
+    body = {"text_1": TEXTS[0], "text_2": TEXTS[1:]}
+    rows = post(server, "/v1/score", model=model, **body).json()["data"]
+    with LLM(str(places[model]), device="cpu") as llm:
+        found = [each.score for each in llm.score(*body.values())]
+        np.testing.assert_allclose(found, [row["score"] for row in rows], atol=1e-6)
+        if "ranks" not in model:
+            found = [each.embedding for each in llm.embed(TEXTS)]
+            np.testing.assert_allclose(found, vectors(server, *TEXTS, model=model), atol=1e-6)
 
 
 @pytest.mark.skipif(not HAS_GGUF, reason="names of tensors are the gguf package's")

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import encoder_models
+
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ROOT / "src" / "blazr" / "data" / "nano" / "model.safetensors"
 SERVED = {"server_client.py"}  # these need a server beside them
+ENCODED = {"search.py"}  # these need encoders
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
@@ -30,13 +33,28 @@ def test_the_built_in_model_is_there() -> None:
     assert NANO.is_file()
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in SERVED])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in SERVED | ENCODED])
 def test_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
     assert len(capsys.readouterr().out) > 60, "an example that shows nothing"
+
+
+@encoder_models.NEEDS_TRANSFORMERS
+@pytest.mark.parametrize("name", sorted(ENCODED))
+def test_example_with_encoders_runs(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder_models.save_encoder(tmp_path / "vectors", "bert")
+    encoder_models.save_classifier(tmp_path / "ranks", "bert", num_labels=1)
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "vectors"), str(tmp_path / "ranks")])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 @pytest.mark.parametrize("block", BLOCKS)

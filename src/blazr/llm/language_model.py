@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from _thread import start_new_thread
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NoReturn, Self
 from weakref import finalize
@@ -37,7 +38,7 @@ class LanguageModel:
         TypeError: There is no such argument; the message says what to write instead.
     """
 
-    core: TextEngine
+    _core: TextEngine | None = None
 
     @takes(LoadOptions)
     def __init__(self, model: str = "nano", **given: Any) -> None:
@@ -46,10 +47,10 @@ class LanguageModel:
             options["dtype"] = dtype_name(options["dtype"])
         load_options = LoadOptions(model, **options)
         check_cache_disk([load_options])
-        self.core = load_text_engine(load_options)
+        close = self._load(load_options)
         # Its thread keeps an engine, and with that the weights. To close it may take a step, for
         # which the garbage collection does not wait: other threads may need what its caller holds.
-        finalizer = finalize(self, start_new_thread, self.core.close, ())
+        finalizer = finalize(self, start_new_thread, close, ())
         finalizer.atexit = False  # there engines are closed anyway
 
     # what help() and notebooks show
@@ -59,8 +60,19 @@ class LanguageModel:
     def of(cls, core: TextEngine) -> Self:
         """Return one that runs on a text engine, which is loaded already."""
         llm = cls.__new__(cls)
-        llm.core = core
+        llm._core = core
         return llm
+
+    def _load(self, options: LoadOptions) -> Callable[[], None]:
+        """Load the model, and return what closes it."""
+        self._core = load_text_engine(options)
+        return self._core.close
+
+    @property
+    def core(self) -> TextEngine:
+        """What joins text and engine."""
+        assert self._core is not None
+        return self._core
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied, as threads are, which an engine has.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Literal, Self, cast, overload
+
+from typing_extensions import override
 
 from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.encoder_calls import METHODS, EncoderCalls
 from blazr.llm.generation import (
     Chat,
     GenerationRequest,
     Params,
     Prompt,
     PromptInput,
+    Truncation,
     TruncationMode,
     as_chats,
     as_prompts,
@@ -23,8 +27,11 @@ from blazr.llm.generation import (
     prompt_requests,
 )
 from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageModel
+from blazr.llm.load import check_names, load_pipeline
+from blazr.llm.options import LoadOptions
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, Embedding, Score, by_prompt, fold
+from blazr.llm.text_engine import TextEngine
 from blazr.llm.vectors import (
     distinct,
     embedding_requests,
@@ -33,18 +40,42 @@ from blazr.llm.vectors import (
     score_pairs,
     unit_vectors,
 )
+from blazr.pipelines.encoders.request import without_prompts
 from blazr.text.events import Event, Finished
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.pipelines.encoders.encoder import Encoder
+
 
 class LLM(LanguageModel):
     """A language model: text in, text out. Thread-safe.
 
+    It may also be an encoder (BERT, XLM-R, a model of sentence-transformers, a cross-encoder), of
+    which it has `embed` and `score` alone; other methods raise a `RequestError`.
+
     Its arguments are those of `LanguageModel`.
     """
+
+    _encoder: EncoderCalls | None = None
+
+    @override
+    def _load(self, options: LoadOptions) -> Callable[[], None]:
+        check_names(options)  # before the model is looked for
+        pipeline = load_pipeline(options, capabilities=METHODS)
+        if pipeline is None:
+            return super()._load(options)
+        self._encoder = EncoderCalls(cast("Encoder", pipeline))
+        return pipeline.close
+
+    @property
+    @override
+    def core(self) -> TextEngine:
+        if self._encoder is not None:
+            raise self._encoder.refusal("generate text")
+        return super().core
 
     def events(
         self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0
@@ -187,22 +218,81 @@ class LLM(LanguageModel):
         found = by_prompt(self._fold(requests, show=use_tqdm), requests)
         return found if is_batch else found[0]
 
-    def embed(self, prompts: PromptInput | Sequence[PromptInput]) -> list[Embedding]:
-        """Return each prompt as a vector of length 1.
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+        prompt_name: str | None = None,
+        normalize: bool = False,
+    ) -> list[Embedding]:
+        """Return each prompt as a vector.
 
-        That is the mean of its hidden states, or the last one where a GGUF file says so.
+        By a language model it is the mean of its hidden states, or the last one where a GGUF file
+        says so, with length 1. By an encoder it is made as the model's files say.
+
+        Args:
+            prompts: As `generate` takes them; an encoder reads text alone.
+            dimensions: Keep this many numbers of each vector; where vectors have length 1, the
+                shorter ones get that length again.
+            truncate_prompt_tokens: Tokens that a prompt may have, what is special among them; -1
+                is as many as fit. None refuses a prompt that is too long.
+            truncation_side: Where tokens go; None is the left.
+            prompt_name: Of an encoder's prompts (``config_sentence_transformers.json``), the one
+                before each text; None is the model's default.
+            normalize: Give vectors length 1 where the encoder does not do so.
+
+        Raises:
+            RequestError: The model cannot embed; or a prompt is empty or too long, there are fewer
+                dimensions, or there is no such prompt.
         """
-        return embeddings(fold(self._pooled(as_prompts(prompts))))
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is not None:
+            return self._encoder.embed(
+                as_prompts(prompts),
+                dimensions=dimensions,
+                truncation=truncation,
+                prompt_name=prompt_name,
+                normalize=normalize,
+            )
+        if prompt_name is not None:
+            raise without_prompts()
+        return embeddings(fold(self._pooled(as_prompts(prompts), truncation)), dimensions)
 
     encode = embed
 
-    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[Score]:
-        """Return how well pairs of texts fit each other: one with many, or many with as many."""
-        pairs = pairs_of(text_1, text_2)
-        return score_pairs(pairs, unit_vectors(fold(self._pooled(distinct(pairs)))))
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+    ) -> list[Score]:
+        """Return how well pairs of texts fit each other: one with many, or many with as many.
 
-    def _pooled(self, prompts: Sequence[Prompt]) -> Iterator[Event]:
-        return self.events(embedding_requests(prompts, self.core.info.pooling))
+        Args:
+            text_1: A text, or as many as there are in ``text_2``.
+            text_2: What each is compared with.
+            truncate_prompt_tokens: Tokens that a text may have, or a pair that a cross-encoder
+                reads; -1 is as many as fit. None refuses what is too long.
+            truncation_side: Where tokens go; None is the left.
+
+        Raises:
+            RequestError: The texts form no pairs, one is empty or too long, or the model cannot
+                score texts.
+        """
+        pairs = pairs_of(text_1, text_2)
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is not None:
+            return self._encoder.score(pairs, truncation=truncation)
+        vectors = unit_vectors(fold(self._pooled(distinct(pairs), truncation)))
+        return score_pairs(pairs, vectors)
+
+    def _pooled(self, prompts: Sequence[Prompt], truncation: Truncation | None) -> Iterator[Event]:
+        return self.events(embedding_requests(prompts, self.core.info.pooling, truncation))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters that the model came with, or blazr's own."""
@@ -218,7 +308,10 @@ class LLM(LanguageModel):
 
     def close(self) -> None:
         """Stop the engine."""
-        self.core.close()
+        if self._encoder is not None:
+            self._encoder.close()
+        else:
+            self.core.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) 
     Raises:
         BlazrError: The model cannot be loaded.
     """
-    drafters = _check_names(options)
+    drafters = check_names(options)
     # Imported here and below, because these import torch and the callers must start without it.
     from blazr.models.loading.load import load
     from blazr.nn.device import limit_threads, resolve_device
@@ -77,11 +77,14 @@ def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) 
     return start_engine(replace(bundle, draft_model=small))
 
 
-def _check_names(options: LoadOptions) -> dict[str, str]:
+def check_names(options: LoadOptions) -> dict[str, str]:
     """Refuse unknown names before minutes are spent on weights.
 
     Returns:
         The drafters; see `parse_spec`.
+
+    Raises:
+        BlazrError: An option names what is not known.
     """
     choose_tool_format("", "", name=options.tool_parser or "none")
     choose_reasoning("", "", name=options.reasoning_parser or "none")
@@ -236,11 +239,14 @@ def _bundle(
     return bundle
 
 
-def load_pipeline(options: LoadOptions) -> Pipeline | None:
+def load_pipeline(
+    options: LoadOptions, *, capabilities: Collection[str] | None = None
+) -> Pipeline | None:
     """Load a model that another library runs as a whole; None where it is a language model.
 
     Args:
         options: Which, and how: of them, device, dtype and revision.
+        capabilities: None is also returned of a model that can do none of these.
 
     Raises:
         BlazrError: It cannot be loaded.
@@ -251,6 +257,8 @@ def load_pipeline(options: LoadOptions) -> Pipeline | None:
     files = find_model(options.model, revision=options.revision)
     kind = kind_of(files.path)
     if kind is None:
+        return None
+    if capabilities is not None and not set(capabilities) & set(kind.capabilities):
         return None
     usual = LoadOptions()
     unused = [x for x in _ONLY_FOR_TEXT if getattr(options, x) != getattr(usual, x)]

@@ -41,18 +41,30 @@ def cut_of(truncation: Truncation | None) -> Cut | None:
     return Cut(truncation.most, "left" if truncation.drops == "left" else "right")
 
 
-def embedding_requests(prompts: Sequence[Prompt], pooling: Pooling) -> list[GenerationRequest]:
-    """Return requests for one vector of each prompt, pooled in this way."""
-    return [GenerationRequest(prompt=each, params=ONLY_READ, pooling=pooling) for each in prompts]
+def embedding_requests(
+    prompts: Sequence[Prompt], pooling: Pooling, truncation: Truncation | None = None
+) -> list[GenerationRequest]:
+    """Return requests for one vector of each prompt, pooled in this way.
+
+    Args:
+        prompts: Texts, or the token ids of texts.
+        pooling: How hidden states become a vector.
+        truncation: What becomes of prompts that are too long; None refuses them.
+    """
+    return [
+        GenerationRequest(prompt=each, params=ONLY_READ, pooling=pooling, truncation=truncation)
+        for each in prompts
+    ]
 
 
-def embeddings(completions: Sequence[Completion]) -> list[Embedding]:
-    """Return the vectors of the replies to `embedding_requests`, each of length 1."""
+def embeddings(completions: Sequence[Completion], dimensions: int | None = None) -> list[Embedding]:
+    """Return the vectors of the replies to `embedding_requests`; see `unit_vectors`."""
     if not completions:
         return []
+    vectors = unit_vectors(completions, dimensions)
     return [
         Embedding(embedding=vector.tolist(), prompt_tokens=each.usage.prompt_tokens)
-        for vector, each in zip(unit_vectors(completions), completions, strict=True)
+        for vector, each in zip(vectors, completions, strict=True)
     ]
 
 

@@ -24,7 +24,7 @@ _ALREADY_SO: Mapping[str, tuple[object, ...]] = {
     "trust_remote_code": (False, True),  # code that comes with a model is never run
     "enforce_eager": (False, True),  # the numbers are the same either way
     "disable_log_stats": (False, True),
-    "runner": ("auto", "generate", "pooling"),  # every model does both
+    "runner": ("auto", "generate", "pooling"),  # what a model does is recognised
     "tokenizer_mode": ("auto",),
     "load_format": ("auto", "safetensors", "gguf"),
     "skip_tokenizer_init": (False,),

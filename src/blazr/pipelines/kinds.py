@@ -105,8 +105,8 @@ PIPELINES: Table[PipelineKind] = Table(
 _INSTEAD = {
     TRANSCRIPTION: "blazr transcribe, or blazr serve and /v1/audio/transcriptions",
     SPEECH: "blazr speak, or blazr serve and /v1/audio/speech",
-    EMBEDDING: "blazr serve and /v1/embeddings",
-    RERANKING: "blazr serve and /v1/rerank",
+    EMBEDDING: "LLM.embed in Python, or blazr serve and /v1/embeddings",
+    RERANKING: "LLM.score in Python, or blazr serve and /v1/rerank",
     CLASSIFICATION: "blazr serve and /classify",
 }
 

@@ -10,7 +10,7 @@ from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.results import Usage
 from blazr.llm.vectors import ONLY_READ, cut_of, unit_vectors
-from blazr.pipelines.encoders.request import ReadRequest, TextsRead
+from blazr.pipelines.encoders.request import ReadRequest, TextsRead, without_prompts
 from blazr.server.endpoint import Call
 from blazr.server.models import ServedPipeline
 from blazr.server.run import Run
@@ -67,7 +67,7 @@ async def embed_inputs(
         vectors, usage = await _read_by(call, embedder, request)
         return embedder.shorten(vectors, dimensions), usage
     if prompt_name is not None:
-        raise RequestError("this model has no prompts.", param="prompt_name")
+        raise without_prompts()
     common = call.scheduling()
     requests = [
         GenerationRequest(

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from blazr.core.errors import RequestError, outside_vocabulary
 from blazr.pipelines.encoders.gguf import gguf_network, gguf_texts
-from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead
+from blazr.pipelines.encoders.request import Cut, ReadRequest, TextsRead, without_prompts
 from blazr.pipelines.jobs import Outlet
 from blazr.pipelines.network import load_without_code
 from blazr.pipelines.pipeline import TransformersPipeline
@@ -103,7 +103,7 @@ class Encoder(TransformersPipeline):
             RequestError: The model has no such prompt.
         """
         if request.prompt_name is not None:
-            raise RequestError("this model has no prompts.", param="prompt_name")
+            raise without_prompts()
         return ""
 
     def clean(self, text: str) -> str:

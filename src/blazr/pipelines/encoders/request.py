@@ -57,6 +57,11 @@ class TextsRead:
     lengths: Sequence[int]
 
 
+def without_prompts() -> RequestError:
+    """An error that says that a model has no prompts of its own, of which one was named."""
+    return RequestError("this model has no prompts.", param="prompt_name")
+
+
 def first_numbers(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
     """The first so many numbers of vectors, (B, C); None keeps all.
 

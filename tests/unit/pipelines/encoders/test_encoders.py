@@ -18,7 +18,7 @@ from blazr.cli.convert import convert
 from blazr.cli.info import info
 from blazr.cli.verify import verify
 from blazr.core.errors import BlazrError, CheckpointError, RequestError
-from blazr.llm.llm import LLM
+from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_pipeline
 from blazr.llm.options import LoadOptions
 from blazr.pipelines.encoders.classifier import Classifier
@@ -304,7 +304,7 @@ def test_commands_for_language_models_say_what_it_is(
         lambda: convert(str(path), tmp_path / "out"),
         lambda: verify(str(path)),
         lambda: info(str(path), fit=True),
-        lambda: LLM(str(path)),
+        lambda: AsyncLLM(str(path)),
     ):
         with pytest.raises(CheckpointError, match="no language model") as caught:
             refused()

@@ -1,0 +1,212 @@
+"""LLM of an encoder: vectors and scores are those of transformers, and other methods say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blazr import LLM, AsyncLLM
+from blazr.core.errors import CheckpointError, RequestError
+from tests.support import encoder_models
+from tests.support.encoder_models import save_classifier, save_encoder
+
+pytestmark = encoder_models.NEEDS_TRANSFORMERS
+TEXTS = ["a cat", "The quick brown fox jumps.", "Dogs bark"]
+LONG = "abc" * 30
+PROMPTS = {"query": "find: ", "document": "text: "}
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network alone, whose vectors are means and have any length."""
+    path = tmp_path_factory.mktemp("models") / "bert"
+    save_encoder(path, "bert")
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), device="cpu") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def normalizing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A model of sentence-transformers with prompts, whose vectors have length 1."""
+    path = tmp_path_factory.mktemp("models") / "qwen3"
+    save_encoder(path, "qwen3", pooling="lasttoken", prompts=PROMPTS)
+    with LLM(str(path), device="cpu") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reranker_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "ranks"
+    save_classifier(path, "xlm-roberta", num_labels=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reranker(reranker_folder: Path) -> Iterator[LLM]:
+    with LLM(str(reranker_folder), device="cpu") as llm:
+        yield llm
+
+
+def _by_transformers(path: Path, auto: str, *texts: str) -> Any:
+    import transformers
+
+    network = getattr(transformers, auto).from_pretrained(path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    with torch.inference_mode():
+        return network(**tokenizer(*texts, return_tensors="pt"))
+
+
+def _vectors_of(llm: LLM, *texts: str, **more: Any) -> np.ndarray:
+    return np.array([each.embedding for each in llm.embed(texts, **more)], np.float32)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_vectors_are_those_of_transformers(encoder: LLM, folder: Path) -> None:
+    states = [_by_transformers(folder, "AutoModel", each).last_hidden_state[0] for each in TEXTS]
+    expected = np.stack([each.mean(0).numpy() for each in states])
+    np.testing.assert_allclose(_vectors_of(encoder, *TEXTS), expected, atol=TOLERANCE)
+    found = _vectors_of(encoder, *TEXTS, normalize=True)
+    np.testing.assert_allclose(found, unit(expected), atol=TOLERANCE)
+    assert [each.prompt_tokens for each in encoder.embed(TEXTS)] == [len(each) for each in states]
+
+
+def test_what_embed_takes(encoder: LLM) -> None:
+    (alone,) = encoder.embed("a cat")
+    (listed,) = encoder.embed([{"prompt": "a cat"}])
+    assert alone == listed == alone.outputs
+    assert encoder.embed([]) == []
+    with pytest.raises(RequestError, match="text alone"):
+        encoder.embed([1, 2, 3])
+
+
+def test_dimensions_are_the_first_numbers(encoder: LLM, normalizing: LLM) -> None:
+    whole = _vectors_of(encoder, *TEXTS)
+    np.testing.assert_array_equal(_vectors_of(encoder, *TEXTS, dimensions=5), whole[:, :5])
+    whole = _vectors_of(normalizing, *TEXTS)
+    found = _vectors_of(normalizing, *TEXTS, dimensions=5)
+    np.testing.assert_allclose(found, unit(whole[:, :5]), atol=TOLERANCE)
+    with pytest.raises(RequestError, match="dimensions"):
+        encoder.embed(TEXTS, dimensions=17)
+
+
+def test_prompts_have_names(encoder: LLM, normalizing: LLM) -> None:
+    found = _vectors_of(normalizing, "a cat", prompt_name="query")
+    expected = _vectors_of(normalizing, "find: a cat")
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    for llm in (encoder, normalizing):
+        with pytest.raises(RequestError, match="prompt"):
+            llm.embed("a cat", prompt_name="other")
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ({"truncate_prompt_tokens": -1}, LONG[-46:]),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, LONG[:46]),
+        ({"truncate_prompt_tokens": 10}, LONG[-8:]),
+    ],
+)
+def test_texts_that_are_too_long(how: Mapping[str, object], kept: str, normalizing: LLM) -> None:
+    expected = _vectors_of(normalizing, kept)
+    np.testing.assert_allclose(_vectors_of(normalizing, LONG, **how), expected, atol=TOLERANCE)
+
+
+def test_texts_that_are_too_long_are_refused(normalizing: LLM, reranker: LLM) -> None:
+    for call in (lambda: normalizing.embed(LONG), lambda: reranker.score("a", LONG)):
+        with pytest.raises(RequestError, match="too long") as caught:
+            call()
+        assert "truncate_prompt_tokens=-1" in caught.value.hint
+    assert len(reranker.score("a", ["b", LONG], truncate_prompt_tokens=-1)) == 2
+    with pytest.raises(RequestError, match="truncate_prompt_tokens"):
+        normalizing.embed("a", truncate_prompt_tokens=0)
+
+
+def test_an_embedding_model_scores_by_cosines(encoder: LLM) -> None:
+    query, *others = unit(_vectors_of(encoder, *TEXTS))
+    found = [each.score for each in encoder.score(TEXTS[0], TEXTS[1:])]
+    np.testing.assert_allclose(found, np.stack(others) @ query, atol=TOLERANCE)
+
+
+def test_a_cross_encoder_scores_as_transformers_does(reranker: LLM, reranker_folder: Path) -> None:
+    auto = "AutoModelForSequenceClassification"
+    pairs = [(TEXTS[0], each) for each in TEXTS[1:]]
+    expected = [
+        float(_by_transformers(reranker_folder, auto, *pair).logits[0, 0].sigmoid())
+        for pair in pairs
+    ]
+    found = [each.outputs.score for each in reranker.score(TEXTS[0], TEXTS[1:])]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("a"),
+        lambda llm: llm.chat([{"role": "user", "content": "a"}]),
+        lambda llm: next(llm.stream("a")),
+        lambda llm: llm.logits([1]),
+        lambda llm: llm.get_tokenizer(),
+    ],
+)
+def test_an_encoder_says_that_it_generates_no_text(
+    call: Callable[[LLM], object], encoder: LLM
+) -> None:
+    with pytest.raises(RequestError, match="cannot generate text") as caught:
+        call(encoder)
+    assert "embed or score" in caught.value.hint
+    assert "bert" in str(caught.value.found)
+
+
+def test_a_cross_encoder_says_that_it_makes_no_vectors(reranker: LLM) -> None:
+    with pytest.raises(RequestError, match="cannot embed") as caught:
+        reranker.embed("a cat")
+    assert "score" in caught.value.hint
+
+
+def test_threads_get_what_each_asked_for(normalizing: LLM) -> None:
+    """The tokenizer keeps the side on which it cuts."""
+    sides = ["left", "right"] * 8
+
+    def embed(side: str) -> np.ndarray:
+        return _vectors_of(normalizing, LONG, truncate_prompt_tokens=10, truncation_side=side)
+
+    expected = {side: embed(side) for side in sides[:2]}
+    with ThreadPoolExecutor(4) as pool:
+        for side, found in zip(sides, pool.map(embed, sides), strict=True):
+            np.testing.assert_allclose(found, expected[side], atol=TOLERANCE)
+
+
+def test_async_llm_says_what_to_use(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="no language model") as caught:
+        AsyncLLM(str(folder))
+    assert "LLM.embed" in caught.value.hint
+
+
+def test_a_language_model_takes_the_same_options() -> None:
+    with LLM(memory="16MiB") as llm:
+        assert llm.embed([]) == []
+        (whole,) = _vectors_of(llm, "Once upon a time")
+        (short,) = _vectors_of(llm, "Once upon a time", dimensions=8)
+        np.testing.assert_allclose(short, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
+        ids = llm.tokenizer.encode("Once upon a time")
+        (cut,) = llm.embed([ids], truncate_prompt_tokens=2)
+        assert cut.prompt_tokens == 2
+        (cut,) = llm.score("Once upon a time", "a time", truncate_prompt_tokens=1)
+        assert -1 <= cut.score <= 1.001
+        with pytest.raises(RequestError, match="no prompts"):
+            llm.embed("a", prompt_name="query")
