@@ -15,7 +15,7 @@ from torch import Tensor
 from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
-from blazr.core.errors import CheckpointError
+from blazr.core.errors import CheckpointError, RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.llm import LLM
 from blazr.server.config import ServerConfig
@@ -142,6 +142,19 @@ def test_a_server_pools_and_ranks_as_the_files_say(model: Model, tmp_path: Path)
             "/v1/rerank", model="ranks", query="a", documents=["a"], method="embedding"
         )
         assert by_vectors.json()["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_python_scores_as_the_file_says(model: Model, tmp_path: Path) -> None:
+    weight = model.tensors["token_embd.weight"][[40, 50]].contiguous()
+    path = ranker(model, tmp_path / "r.gguf", weight)
+    with LLM(str(path), device="cpu", dtype="float32", memory="16MiB") as llm:
+        found = llm.score("who?", TEXTS)
+        with pytest.raises(RequestError, match="cannot be cut"):
+            llm.score("who?", TEXTS, truncate_prompt_tokens=-1)
+    for score, document in zip(found, TEXTS, strict=True):
+        text = TEMPLATE.replace("{query}", "who?").replace("{document}", document)
+        logits = weight @ states_of(model, ids_of(model, text))[-1]
+        assert score.score == pytest.approx(float(logits.softmax(0)[0]), abs=TOLERANCE)
 
 
 def test_a_head_that_does_not_fit_is_refused(model: Model, tmp_path: Path) -> None:

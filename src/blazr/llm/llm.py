@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast, overload
 
 from typing_extensions import override
 
+from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.encoder_calls import METHODS, EncoderCalls
 from blazr.llm.generation import (
@@ -47,6 +48,7 @@ from blazr.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.llm.rank_head import RankHead
     from blazr.pipelines.encoders.encoder import Encoder
 
 
@@ -273,6 +275,9 @@ class LLM(LanguageModel):
     ) -> list[Score]:
         """Return how well pairs of texts fit each other: one with many, or many with as many.
 
+        That is the cosine of their vectors, or what a cross-encoder or a GGUF file of a language
+        model that was made to rank (Qwen3-Reranker) says of each pair.
+
         Args:
             text_1: A text, or as many as there are in ``text_2``.
             text_2: What each is compared with.
@@ -288,8 +293,23 @@ class LLM(LanguageModel):
         truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
         if self._encoder is not None:
             return self._encoder.score(pairs, truncation=truncation)
+        bundle = self.core.bundle
+        if bundle is not None and bundle.rank_head is not None:
+            return self._rank(pairs, bundle.rank_head, truncation)
         vectors = unit_vectors(fold(self._pooled(distinct(pairs), truncation)))
         return score_pairs(pairs, vectors)
+
+    def _rank(
+        self, pairs: Sequence[tuple[str, str]], head: RankHead, truncation: Truncation | None
+    ) -> list[Score]:
+        if truncation is not None:
+            raise RequestError(
+                "this model reads a pair as a question, which cannot be cut.",
+                param="truncate_prompt_tokens",
+                expected="None",
+            )
+        completions = fold(self.events(head.requests(pairs, self.core.tokenizer)))
+        return [Score(score=head.score(each.embedding or ())) for each in completions]
 
     def _pooled(self, prompts: Sequence[Prompt], truncation: Truncation | None) -> Iterator[Event]:
         return self.events(embedding_requests(prompts, self.core.info.pooling, truncation))

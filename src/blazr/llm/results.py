@@ -150,8 +150,8 @@ class Score:
     """How well two texts fit each other.
 
     Args:
-        score: The cosine of their vectors, -1 to 1; by a cross-encoder, what its own function
-            gives, by default 0 to 1.
+        score: The cosine of their vectors, -1 to 1; by a model that was made to rank, its
+            own number, mostly 0 to 1.
     """
 
     score: float
