@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import Prompt, Truncation
-from blazr.llm.results import Embedding, Score
+from blazr.llm.results import Classification, Embedding, Score
 from blazr.llm.vectors import cut_of, distinct, score_pairs
 from blazr.pipelines.encoders.request import ReadRequest, unit
-from blazr.pipelines.kinds import EMBEDDING, RERANKING
+from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING
 
 if TYPE_CHECKING:
     from blazr.pipelines.encoders.classifier import Classifier
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blazr.pipelines.encoders.encoder import Encoder, Gathered
 
 # The method of `LLM` by which a model does what it can.
-METHODS = {EMBEDDING: "embed", RERANKING: "score"}
+METHODS = {EMBEDDING: "embed", RERANKING: "score", CLASSIFICATION: "classify"}
 
 
 class EncoderCalls:
@@ -44,11 +44,7 @@ class EncoderCalls:
     ) -> list[Embedding]:
         """Return a vector of each text; see `LLM.embed`."""
         embedder = cast("Embedder", self._able_to(EMBEDDING))
-        texts = [each for each in prompts if isinstance(each, str)]
-        if len(texts) < len(prompts):
-            raise RequestError(
-                "an encoder reads text alone.", param="prompts", found="token ids", expected="text"
-            )
+        texts = _texts_of(prompts)
         if not texts:
             return []
         request = ReadRequest(texts=texts, prompt_name=prompt_name, cut=cut_of(truncation))
@@ -72,6 +68,28 @@ class EncoderCalls:
             return score_pairs(pairs, unit(found.values))
         found = self._read(ReadRequest(texts=pairs, cut=cut))
         return [Score(score=each) for each in cast("Classifier", encoder).scores(found.values)]
+
+    def classify(
+        self, prompts: Sequence[Prompt], *, truncation: Truncation | None = None
+    ) -> list[Classification]:
+        """Return the labels of each text; see `LLM.classify`."""
+        classifier = cast("Classifier", self._able_to(CLASSIFICATION))
+        texts = _texts_of(prompts)
+        if not texts:
+            return []
+        found = self._read(ReadRequest(texts=texts, cut=cut_of(truncation)))
+        labels = classifier.labels
+        return [
+            Classification(
+                label=labels[int(row.argmax())],
+                probs=row.tolist(),
+                labels=labels,
+                prompt_tokens=length,
+            )
+            for row, length in zip(
+                classifier.probabilities(found.values), found.lengths, strict=True
+            )
+        ]
 
     def close(self) -> None:
         """End the encoder's thread. Idempotent."""
@@ -98,3 +116,17 @@ class EncoderCalls:
         with self._lock:
             self._encoder.read_texts(request, found)
         return found
+
+
+def _texts_of(prompts: Sequence[Prompt]) -> list[str]:
+    """Return prompts that are texts.
+
+    Raises:
+        RequestError: One is a list of token ids.
+    """
+    texts = [each for each in prompts if isinstance(each, str)]
+    if len(texts) < len(prompts):
+        raise RequestError(
+            "an encoder reads text alone.", param="prompts", found="token ids", expected="text"
+        )
+    return texts

@@ -31,7 +31,7 @@ from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageMo
 from blazr.llm.load import check_names, load_pipeline
 from blazr.llm.options import LoadOptions
 from blazr.llm.reply import Reply
-from blazr.llm.results import Completion, Embedding, Score, by_prompt, fold
+from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vectors import (
     distinct,
@@ -55,8 +55,9 @@ if TYPE_CHECKING:
 class LLM(LanguageModel):
     """A language model: text in, text out. Thread-safe.
 
-    It may also be an encoder (BERT, XLM-R, a model of sentence-transformers, a cross-encoder), of
-    which it has `embed` and `score` alone; other methods raise a `RequestError`.
+    It may also be an encoder (BERT, XLM-R, a model of sentence-transformers, a cross-encoder, a
+    classifier), of which it has `embed`, `score` or `classify` alone; other methods raise a
+    `RequestError`.
 
     Its arguments are those of `LanguageModel`.
     """
@@ -298,6 +299,32 @@ class LLM(LanguageModel):
             return self._rank(pairs, bundle.rank_head, truncation)
         vectors = unit_vectors(fold(self._pooled(distinct(pairs), truncation)))
         return score_pairs(pairs, vectors)
+
+    def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+    ) -> list[Classification]:
+        """Return the labels of each text, and how likely each is.
+
+        Args:
+            prompts: Texts.
+            truncate_prompt_tokens: See `embed`.
+            truncation_side: See `embed`.
+
+        Raises:
+            RequestError: The model is no classifier, or a text is empty or too long.
+        """
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is None:
+            raise RequestError(
+                "this model cannot classify.",
+                found="a language model",
+                expected="an encoder whose architecture ends in ForSequenceClassification",
+            )
+        return self._encoder.classify(as_prompts(prompts), truncation=truncation)
 
     def _rank(
         self, pairs: Sequence[tuple[str, str]], head: RankHead, truncation: Truncation | None

@@ -162,6 +162,33 @@ class Score:
         return self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """The labels of a text.
+
+    Args:
+        label: The likeliest.
+        probs: The probability of each label; of a model of regression, its own numbers.
+        labels: The model's labels, in the order of ``probs``.
+        prompt_tokens: Tokens of the text.
+    """
+
+    label: str
+    probs: list[float]
+    labels: list[str]
+    prompt_tokens: int
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are, as vLLM calls it."""
+        return len(self.probs)
+
+    @property
+    def outputs(self) -> Classification:
+        """This object, where vLLM's results have another one inside."""
+        return self
+
+
 class Fold:
     """Gathers events into completions."""
 

@@ -107,7 +107,7 @@ _INSTEAD = {
     SPEECH: "blazr speak, or blazr serve and /v1/audio/speech",
     EMBEDDING: "LLM.embed in Python, or blazr serve and /v1/embeddings",
     RERANKING: "LLM.score in Python, or blazr serve and /v1/rerank",
-    CLASSIFICATION: "blazr serve and /classify",
+    CLASSIFICATION: "LLM.classify in Python, or blazr serve and /classify",
 }
 
 

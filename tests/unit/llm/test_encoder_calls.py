@@ -178,6 +178,27 @@ def test_a_cross_encoder_says_that_it_makes_no_vectors(reranker: LLM) -> None:
     assert "score" in caught.value.hint
 
 
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_classifiers_label_as_transformers_does(num_labels: int, tmp_path: Path) -> None:
+    save_classifier(tmp_path, "bert", num_labels=num_labels)
+    auto = "AutoModelForSequenceClassification"
+    with LLM(str(tmp_path), device="cpu") as llm:
+        found = llm.classify(TEXTS)
+        assert llm.classify([]) == []
+        assert len(llm.classify(LONG, truncate_prompt_tokens=-1)) == 1
+        with pytest.raises(RequestError, match="too long"):
+            llm.classify(LONG)
+        with pytest.raises(RequestError, match="cannot embed") as caught:
+            llm.embed("a cat")
+    assert "classify" in caught.value.hint
+    for text, row in zip(TEXTS, found, strict=True):
+        logits = _by_transformers(tmp_path, auto, text).logits[0]
+        expected = logits.softmax(-1) if num_labels > 1 else logits.sigmoid()
+        np.testing.assert_allclose(row.outputs.probs, expected, atol=TOLERANCE)
+        assert row.label == row.labels[int(expected.argmax())] == f"label {expected.argmax()}"
+        assert row.num_classes == num_labels
+
+
 def test_threads_get_what_each_asked_for(normalizing: LLM) -> None:
     """The tokenizer keeps the side on which it cuts."""
     sides = ["left", "right"] * 8
@@ -210,3 +231,5 @@ def test_a_language_model_takes_the_same_options() -> None:
         assert -1 <= cut.score <= 1.001
         with pytest.raises(RequestError, match="no prompts"):
             llm.embed("a", prompt_name="query")
+        with pytest.raises(RequestError, match="cannot classify"):
+            llm.classify("a")
