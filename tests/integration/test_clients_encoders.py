@@ -121,6 +121,38 @@ def test_python_gets_the_same_numbers(
             np.testing.assert_allclose(found, vectors(server, *TEXTS, model=model), atol=1e-6)
 
 
+def test_predictions_are_those_of_text_embeddings_inference(server: Loopback) -> None:
+    def _predict(inputs: object, model: str = "labels", **more: object) -> Any:
+        reply = post(server, "/predict", model=model, inputs=inputs, **more)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    rows = post(server, "/classify", model="labels", input=TEXTS).json()["data"]
+    alone = _predict(TEXTS[0])
+    assert alone[0]["label"] == rows[0]["label"]
+    assert [each["score"] for each in alone] == sorted(rows[0]["probs"], reverse=True)
+    for found, row in zip(_predict([[text] for text in TEXTS]), rows, strict=True):
+        by_label = {each["label"]: each["score"] for each in found}
+        wanted = {f"label {place}": prob for place, prob in enumerate(row["probs"])}
+        assert by_label == pytest.approx(wanted, abs=1e-6)
+    raw = {each["label"]: each["score"] for each in _predict(TEXTS[0], raw_scores=True)}
+    numbers = np.exp([raw[f"label {n}"] for n in range(3)])
+    np.testing.assert_allclose(numbers / numbers.sum(), rows[0]["probs"], atol=1e-6)
+    (pair,) = _predict(TEXTS[:2], model="ranks")
+    body = {"text_1": TEXTS[0], "text_2": TEXTS[1]}
+    score = post(server, "/v1/score", model="ranks", **body).json()["data"][0]["score"]
+    assert pair == {"score": pytest.approx(score, abs=1e-6), "label": "label 0"}
+    (again,), (alone,) = _predict([TEXTS[:2], TEXTS[:1]], model="ranks")
+    assert again == {"score": pytest.approx(score, abs=1e-6), "label": "label 0"}
+    assert alone["score"] != pytest.approx(score, abs=1e-6)
+    assert _predict("a" * 100, truncate=True) == _predict("a" * 62)
+    for wrong in (TEXTS, ["a", ["b"]], [["a"], ["a", "b", "c"]], [[]], "a" * 100):
+        refused = post(server, "/predict", model="labels", inputs=wrong)
+        assert refused.status_code == 400, wrong
+        assert refused.json()["error_type"] == "Validation"
+    assert post(server, "/predict", model="vectors", inputs="a").json()["error_type"]
+
+
 @pytest.mark.skipif(not HAS_GGUF, reason="names of tensors are the gguf package's")
 def test_a_gguf_file_answers_as_the_folder_it_is_made_of(server: Loopback) -> None:
     def _both(path: str, kind: str = "", **body: object) -> list[dict[str, Any]]:

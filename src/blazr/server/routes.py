@@ -159,6 +159,9 @@ _ROWS = (
     _Comparing("POST", "/v1/reranking", scoring.rerank),  # llama.cpp
     Route("POST", "/classify", classify.classify, capability=CLASSIFICATION),  # vLLM
     Route("POST", "/v1/classify", classify.classify, capability=CLASSIFICATION),
+    Route(
+        "POST", "/predict", tei.predict, capability=CLASSIFICATION, error=tei_error
+    ),  # text-embeddings-inference
     _Hearing("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     _Hearing("POST", "/v1/audio/translations", transcriptions.translate),
     Route("POST", "/v1/audio/speech", speech.speak, capability=SPEECH),

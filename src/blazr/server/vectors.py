@@ -92,7 +92,7 @@ async def embed_inputs(
 async def read_texts(
     call: Call[object],
     encoder: Encoder,
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Sequence[str | tuple[str, str]],
     truncation: Truncation | None,
 ) -> tuple[NDArray[np.float32], Usage]:
     """An encoder's output for texts or pairs of them, (B, C), and what that cost.

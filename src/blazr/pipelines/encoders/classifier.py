@@ -56,15 +56,21 @@ class Classifier(Encoder):
         found = torch.from_numpy(logits)[:, 0]
         return (found if self._activation == _IDENTITY else found.sigmoid()).tolist()
 
-    def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def probabilities(
+        self, logits: NDArray[np.float32], *, is_single_label: bool = False
+    ) -> NDArray[np.float32]:
         """The probability of each label, (B, L): they sum to 1 where only one can be right.
 
         Of a model of regression, whose numbers are no probabilities, they are what they were.
+
+        Args:
+            logits: What `read_texts` gives for texts, (B, L).
+            is_single_label: Take only one of several labels to be right, whatever the config says.
         """
         found = torch.from_numpy(logits)
-        config = self.network.config
-        if config.problem_type == "regression":
+        problem = None if is_single_label else self.network.config.problem_type
+        if problem == "regression":
             return logits
-        if config.num_labels == 1 or config.problem_type == "multi_label_classification":
+        if logits.shape[1] == 1 or problem == "multi_label_classification":
             return found.sigmoid().numpy()
         return found.softmax(-1).numpy()

@@ -30,13 +30,13 @@ class ReadRequest:
     """Texts to read.
 
     Args:
-        texts: The texts, or pairs of them, all of one kind.
+        texts: The texts, or pairs of them.
         prompt_name: Of the model's prompts, the one before each text; None is the model's default.
         role: What a text is in a search, where the model has a prompt for that.
         cut: What becomes of those that are too long; None refuses them.
     """
 
-    texts: Sequence[str] | Sequence[tuple[str, str]]
+    texts: Sequence[str | tuple[str, str]]
     prompt_name: str | None = None
     role: Literal["query", "document"] | None = None
     cut: Cut | None = None

@@ -1,12 +1,13 @@
-"""The endpoints of text-embeddings-inference: ``/embed``, and ``/rerank`` with ``texts``.
+"""The endpoints of text-embeddings-inference: ``/embed``, ``/predict``, ``/rerank`` with ``texts``.
 
-Source: GitHub huggingface/text-embeddings-inference, ``docs/openapi.json``.
+Source: GitHub huggingface/text-embeddings-inference, ``docs/openapi.json``,
+``router/src/http/types.rs`` (PredictInput), ``core/src/infer.rs`` (predict).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,9 +21,13 @@ from blazr.server.openai import scoring
 from blazr.server.openai.scoring import Document, RerankBody, RerankReply
 from blazr.server.params import rename_field
 from blazr.server.schema import Example, Schema, any_given, schema_hint
-from blazr.server.vectors import embed_inputs
+from blazr.server.vectors import embed_inputs, read_texts
+
+if TYPE_CHECKING:
+    from blazr.pipelines.encoders.classifier import Classifier
 
 _Texts = Annotated[list[str], schema_hint(minItems=1)]
+_Sequence = Annotated[list[str], schema_hint(minItems=1, maxItems=2)]
 _Side = Literal["left", "right", "Left", "Right"]
 
 
@@ -44,6 +49,24 @@ class InputsBody(msgspec.Struct, kw_only=True):
     normalize: bool | None = None
     dimensions: Annotated[int, schema_hint(minimum=1)] | None = None
     example: ClassVar[Example] = {"inputs": "Once upon a time"}
+
+
+class PredictBody(msgspec.Struct, kw_only=True):
+    """A text or a pair of texts to label, or a batch of lists with one or two texts each."""
+
+    inputs: str | Annotated[list[str | _Sequence], schema_hint(minItems=1)]
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: _Side | None = None
+    raw_scores: bool | None = None
+    example: ClassVar[Example] = {"inputs": "What a nice day!"}
+
+
+class Prediction(msgspec.Struct):
+    """A label, and its score."""
+
+    score: float
+    label: str
 
 
 class TextsBody(RerankBody, kw_only=True):
@@ -107,6 +130,51 @@ async def rerank(call: Call[TextsBody]) -> RerankReply | list[Rank]:
     ]
 
 
-def _side(body: InputsBody | TextsBody) -> Literal["left", "right"]:
+async def predict(call: Call[PredictBody]) -> list[Prediction | list[Prediction]]:
+    """Label a text, or each of a batch: all labels with their scores, the highest first.
+
+    Scores of several labels sum to 1, whatever the model's config says of them;
+    ``"raw_scores": true`` gives the numbers that they are made of.
+    """
+    body = call.body
+    sequences = _sequences(body.inputs)
+    classifier = cast("Classifier", call.pipeline)
+    truncation = Truncation(drops=_side(body)) if body.truncate else None
+    scores, _ = await read_texts(call, classifier, sequences, truncation)
+    if not body.raw_scores:
+        scores = classifier.probabilities(scores, is_single_label=True)
+    labels = classifier.labels
+    found = [
+        sorted(map(Prediction, row, labels), key=lambda each: -each.score)
+        for row in scores.tolist()
+    ]
+    is_batch = isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+    return [*found] if is_batch else [*found[0]]
+
+
+def _sequences(inputs: str | list[str | list[str]]) -> list[str | tuple[str, str]]:
+    """The texts and pairs of texts that ``inputs`` of `PredictBody` holds.
+
+    Raises:
+        RequestError: It is something else, such as a list of three texts.
+    """
+    given = [inputs] if isinstance(inputs, str) else inputs
+    texts = [each for each in given if isinstance(each, str)]
+    rows = [each for each in given if isinstance(each, list)]
+    if texts and not rows:
+        rows = [texts]
+    elif texts:
+        rows = []
+    if not rows or not all(0 < len(row) <= 2 for row in rows):
+        raise RequestError(
+            "the inputs are not understood.",
+            param="inputs",
+            found=f"a list of {len(given)}",
+            expected="a text, a pair [a, b], or a batch [[a], [a, b], ...]",
+        )
+    return [row[0] if len(row) == 1 else (row[0], row[1]) for row in rows]
+
+
+def _side(body: InputsBody | PredictBody | TextsBody) -> Literal["left", "right"]:
     """Where tokens of a text that is too long go."""
     return "left" if (body.truncation_direction or "").lower() == "left" else "right"

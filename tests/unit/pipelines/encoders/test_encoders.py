@@ -219,8 +219,11 @@ def test_classifiers_give_each_label_its_probability(is_multi: bool, tmp_path: P
     auto = "AutoModelForSequenceClassification"
     expected = torch.stack([_states_of(tmp_path, text, auto).logits[0] for text in TEXTS])
     expected = expected.sigmoid() if is_multi else expected.softmax(-1)
-    found = classifier.probabilities(read(classifier, *TEXTS))
+    logits = read(classifier, *TEXTS)
+    found = classifier.probabilities(logits)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    alone = classifier.probabilities(logits, is_single_label=True)
+    np.testing.assert_allclose(alone.sum(-1), 1, atol=TOLERANCE)
     classifier.close()
 
 
