@@ -153,6 +153,34 @@ def test_predictions_are_those_of_text_embeddings_inference(server: Loopback) ->
     assert post(server, "/predict", model="vectors", inputs="a").json()["error_type"]
 
 
+def test_clients_of_text_embeddings_inference_ask_what_a_model_is(
+    server: Loopback, alone: Loopback, places: dict[str, Path]
+) -> None:
+    told = alone.client.get("/info").json()
+    assert told["model_id"] == "vectors"
+    assert told["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert told["model_dtype"] == "float32"
+    assert (told["max_input_length"], told["max_client_batch_size"]) == (48, 2048)
+    labels = {f"label {place}": place for place in range(3)}
+    expected: dict[str, object] = {
+        "ranks": {"reranker": {"id2label": {"0": "label 0"}, "label2id": {"label 0": 0}}},
+        "labels": {
+            "classifier": {
+                "id2label": {str(place): label for label, place in labels.items()},
+                "label2id": labels,
+            }
+        },
+    }
+    if "file" in places:
+        expected["file"] = {"embedding": {"pooling": "cls"}}
+    for name, wanted in expected.items():
+        found = server.client.get("/info", params={"model": name}).json()
+        assert found["model_type"] == wanted, name
+    refused = server.client.get("/info", params={"model": "text"})
+    assert refused.status_code == 400
+    assert "encoder" in refused.json()["error"]
+
+
 @pytest.mark.skipif(not HAS_GGUF, reason="names of tensors are the gguf package's")
 def test_a_gguf_file_answers_as_the_folder_it_is_made_of(server: Loopback) -> None:
     def _both(path: str, kind: str = "", **body: object) -> list[dict[str, Any]]:

@@ -176,6 +176,7 @@ _ROWS = (
     _LlamaCpp("POST", "/completion", completion.complete),  # llama.cpp, here and below
     _LlamaCpp("POST", "/completions", completion.complete),
     _Any("GET", "/props", props.show_props, needs_model=True),
+    _Any("GET", "/info", tei.info, needs_model=True, error=tei_error),  # text-embeddings-inference
     _Any("GET", "/slots", slots.show_slots, needs_model=True),
     Route("POST", "/slots/{id}", slots.use_slot, is_command=True),
     _LlamaCpp("POST", "/infill", completion.infill),

@@ -51,6 +51,11 @@ class Embedder(Encoder):
             return self.finish(states, mask, num_hidden=0).shape[1] if size else 0
 
     @property
+    def pooling(self) -> str:
+        """How it makes a vector of hidden states; see `Modules.pooling`."""
+        return self._modules.pooling
+
+    @property
     def normalizes(self) -> bool:
         """Whether its vectors have length 1."""
         return self._modules.normalizes

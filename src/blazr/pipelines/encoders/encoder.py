@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from blazr.models.checkpoint.base import Checkpoint
     from blazr.pipelines.pipeline import PipelineInfo
 
-_MAX_BATCH_TOKENS = 8192  # with padding
+MAX_BATCH_TOKENS = 8192  # with padding
 # Types whose first positions are for padding [Liu et al., 2019, RoBERTa, as fairseq has it].
 _SHIFTED = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 
@@ -240,7 +240,7 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Places of texts, in batches of similar lengths that take no more than so many tokens."""
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda each: lengths[each]):
-        if batch and lengths[place] * (len(batch) + 1) > _MAX_BATCH_TOKENS:
+        if batch and lengths[place] * (len(batch) + 1) > MAX_BATCH_TOKENS:
             yield batch
             batch = []
         batch.append(place)

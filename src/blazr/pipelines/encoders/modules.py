@@ -42,6 +42,12 @@ class Modules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
 
+    @property
+    def pooling(self) -> str:
+        """What sentence-transformers calls the way from states to vectors; several with a plus."""
+        names = {function: name for _, name, function in _POOLINGS}
+        return "+".join(names[each] for each in self.poolings)
+
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Vectors (B, C) of hidden states (B, T, C), of which a mask (B, T) says what counts."""
         return torch.cat([pooling(states, mask) for pooling in self.poolings], -1)

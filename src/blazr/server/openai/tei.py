@@ -1,7 +1,8 @@
-"""The endpoints of text-embeddings-inference: ``/embed``, ``/predict``, ``/rerank`` with ``texts``.
+"""The endpoints of text-embeddings-inference: ``/embed``, ``/predict``, ``/info`` and such.
 
 Source: GitHub huggingface/text-embeddings-inference, ``docs/openapi.json``,
-``router/src/http/types.rs`` (PredictInput), ``core/src/infer.rs`` (predict).
+``router/src/http/types.rs`` (PredictInput), ``core/src/infer.rs`` (predict),
+``router/src/lib.rs`` (Info).
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
+import blazr
 from blazr.core.errors import RequestError
 from blazr.llm.generation import Truncation
 from blazr.pipelines.encoders.request import unit
+from blazr.pipelines.kinds import CLASSIFICATION, COMPLETION, EMBEDDING, RERANKING
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.openai import scoring
 from blazr.server.openai.scoring import Document, RerankBody, RerankReply
 from blazr.server.params import rename_field
 from blazr.server.schema import Example, Schema, any_given, schema_hint
-from blazr.server.vectors import embed_inputs, read_texts
+from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
 
 if TYPE_CHECKING:
     from blazr.pipelines.encoders.classifier import Classifier
+    from blazr.pipelines.encoders.embedder import Embedder
+    from blazr.pipelines.encoders.encoder import Encoder
 
 _Texts = Annotated[list[str], schema_hint(minItems=1)]
 _Sequence = Annotated[list[str], schema_hint(minItems=1, maxItems=2)]
+_READERS = {EMBEDDING, RERANKING, CLASSIFICATION}
+_POOLINGS = {"lasttoken": "last_token"}  # names that differ from those of sentence-transformers
 _Side = Literal["left", "right", "Left", "Right"]
 
 
@@ -81,6 +88,46 @@ class TextsBody(RerankBody, kw_only=True):
     schema_extra: ClassVar[Schema] = any_given("documents", "texts", min_length=1)
 
 
+class EmbeddingType(msgspec.Struct):
+    """An embedding model: how it makes a vector of hidden states."""
+
+    pooling: str
+
+
+class ClassifierType(msgspec.Struct):
+    """A classifier or a cross-encoder: its labels, by their numbers."""
+
+    id2label: dict[str, str]
+    label2id: dict[str, int]
+
+
+class ModelType(msgspec.Struct, omit_defaults=True):
+    """What an encoder does; one of the three."""
+
+    embedding: EmbeddingType | UnsetType = UNSET
+    reranker: ClassifierType | UnsetType = UNSET
+    classifier: ClassifierType | UnsetType = UNSET
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """What an encoder is, and what a request to it may have."""
+
+    model_id: str
+    model_sha: str | None = None
+    model_dtype: str
+    model_type: ModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None = None
+    max_client_batch_size: int = MAX_INPUTS
+    auto_truncate: bool = False
+    tokenization_workers: int = 1
+    version: str = blazr.__version__
+    sha: str | None = None
+    docker_label: str | None = None
+
+
 class Rank(msgspec.Struct):
     """A text's place and score."""
 
@@ -107,6 +154,41 @@ async def embed(call: Call[InputsBody]) -> list[list[float]]:
     )
     found: list[list[float]] = (vectors if body.normalize is False else unit(vectors)).tolist()
     return found
+
+
+async def info(call: Call[None]) -> Info:
+    """What an encoder is, and what a request to it may have; the query's ``model`` names one."""
+    if not _READERS & set(call.model.capabilities) or COMPLETION in call.model.capabilities:
+        raise RequestError(
+            "this is told of encoders alone.",
+            param="model",
+            found=f"{call.name:.50}, a model for {', '.join(call.model.capabilities)}",
+            hint="name an encoder of this server: /info?model=NAME",
+        )
+    from blazr.pipelines.encoders.encoder import MAX_BATCH_TOKENS
+
+    encoder = cast("Encoder", call.pipeline)
+    return Info(
+        model_id=call.name,
+        model_dtype=str(encoder.dtype).removeprefix("torch."),
+        model_type=_type_of(encoder),
+        max_concurrent_requests=encoder.max_waiting,
+        max_input_length=encoder.max_tokens,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+    )
+
+
+def _type_of(encoder: Encoder) -> ModelType:
+    capabilities = encoder.info.capabilities
+    if EMBEDDING in capabilities:
+        pooling = cast("Embedder", encoder).pooling
+        return ModelType(embedding=EmbeddingType(_POOLINGS.get(pooling, pooling)))
+    labels = cast("Classifier", encoder).labels
+    about = ClassifierType(
+        {str(place): label for place, label in enumerate(labels)},
+        {label: place for place, label in enumerate(labels)},
+    )
+    return ModelType(reranker=about) if RERANKING in capabilities else ModelType(classifier=about)
 
 
 async def rerank(call: Call[TextsBody]) -> RerankReply | list[Rank]:
