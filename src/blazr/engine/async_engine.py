@@ -26,7 +26,7 @@ from blazr.engine.adapters import Adapter
 from blazr.engine.admission import Admission
 from blazr.engine.cache.disk import DiskCache
 from blazr.engine.cache.known import AllRemoved, Listener
-from blazr.engine.engine import Engine
+from blazr.engine.engine import Engine, refuse_closed
 from blazr.engine.outputs import FinishReason, RunningReply, SlotAction, TokenOutput, describe_error
 from blazr.engine.pacing import Pacing
 from blazr.engine.pulse import Pulse
@@ -409,6 +409,8 @@ class AsyncEngine:
     def close(self, timeout_s: float | None = None) -> None:
         """Stop the thread; what still runs ends with an error. May be called twice.
 
+        The thread drops the network and its caches at its end.
+
         Args:
             timeout_s: How long to wait for it; None waits until it has stopped.
         """
@@ -538,6 +540,13 @@ class AsyncEngine:
             self._inbox.get()()
         self._fail_everything("the engine was closed")
         self._end_pauses()
+        self._release_memory()
+
+    def _release_memory(self) -> None:
+        """Drop the network and its caches, which whoever keeps a closed engine would keep too."""
+        self._engine.release()
+        self._build = self._logits = self._replace = refuse_closed
+        self._put_adapter = self._drop_adapter = refuse_closed
 
     def _begin_afresh(self) -> None:
         self._engine = self._build()

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blazr.core.errors import EXITS, ContextLengthError, RequestError
+from blazr.core.errors import EXITS, ContextLengthError, EngineError, RequestError
 from blazr.engine.cache.arena import ItemClass
 from blazr.engine.constraint import Constraint, advance
 from blazr.engine.outputs import (
@@ -374,6 +374,12 @@ class Engine:
         """Write to disk what is to be found after the next start."""
         self.scheduler.memory.close()
 
+    def release(self) -> None:
+        """Drop what computes, and with that the network and its caches; no step follows."""
+        self._execute = refuse_closed
+        self._launch_step = self._launched = None
+        self.scheduler.speculator = None
+
     def block_names(self, request: Request) -> list[bytes]:
         """The names on disk of a prompt's blocks, as far as it could be resumed; none without disk.
 
@@ -647,6 +653,15 @@ class Engine:
             return []
         first = next(self.scheduler.in_turn(), self.scheduler.waiting[0])
         return [self._fail(first, "the cache memory cannot hold this request")]
+
+
+def refuse_closed(*_: object) -> NoReturn:
+    """Take the place of what a closed engine computed with.
+
+    Raises:
+        EngineError: Always.
+    """
+    raise EngineError("the engine is not running.", found="it was closed")
 
 
 def _drawn_by(draw_next: Callable[[int, int], Sampled], index: int, num_taken: int) -> Sampled:

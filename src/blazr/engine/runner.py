@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -165,19 +166,21 @@ class ModelRunner:
 
     def _new_replays(self) -> Replays | GraphReplays:
         layers = self.storage.layers
+        this = proxy(self)  # a cycle would keep the network until the next garbage collection
+
+        def before_recording() -> None:
+            this.before_recording()
+
         if self._graphs is None:
-            return Replays(self.model, layers, self.shape.max_blocks, self._expect_recording)
+            return Replays(self.model, layers, self.shape.max_blocks, before_recording)
         return GraphReplays(
             self.model,
             layers,
             self.shape,
             self._graphs,
             banned_ids=self.sampler.banned_ids,
-            before_recording=self._expect_recording,
+            before_recording=before_recording,
         )
-
-    def _expect_recording(self) -> None:
-        self.before_recording()
 
     @_in_inference_mode
     def record(self, num_sizes: int, num_drafts: Sequence[int] = ()) -> None:

@@ -354,7 +354,7 @@ class LLM(LanguageModel):
         return self.core.engine.logits(token_ids)
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and free the weights and caches."""
         if self._encoder is not None:
             self._encoder.close()
         else:

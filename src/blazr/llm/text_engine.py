@@ -449,11 +449,12 @@ class TextEngine:
             raise EngineError("the engine does not answer.", found=health.reason)
 
     def close(self) -> None:
-        """Stop the engine. What still runs ends with an error."""
+        """Stop the engine and drop the model. What still runs ends with an error."""
         self.engine.close()
         self.grammars.close()
-        if self.bundle is not None and self.bundle.processes is not None:
-            self.bundle.processes.close()
+        bundle, self.bundle, self.adapters.bundle = self.bundle, None, None
+        if bundle is not None and bundle.processes is not None:
+            bundle.processes.close()
 
     def _constraint(
         self, request: GenerationRequest, reply_format: ReplyFormat, ids: Sequence[int]

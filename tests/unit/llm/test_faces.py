@@ -7,6 +7,7 @@ import copy
 import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,6 +90,27 @@ def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
         if not isinstance(event, PromptDone):
             break
     wait_until(lambda: engine_of(llm).num_running == 0)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_closing_or_deleting_frees_the_model_without_a_garbage_collection(is_closed: bool) -> None:
+    llm = LLM()
+    llm.generate("hello", SamplingParams(max_tokens=1))
+    assert llm.core.bundle is not None
+    model = llm.core.bundle.weights.module
+    held = [weakref.ref(model), weakref.ref(model.embed_tokens.weight)]
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        if is_closed:
+            llm.close()  # and the name stays, as after a `with` block
+            assert [each() for each in held] == [None, None]
+        else:
+            del llm
+            wait_until(lambda: held[0]() is held[1]() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_stream_never_begun_costs_nothing(llm: LLM) -> None:
