@@ -206,6 +206,9 @@ class SamplingParams:
         include_stop_str_in_output: bool | None,
     ) -> None:
         if structured_outputs is not None:
+            if not isinstance(structured_outputs, StructuredOutputsParams):
+                expected = "StructuredOutputsParams(json=…), or regex, choice or grammar"
+                _refuse("structured_outputs", repr(structured_outputs), expected)
             object.__setattr__(self, "grammar", structured_outputs.grammar_row)
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
@@ -230,9 +233,14 @@ class SamplingParams:
                 continue
             if isinstance(given, str):
                 given = (given,)
+            elif hasattr(given, "tolist"):  # an array of numpy's, or a tensor
+                given = given.tolist()
             if not isinstance(given, Iterable) or not _are(kind, values := tuple(given)):
                 _refuse(name, repr(given), expected)
             object.__setattr__(self, name, values)
+        for name in _FLAGS:
+            if getattr(self, name) not in (True, False):  # "no" would count as true
+                _refuse(name, repr(getattr(self, name)), "True or False")
         bias = self.logit_bias
         are_numbers = isinstance(bias, Mapping) and _are(Real, bias.values())
         if bias != {} and not (are_numbers and _are(Integral, bias)):
@@ -382,10 +390,16 @@ _WHOLE = frozenset(
     if each.type in {"int", "int | None"}
 )
 
+_FLAGS = tuple(
+    name for name, each in SamplingParams.__dataclass_fields__.items() if each.type == "bool"
+)
+
 _LISTS: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(("stop", "bad_words", "dry_sequence_breakers", "samplers"), (str, "texts")),
-    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "ids of tokens")),
-    "logits_processors": (Callable, "functions of ids and logits"),
+    **dict.fromkeys(
+        ("stop", "bad_words", "dry_sequence_breakers", "samplers"), (str, "a list of texts")
+    ),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (Integral, "a list of ids of tokens")),
+    "logits_processors": (Callable, "a list of functions of ids and logits"),
 }
 """What the lists are of."""
 

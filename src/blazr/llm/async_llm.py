@@ -19,6 +19,8 @@ from blazr.llm.generation import (
     Prompt,
     PromptInput,
     TruncationMode,
+    as_prompt,
+    as_token_ids,
     chat_request,
     prompt_requests,
 )
@@ -297,7 +299,7 @@ class AsyncLLM(LanguageModel):
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> AsyncIterator[Event]:
         """Continue one prompt, event by event."""
-        return self.events(prompt_requests([prompt], params, adapter))
+        return self.events(prompt_requests([as_prompt(prompt)], params, adapter))
 
     async def chat(
         self,
@@ -322,10 +324,10 @@ class AsyncLLM(LanguageModel):
 
     async def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""
-        return await asyncio.to_thread(self.core.engine.logits, token_ids)
+        return await asyncio.to_thread(self.core.engine.logits, as_token_ids(token_ids))
 
     async def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and free the weights and caches."""
         await asyncio.to_thread(self.core.close)
 
     async def __aenter__(self) -> Self:

@@ -188,14 +188,19 @@ def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
         RequestError: Something is no prompt.
     """
     if isinstance(prompts, str | Mapping):
-        return [_as_prompt(prompts)]
+        return [as_prompt(prompts)]
     items = _listed(prompts)
     if items and _are_ids(items):
         return [list(map(int, items))]
-    return [_as_prompt(item) for item in items]
+    return [as_prompt(item) for item in items]
 
 
-def _as_prompt(prompt: object) -> Prompt:
+def as_prompt(prompt: object) -> Prompt:
+    """Return one prompt as text or a list of token ids.
+
+    Raises:
+        RequestError: It is something else.
+    """
     if isinstance(prompt, Mapping):
         prompt = _in_dictionary(prompt)
     if isinstance(prompt, str):
@@ -226,6 +231,26 @@ def _no_prompt(found: object) -> RequestError:
         found=f"{found!r:.80}",
         expected="text, token ids, or a list of prompts",
     )
+
+
+def as_token_ids(given: object) -> list[int]:
+    """Return token ids as a list; they may be an array of numpy's, or a tensor.
+
+    Raises:
+        RequestError: They are something else.
+    """
+    listed = given.tolist() if isinstance(given, _Array) else given
+    if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
+        listed = [None]
+    items = list(listed)
+    if not _are_ids(items):
+        raise RequestError(
+            "token ids cannot be read.",
+            param="token_ids",
+            found=f"{given!r:.80}",
+            expected="a list of whole numbers, as llm.tokenizer.encode(text) returns it",
+        )
+    return list(map(int, items))
 
 
 def _in_dictionary(prompt: Mapping[str, object]) -> object:
@@ -324,7 +349,7 @@ def params_of_each(params: Params, count: int) -> list[SamplingParams]:
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if isinstance(params, str | Mapping) or not all(
+    if not isinstance(params, Sequence) or not all(
         isinstance(each, SamplingParams) for each in params
     ):
         raise RequestError(
@@ -347,11 +372,42 @@ Chat = Sequence[Message | Mapping[str, object]]
 
 
 def as_chats(messages: Chat | Sequence[Chat]) -> tuple[list[Chat], bool]:
-    """Return the chats there are, and whether they are a batch rather than one chat."""
-    items = list(messages)
+    """Return the chats there are, and whether they are a batch rather than one chat.
+
+    Raises:
+        RequestError: They are no list.
+    """
+    items = _listed_messages(messages)
     if items and all(isinstance(each, list | tuple) for each in items):
         return cast("list[Chat]", items), True
     return [cast("Chat", items)], False
+
+
+def _listed_messages(messages: object) -> list[Any]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise RequestError(
+            "messages are no list.",
+            param="messages",
+            found=f"{messages!r:.80}",
+            expected='[{"role": "user", "content": "…"}], or a list of such chats',
+        )
+    return list(messages)
+
+
+def _check_tools(tools: object) -> None:
+    if tools is None:
+        return
+    if (
+        isinstance(tools, Mapping)
+        or not isinstance(tools, Iterable)
+        or not all(isinstance(each, Mapping) for each in tools)
+    ):
+        raise RequestError(
+            "tools cannot be read.",
+            param="tools",
+            found=f"{tools!r:.80}",
+            expected='[{"type": "function", "function": {"name": "…", "parameters": {…}}}]',
+        )
 
 
 def chat_request(
@@ -363,8 +419,9 @@ def chat_request(
     """The request that a chat is.
 
     Raises:
-        RequestError: There is no such truncation.
+        RequestError: There is no such truncation, or messages or tools are something else.
     """
+    _check_tools(tools)
     if truncation not in {"auto", "disabled"}:
         raise RequestError(
             "truncation is unknown.",
@@ -373,7 +430,7 @@ def chat_request(
             expected='"auto" or "disabled"',
         )
     return GenerationRequest(
-        messages=[as_message(each) for each in messages],
+        messages=[as_message(each) for each in _listed_messages(messages)],
         params=params or SamplingParams(),
         tools=tools,
         truncation=Truncation(drops="messages") if truncation == "auto" else None,

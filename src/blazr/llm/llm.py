@@ -22,7 +22,9 @@ from blazr.llm.generation import (
     Truncation,
     TruncationMode,
     as_chats,
+    as_prompt,
     as_prompts,
+    as_token_ids,
     chat_request,
     params_of_each,
     prompt_requests,
@@ -158,7 +160,7 @@ class LLM(LanguageModel):
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[Event]:
         """Continue one prompt, event by event."""
-        return self.events(prompt_requests([prompt], params, adapter))
+        return self.events(prompt_requests([as_prompt(prompt)], params, adapter))
 
     @overload
     def chat(
@@ -351,7 +353,8 @@ class LLM(LanguageModel):
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""
-        return self.core.engine.logits(token_ids)
+        ids = as_token_ids(token_ids)
+        return self.core.engine.logits(ids)
 
     def close(self) -> None:
         """Stop the engine, and free the weights and caches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,9 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
     """Return texts in pairs: one with one, one with many, or many with as many.
 
     Raises:
-        RequestError: They do not form pairs.
+        RequestError: They do not form pairs, or are no texts.
     """
-    left = [first] if isinstance(first, str) else list(first)
-    right = [second] if isinstance(second, str) else list(second)
+    left, right = _texts("text_1", first), _texts("text_2", second)
     found = f"{len(left)} and {len(right)}"
     if len(left) == 1:
         left *= len(right)
@@ -87,6 +86,19 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
             expected="one and any number, or equal numbers",
         )
     return list(zip(left, right, strict=True))
+
+
+def _texts(name: str, given: object) -> list[str]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
+        raise RequestError(
+            f"{name} cannot be read.",
+            param=name,
+            found=f"{given!r:.80}",
+            expected="a text, or a list of texts",
+        )
+    return list(given)
 
 
 def score_pairs(pairs: Sequence[tuple[str, str]], vectors: NDArray[np.float32]) -> list[Score]:

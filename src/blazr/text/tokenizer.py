@@ -79,6 +79,10 @@ class Tokenizer(ABC):
         """
         try:
             text.encode()
+        except AttributeError:
+            raise RequestError(
+                "a text cannot be read.", found=f"{text!r:.80}", expected="a string"
+            ) from None
         except UnicodeEncodeError as error:
             raise RequestError(
                 "the text is not valid Unicode.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -245,6 +246,9 @@ def test_values_out_of_range_are_refused_by_name(name, value):
         ("logit_bias", {"1": 1}, "number"),
         ("logit_bias", {1: "1"}, "number"),
         ("grammar", "a+", "regex"),
+        ("structured_outputs", {"regex": "a+"}, "StructuredOutputsParams("),
+        *((name, "no", "True or False") for name in ("ignore_eos", "speculate", "include_stop")),
+        ("skip_special_tokens", [], "True or False"),
     ],
     ids=str,
 )
@@ -254,6 +258,14 @@ def test_values_of_another_type_are_refused_by_name(name, value, expected):
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert expected in caught.value.expected
+
+
+def test_lists_may_be_arrays_and_flags_numpy_s():
+    params = SamplingParams(
+        stop=np.array(["a"]), stop_token_ids=torch.tensor([1, 2]), ignore_eos=np.bool_(True)
+    )
+    assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("a",), (1, 2), True)
+    assert type(params.stop_token_ids[0]) is int
 
 
 def test_none_is_the_default_where_it_has_no_other_meaning():

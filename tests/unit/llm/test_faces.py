@@ -139,6 +139,36 @@ def test_chat(llm: LLM) -> None:
         llm.chat([])
 
 
+@pytest.mark.parametrize(
+    ("ask", "param"),
+    [
+        *(
+            (lambda llm, given=given: llm.chat(given), "messages")
+            for given in ("hi", None, 5, {"role": "user", "content": "hi"})
+        ),
+        (lambda llm: llm.chat(Message(role="user", content="hi")), "messages"),
+        *(
+            (lambda llm, given=given: llm.chat([], tools=given), "tools")
+            for given in ("f", 5, [print], {"type": "function"})
+        ),
+        (lambda llm: llm.score(5, "a"), "text_1"),
+        (lambda llm: llm.score("a", ["b", 5]), "text_2"),
+        (lambda llm: list(llm.stream(5)), "prompts"),
+        *(
+            (lambda llm, given=given: llm.logits(given), "token_ids")
+            for given in ("a", None, [0.5])
+        ),
+        (lambda llm: llm.tokenizer.encode(b"a"), None),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(
+    llm: LLM, ask: Callable[[LLM], object], param: str | None
+) -> None:
+    with pytest.raises(RequestError, match=r"(?s)found.*expected") as caught:
+        ask(llm)
+    assert caught.value.param == param
+
+
 def test_no_two_ways_to_ask() -> None:
     for given in ({}, {"prompt": "a", "messages": []}):
         with pytest.raises(RequestError):

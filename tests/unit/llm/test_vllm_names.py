@@ -130,7 +130,7 @@ def test_a_share_of_the_memory_may_be_a_number() -> None:
         LoadOptions(memory=-1)
 
 
-@pytest.mark.parametrize("params", [{"max_tokens": 3}, "greedy", [{"max_tokens": 3}]], ids=str)
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, "greedy", [{"max_tokens": 3}], 5], ids=str)
 def test_what_are_no_sampling_parameters(params: object) -> None:
     with pytest.raises(RequestError, match=r"(?s)sampling parameters.*SamplingParams"):
         prompt_requests("Once", params)
