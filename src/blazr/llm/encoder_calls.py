@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from blazr.pipelines.encoders.classifier import Classifier
     from blazr.pipelines.encoders.embedder import Embedder
     from blazr.pipelines.encoders.encoder import Encoder, Gathered
+    from blazr.pipelines.pipeline import PipelineInfo
 
 # The method of `LLM` by which a model does what it can.
 METHODS = {EMBEDDING: "embed", RERANKING: "score", CLASSIFICATION: "classify"}
@@ -91,13 +92,18 @@ class EncoderCalls:
             )
         ]
 
+    @property
+    def info(self) -> PipelineInfo:
+        """What there is to know about the encoder."""
+        return self._encoder.info
+
     def close(self) -> None:
         """End the encoder's thread. Idempotent."""
         self._encoder.close()
 
     def refusal(self, ability: str) -> RequestError:
         """An error that says that the model lacks an ability, and which methods it has."""
-        info = self._encoder.info
+        info = self.info
         return RequestError(
             f"this model cannot {ability}.",
             found=f"{info.name:.50}, an encoder for {' and '.join(info.capabilities)}",

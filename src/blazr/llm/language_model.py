@@ -9,10 +9,12 @@ from dataclasses import fields
 from typing import Any, NoReturn, Self
 from weakref import finalize
 
+from blazr.llm.bundle import ModelInfo
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions, check_cache_disk, takes
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vllm_names import dtype_name, translate
+from blazr.pipelines.pipeline import PipelineInfo
 from blazr.text.tokenizer import Tokenizer
 
 # How long to wait in silence before asking whether the engine still lives.
@@ -45,6 +47,8 @@ class LanguageModel:
         options: dict[str, Any] = translate(given, _NAMES)
         if "dtype" in options:
             options["dtype"] = dtype_name(options["dtype"])
+        if "device" in options:
+            options["device"] = str(options["device"])  # it may be a torch.device
         load_options = LoadOptions(model, **options)
         check_cache_disk([load_options])
         close = self._load(load_options)
@@ -73,6 +77,14 @@ class LanguageModel:
         """What joins text and engine."""
         assert self._core is not None
         return self._core
+
+    @property
+    def _info(self) -> ModelInfo | PipelineInfo:
+        return self.core.info
+
+    def __repr__(self) -> str:
+        """Name the model and where it runs."""
+        return f"<{type(self).__name__} {self._info.name!r} on {self._info.device}>"
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied, as threads are, which an engine has.

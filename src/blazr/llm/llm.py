@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
+from blazr.llm.bundle import ModelInfo
 from blazr.llm.encoder_calls import METHODS, EncoderCalls
 from blazr.llm.generation import (
     Chat,
@@ -44,6 +45,7 @@ from blazr.llm.vectors import (
     unit_vectors,
 )
 from blazr.pipelines.encoders.request import without_prompts
+from blazr.pipelines.pipeline import PipelineInfo
 from blazr.text.events import Event, Finished
 from blazr.text.tokenizer import Tokenizer
 
@@ -81,6 +83,11 @@ class LLM(LanguageModel):
         if self._encoder is not None:
             raise self._encoder.refusal("generate text")
         return super().core
+
+    @property
+    @override
+    def _info(self) -> ModelInfo | PipelineInfo:
+        return super()._info if self._encoder is None else self._encoder.info
 
     def events(
         self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0

@@ -169,6 +169,10 @@ def test_what_is_of_another_type_is_refused_by_name(
     assert caught.value.param == param
 
 
+def test_it_says_what_it_is(llm: LLM) -> None:
+    assert repr(llm) == f"<LLM {llm.core.info.name!r} on {llm.core.info.device}>"
+
+
 def test_no_two_ways_to_ask() -> None:
     for given in ({}, {"prompt": "a", "messages": []}):
         with pytest.raises(RequestError):

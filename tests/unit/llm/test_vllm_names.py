@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from blazr import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from blazr.core.errors import ConfigError, RequestError, UnknownNameError
@@ -122,6 +123,11 @@ def test_a_value_that_cannot_be_is_refused_before_a_model_is_looked_for(argument
 def test_a_limit_of_files_without_their_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"(?s)there is no cache_dir.*cache_disk 1GiB"):
         LLM("no/such/model", cache_disk="1GiB")
+
+
+def test_a_device_may_be_torch_s() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)unknown device.*'meta'"):
+        LLM(device=torch.device("meta"))
 
 
 def test_a_share_of_the_memory_may_be_a_number() -> None:
