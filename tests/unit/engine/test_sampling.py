@@ -260,6 +260,12 @@ def test_values_of_another_type_are_refused_by_name(name, value, expected):
     assert expected in caught.value.expected
 
 
+def test_type_checkers_let_lists_through():
+    types = {each.name: each.type for each in fields(SamplingParams)}
+    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logits_processors"):
+        assert types[name].startswith("Sequence[")
+
+
 def test_lists_may_be_arrays_and_flags_numpy_s():
     params = SamplingParams(
         stop=np.array(["a"]), stop_token_ids=torch.tensor([1, 2]), ignore_eos=np.bool_(True)
