@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, InitVar, dataclass, field, replace
 from json import loads
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from blazr.core.errors import RequestError
 
@@ -34,6 +34,14 @@ class DefaultInt(int):
     """The same of a whole number; see `DefaultFloat`."""
 
     __slots__ = ()
+
+
+@runtime_checkable
+class Array(Protocol):
+    """An array of numpy's, or a tensor."""
+
+    def tolist(self) -> object:
+        """Return its items in lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +241,7 @@ class SamplingParams:
                 continue
             if isinstance(given, str):
                 given = (given,)
-            elif hasattr(given, "tolist"):  # an array of numpy's, or a tensor
+            elif isinstance(given, Array):
                 given = given.tolist()
             if not isinstance(given, Iterable) or not _are(kind, values := tuple(given)):
                 _refuse(name, repr(given), expected)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from os import PathLike
-from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
+from typing import Any, Literal, Self, cast
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
-from blazr.engine.sampling_params import DefaultInt, SamplingParams
+from blazr.engine.sampling_params import Array, DefaultInt, SamplingParams
 from blazr.text.images import (
     Image,
     Sound,
@@ -29,14 +29,6 @@ Prompt = str | Sequence[int]  # text, or token ids
 PromptInput = Prompt | Mapping[str, object]
 Params = SamplingParams | Sequence[SamplingParams] | None
 TruncationMode = Literal["auto", "disabled"]
-
-
-@runtime_checkable
-class _Array(Protocol):
-    """An array of numpy's, or a tensor."""
-
-    def tolist(self) -> object:
-        """Its numbers in lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +205,7 @@ def as_prompt(prompt: object) -> Prompt:
 
 def _listed(given: object) -> list[Any]:
     """The items of a list, an array or a tensor, of which numpy's become Python's."""
-    if isinstance(given, _Array):
+    if isinstance(given, Array):
         given = given.tolist()
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
         raise _no_prompt(given)
@@ -239,7 +231,7 @@ def as_token_ids(given: object) -> list[int]:
     Raises:
         RequestError: They are something else.
     """
-    listed = given.tolist() if isinstance(given, _Array) else given
+    listed = given.tolist() if isinstance(given, Array) else given
     if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
         listed = [None]
     items = list(listed)
