@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.engine.request import Request
 from blazr.engine.sampling.sampler import Sampled, Sampler, many_logprobs, sampled_token
 from blazr.engine.sampling.steps import SAMPLING_STEPS, Row
-from blazr.engine.sampling_params import SamplingParams
+from blazr.engine.sampling_params import SAMPLERS, SamplingParams
 from blazr.engine.sequence import Sequence
 from blazr.nn.ops.sampling import uniform, uniforms
 from tests.support.seeds import examples
@@ -90,6 +90,29 @@ def test_a_batch_is_each_row_alone(rows):
 def test_temperature_zero_is_argmax_whatever_the_filters(row, top_p, top_k, min_p):
     sequence = sequence_of(temperature=0, top_p=top_p, top_k=top_k, min_p=min_p)
     assert sample(row[None], [sequence])[0].token_id == int(row.argmax())
+
+
+# By name of a step, parameters that ask for it.
+ASKS = {
+    "bias": {"logit_bias": {1: 1.0}},
+    "allowed": {"allowed_token_ids": (1,)},
+    "bad_words": {"bad_words": ("a",)},
+    "min_tokens": {"min_tokens": 1},
+    "penalties": {"repetition_penalty": 1.1},
+    "dry": {"dry_multiplier": 0.5},
+    "processors": {"logits_processors": (lambda _, scores: scores,)},
+    "top_n_sigma": {"top_n_sigma": 1.0},
+    "typical_p": {"typical_p": 0.5},
+    "xtc": {"xtc_probability": 0.5},
+    "mirostat": {"mirostat": 2},
+    **{name: {"samplers": SAMPLERS} for name in ("temperature", "top_k", "top_p", "min_p")},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING_STEPS)
+def test_who_asks_for_a_step_is_not_drawn_without_it(name):
+    """A new step needs a row above, and its field a place in `has_rules` or its like."""
+    assert not SamplingParams(**ASKS[name]).draws_plainly
 
 
 @pytest.mark.parametrize("step", SAMPLING_STEPS.values(), ids=lambda step: step.name)

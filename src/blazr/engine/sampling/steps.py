@@ -333,6 +333,11 @@ SAMPLING_STEPS: Table[SamplingStep] = Table.of(
         min_p_step,
     ),
 )
+"""The steps, in the usual order.
+
+No step looks at a row whose parameters ask for nothing unusual: what a new one is asked by belongs
+in `SamplingParams.has_rules`, or in `has_rare_filters` where it does nothing to a greedy reply.
+"""
 
 
 def in_order(steps: Iterable[SamplingStep], samplers: Sequence[str]) -> Sequence[SamplingStep]:
