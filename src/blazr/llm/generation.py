@@ -271,7 +271,10 @@ def as_message(message: Message | Mapping[str, object]) -> Message:
         RequestError: There is no role, or the content is neither text nor such parts.
     """
     if isinstance(message, Message):
-        return message
+        if message.content is None or isinstance(message.content, str):
+            return message
+        # parts, as a dictionary has them, which the chat template would print as a list
+        message = {"role": message.role, "content": message.content, **(message.extra or {})}
     extra = dict(message) if isinstance(message, Mapping) else {}
     role = extra.pop("role", None)
     content = extra.pop("content", None)

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,17 @@ def test_what_is_of_another_type_is_refused_by_name(
     with pytest.raises(RequestError, match=r"(?s)found.*expected") as caught:
         ask(llm)
     assert caught.value.param == param
+
+
+def test_a_message_may_have_parts_as_a_dictionary_may(llm: LLM) -> None:
+    parts: Any = [{"type": "text", "text": "hello"}]
+    llm.chat([Message(role="user", content=parts)])
+    llm.chat([Message(role="user", content="hello")])
+    first, second = (request.prompt_ids for request in engine_of(llm).submitted)
+    assert first == second
+    for content in (5, b"hello", ["hello"]):
+        with pytest.raises(RequestError, match="message"):
+            llm.chat([Message(role="user", content=content)])
 
 
 def test_it_says_what_it_is(llm: LLM) -> None:
