@@ -6,16 +6,18 @@ import inspect
 from _thread import start_new_thread
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import finalize
 
-from blazr.llm.bundle import ModelInfo
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions, check_cache_disk, takes
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vllm_names import dtype_name, translate
-from blazr.pipelines.pipeline import PipelineInfo
 from blazr.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from blazr.llm.bundle import ModelInfo
+    from blazr.pipelines.pipeline import PipelineInfo
 
 # How long to wait in silence before asking whether the engine still lives.
 CHECK_S = 5.0

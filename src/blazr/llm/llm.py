@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.bundle import ModelInfo
 from blazr.llm.encoder_calls import METHODS, EncoderCalls
 from blazr.llm.generation import (
     Chat,
@@ -45,15 +44,16 @@ from blazr.llm.vectors import (
     unit_vectors,
 )
 from blazr.pipelines.encoders.request import without_prompts
-from blazr.pipelines.pipeline import PipelineInfo
 from blazr.text.events import Event, Finished
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blazr.llm.bundle import ModelInfo
     from blazr.llm.rank_head import RankHead
     from blazr.pipelines.encoders.encoder import Encoder
+    from blazr.pipelines.pipeline import PipelineInfo
 
 
 class LLM(LanguageModel):
