@@ -26,7 +26,9 @@ from blazr.server.endpoint import Route
 from blazr.server.routes import ROUTES
 
 # What everybody may do to a server without keys, or what ends only with the client.
-NOT_TRIED = frozenset({"/models/load", "/models/unload", "/api/pull", "/models/sse"})
+NOT_TRIED = frozenset(
+    ("/models/load", "/models/unload", "/api/pull", "/models/sse", "/cache_events")
+)
 ROWS = [row for row in ROUTES.values() if row.path not in NOT_TRIED]
 CHAT = [{"role": "user", "content": "a"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
