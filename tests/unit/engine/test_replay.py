@@ -20,7 +20,10 @@ from tests.support.op_samples import random_packed
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason="the kernels are not compiled")
 
 # All others decode with kernels and nothing else.
-SOME_PYTHON = ("side by side", "shared block", "lightning", "mamba1 with heads")
+SOME_PYTHON = (
+    *("side by side", "shared block", "lightning", "mamba1 with heads"),
+    *("chunks", "values of their own"),
+)
 
 
 def answers(model, *, replay: bool, **stored: str):
