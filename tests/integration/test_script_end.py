@@ -25,7 +25,7 @@ for end in sys.argv[1:]:
 else:
     print(ended)
 """
-_ENDS = {"": 0, "events.close()": 0, "raise ValueError": 1}
+_ENDS = {"": 0, "events.close()": 0, "del llm, events": 0, "raise ValueError": 1}
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
-from _thread import start_new_thread
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -25,8 +26,38 @@ CHECK_S = 5.0
 RETRY_S = 0.05
 # How long a reply that is wanted whole may go on before its new tokens are looked at.
 WHOLE_PAUSE_S = 0.01
+# How long the end of Python waits until a model that nobody uses any more is closed.
+EXIT_S = 10.0
 
 _NAMES = frozenset(each.name for each in fields(LoadOptions)) - {"model"}
+_CLOSING: set[LockType] = set()  # one for each model that is being closed, held until it is
+
+
+def _close_on_a_thread(close: Callable[[], None]) -> None:
+    """Close a model without waiting, for which it may have to end a step.
+
+    A garbage collection calls this, whose caller may hold what other threads need. That is also why
+    this starts no `threading.Thread`, which would wait for its start.
+    """
+    is_closing = allocate_lock()
+    is_closing.acquire()
+    _CLOSING.add(is_closing)
+    start_new_thread(_close, ([close], is_closing))
+
+
+def _close(model: list[Callable[[], None]], is_closing: LockType) -> None:
+    try:
+        model.pop()()  # the list, which stays until the thread ends, does not keep the model
+    finally:
+        _CLOSING.discard(is_closing)
+        is_closing.release()
+
+
+@atexit.register
+def _wait_until_closed() -> None:
+    """Let no thread be freeing weights when Python ends, which would abort the process."""
+    for is_closing in list(_CLOSING):
+        is_closing.acquire(timeout=EXIT_S)
 
 
 class LanguageModel:
@@ -54,9 +85,8 @@ class LanguageModel:
         load_options = LoadOptions(model, **options)
         check_cache_disk([load_options])
         close = self._load(load_options)
-        # Its thread keeps an engine, and with that the weights. To close it may take a step, for
-        # which the garbage collection does not wait: other threads may need what its caller holds.
-        finalizer = finalize(self, start_new_thread, close, ())
+        # Its thread keeps an engine, and with that the weights.
+        finalizer = finalize(self, _close_on_a_thread, close)
         finalizer.atexit = False  # there engines are closed anyway
 
     # what help() and notebooks show

@@ -311,6 +311,26 @@ def test_a_model_that_nobody_uses_any_more_is_closed(monkeypatch: pytest.MonkeyP
     wait_until(lambda: engine._closed)
 
 
+def test_python_ends_when_a_model_that_nobody_uses_any_more_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_close = threading.Event()
+    closed: list[bool] = []
+
+    def load(_: object) -> TextEngine:
+        core = scripted_core()
+        monkeypatch.setattr(core, "close", lambda: closed.append(may_close.wait(5)))
+        return core
+
+    monkeypatch.setattr(language_model, "load_text_engine", load)
+    llm = LLM()
+    del llm
+    gc.collect()
+    threading.Timer(0.1, may_close.set).start()
+    language_model._wait_until_closed()
+    assert closed == [True]
+
+
 def test_an_engine_that_dies_leaves_nobody_waiting_for_room(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
