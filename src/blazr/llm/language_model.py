@@ -30,34 +30,40 @@ WHOLE_PAUSE_S = 0.01
 EXIT_S = 10.0
 
 _NAMES = frozenset(each.name for each in fields(LoadOptions)) - {"model"}
-_CLOSING: set[LockType] = set()  # one for each model that is being closed, held until it is
 
 
-def _close_on_a_thread(close: Callable[[], None]) -> None:
-    """Close a model without waiting, for which it may have to end a step.
+class _Closer:
+    """Closes models that nobody uses any more, and lets Python end when they are closed."""
 
-    A garbage collection calls this, whose caller may hold what other threads need. That is also why
-    this starts no `threading.Thread`, which would wait for its start.
-    """
-    is_closing = allocate_lock()
-    is_closing.acquire()
-    _CLOSING.add(is_closing)
-    start_new_thread(_close, ([close], is_closing))
+    def __init__(self) -> None:
+        self._under_way: set[LockType] = set()  # one for each model, held until it is closed
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Close a model without waiting, for which it may have to end a step.
+
+        A garbage collection calls this, whose caller may hold what other threads need. That is also
+        why this starts no `threading.Thread`, which would wait for its start.
+        """
+        is_open = allocate_lock()
+        is_open.acquire()
+        self._under_way.add(is_open)
+        start_new_thread(self._close, ([close], is_open))
+
+    def wait(self) -> None:
+        """Let no thread be freeing weights when Python ends, which would abort the process."""
+        for is_open in list(self._under_way):
+            is_open.acquire(timeout=EXIT_S)
+
+    def _close(self, model: list[Callable[[], None]], is_open: LockType) -> None:
+        try:
+            model.pop()()  # the list, which stays until the thread ends, does not keep the model
+        finally:
+            self._under_way.discard(is_open)
+            is_open.release()
 
 
-def _close(model: list[Callable[[], None]], is_closing: LockType) -> None:
-    try:
-        model.pop()()  # the list, which stays until the thread ends, does not keep the model
-    finally:
-        _CLOSING.discard(is_closing)
-        is_closing.release()
-
-
-@atexit.register
-def _wait_until_closed() -> None:
-    """Let no thread be freeing weights when Python ends, which would abort the process."""
-    for is_closing in list(_CLOSING):
-        is_closing.acquire(timeout=EXIT_S)
+_CLOSER = _Closer()
+atexit.register(_CLOSER.wait)
 
 
 class LanguageModel:
@@ -86,7 +92,7 @@ class LanguageModel:
         check_cache_disk([load_options])
         close = self._load(load_options)
         # Its thread keeps an engine, and with that the weights.
-        finalizer = finalize(self, _close_on_a_thread, close)
+        finalizer = finalize(self, _CLOSER.begin, close)
         finalizer.atexit = False  # there engines are closed anyway
 
     # what help() and notebooks show

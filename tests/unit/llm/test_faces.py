@@ -327,7 +327,7 @@ def test_python_ends_when_a_model_that_nobody_uses_any_more_is_closed(
     del llm
     gc.collect()
     threading.Timer(0.1, may_close.set).start()
-    language_model._wait_until_closed()
+    language_model._CLOSER.wait()
     assert closed == [True]
 
 
