@@ -6,15 +6,22 @@ tails. Arguments of any shape are in `kernel_shapes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
+from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing
 from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraFactors, LoraTable
+from blazr.nn.operands.lora import (
+    HeadLoras,
+    LoraDelta,
+    LoraFactors,
+    LoraTable,
+    empty_entries,
+)
 from blazr.nn.operands.packing import (
     GROUP,
     PACKINGS,
@@ -352,6 +359,33 @@ _EXPERT_SIZES = (
 )
 
 
+def random_expert_adapters(
+    dtype: torch.dtype, tokens: int, count: int, *, size: int, inner: int, names: Sequence[str]
+) -> ExpertAdapters:
+    """Adapters that change matrices of some experts, and add to them; slots 0 and 3 are empty.
+
+    Args:
+        dtype: Of the factors.
+        tokens: How many have a slot.
+        count: Experts.
+        size: C.
+        inner: I.
+        names: Which matrices.
+    """
+    num_slots = 5
+    entries = {name: empty_entries(count, num_slots) for name in names}
+    tables: dict[tuple[str, int], LoraTable] = {}
+    for name, expert in product(names, range(0, count, 2)):
+        table = tables[name, expert] = LoraTable(num_slots)
+        table.move(entries[name][expert])
+        columns, rows = (inner, size) if name == "down" else (size, inner)
+        for slot, rank in ((1, 1), (2, 16), (4, 5)):
+            if (slot + expert) % 3:
+                a, b = torch.rand(rank, columns) / columns, torch.rand(rank, rows) / rank
+                table.put(slot, LoraFactors(a.to(dtype), b.to(dtype)))
+    return ExpertAdapters(tables, entries, torch.randint(0, num_slots, (tokens,)))
+
+
 def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
     """Nothing is below zero, so that what is rounded between the products stays small."""
 
@@ -377,6 +411,13 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             ),
         ):
             yield numbers(tokens, size), torch.rand(tokens, top), chosen, mlps
+            names = ("up", "down") if mlps.gate is None else ("gate", "up", "down")
+            for changed in (names, names[-1:]):
+                adapters = random_expert_adapters(
+                    dtype, tokens, count, size=size, inner=inner, names=changed
+                )
+                x, weights = numbers(tokens, size), torch.rand(tokens, top)
+                yield x, weights, chosen, replace(mlps, adapters=adapters)
     wide = numbers(3, 20, 2 * 8)
     mlps = ExpertMlps(gate=wide[..., :8], up=wide[..., 8:], down=numbers(3, 20, 8).transpose(1, 2))
     yield numbers(5, 16)[:, ::2], torch.rand(5, 1), torch.randint(0, 3, (5, 1)), mlps

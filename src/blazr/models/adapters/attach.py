@@ -504,7 +504,7 @@ class AdapterSlots:
             if isinstance(stacks, Mla):
                 stacks.loras[matrix][int(leaf)] = lora
             else:
-                stacks.loras[matrix.removesuffix("_proj"), int(leaf)] = lora
+                stacks.loras.put(matrix.removesuffix("_proj"), int(leaf), lora)
             return
         part = self._module.get_submodule(name)
         assert isinstance(part, Linear | Embedding)

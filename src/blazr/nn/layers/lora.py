@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraTable
+from blazr.nn.operands.experts import ExpertAdapters
+from blazr.nn.operands.lora import HeadLoras, LoraDelta, LoraTable, empty_entries
 from blazr.nn.ops.lora import lora_expand, lora_rows, lora_shrink
 
 
@@ -59,6 +60,34 @@ class Lora:
             return y
         inner = lora_rows(y, self.table, slots, ids)
         return lora_expand(y, LoraDelta(self.table, slots, inner))
+
+
+class ExpertLoras:
+    """What adapters change in the matrices of experts, where they change any.
+
+    Args:
+        num_experts: How many there are, E.
+    """
+
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._loras: dict[tuple[str, int], Lora] = {}
+        self._entries: dict[str, Tensor] = {}  # one tensor for all experts, as kernels read them
+
+    def put(self, name: str, expert: int, lora: Lora) -> None:
+        """Change the ``"gate"``, ``"up"`` or ``"down"`` matrix of an expert."""
+        if name not in self._entries:
+            self._entries[name] = empty_entries(self._num_experts, len(lora.table.entries))
+        lora.table.move(self._entries[name][expert])
+        self._loras[name, expert] = lora
+
+    def adapters(self) -> ExpertAdapters | None:
+        """As products take them; None where no token of the step has an adapter."""
+        slots = next((lora.slots for lora in self._loras.values()), None)
+        if slots is None:
+            return None
+        tables = {key: lora.table for key, lora in self._loras.items()}
+        return ExpertAdapters(tables, self._entries, slots)
 
 
 def head_loras(loras: Mapping[int, Lora]) -> HeadLoras | None:

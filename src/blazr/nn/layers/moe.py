@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from blazr.nn.device import fetch
 from blazr.nn.layers.base import FeedForward, FeedForwardConfig, NormConfig
 from blazr.nn.layers.linear import Linear, Matrix
-from blazr.nn.layers.lora import Lora
+from blazr.nn.layers.lora import ExpertLoras
 from blazr.nn.layers.mlp import Mlp, MlpConfig
 from blazr.nn.layers.ranks import FirstRank, Held, Parts, Rank, Rows, under
-from blazr.nn.operands.experts import ExpertAdapters, ExpertGroups, ExpertMlps, Routing, Stack
+from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing, Stack
 from blazr.nn.ops.lora import lora_expand
 from blazr.nn.ops.matmul import wide_linear
-from blazr.nn.ops.moe import adapted_experts, experts, route
+from blazr.nn.ops.moe import experts, route
 from blazr.nn.ops.pointwise import add, scaled, sigmoid_gate, widen
 from blazr.nn.ops.replay import recordable
 from blazr.nn.quant.weight import Weight
@@ -145,9 +145,8 @@ class MoeConfig(FeedForwardConfig):
 class Experts(nn.Module):
     """The stacked matrices of all experts.
 
-    ``loras`` are what adapters change, by ``"gate"``, ``"up"`` or ``"down"`` and the expert.
-
     Attributes:
+        loras: What adapters change.
         stays: Whether they are where they are whatever happens to the network: on the CPU, as they
             are too large for the GPU.
     """
@@ -163,8 +162,8 @@ class Experts(nn.Module):
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.config = config
-        self.loras: dict[tuple[str, int], Lora] = {}
         experts = config.num_experts if config.held is None else len(config.held)
+        self.loras = ExpertLoras(experts)
         inner = config.intermediate_size
         hidden = config.latent_size or config.hidden_size
         upward = ("gate", "up") if config.gated else ("up",)
@@ -226,19 +225,9 @@ class Experts(nn.Module):
             down_bias=self.down_bias if bias else None,
             limit=config.swiglu_limit,
             alpha=config.swiglu_alpha,
+            adapters=self.loras.adapters(),
         )
-        x = x.to(dtype)
-        out = experts(x, weights, chosen, mlps)
-        slots = next((lora.slots for lora in self.loras.values()), None)
-        if slots is not None:
-            used = {slot for lora in self.loras.values() for slot in lora.table.factors}
-            changed = torch.isin(slots, slots.new_tensor(sorted(used))).nonzero(as_tuple=True)[0]
-            tables = {key: lora.table for key, lora in self.loras.items()}
-            adapters = ExpertAdapters(tables, slots[changed])
-            out[changed] = adapted_experts(
-                x[changed], weights[changed], chosen[changed], mlps, adapters
-            )
-        return out
+        return experts(x.to(dtype), weights, chosen, mlps)
 
 
 def _stack(matrix: Matrix) -> Stack:

@@ -65,6 +65,26 @@ class Routing:
     scale: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """What adapters change in the experts' matrices, for some tokens.
+
+    Args:
+        tables: By ``"gate"``, ``"up"`` or ``"down"`` and the expert; others are not changed.
+        entries: By name, those of all experts' tables, (E, slots, 4).
+        slots: Of the tokens' adapters, (T,), int64.
+    """
+
+    tables: Mapping[tuple[str, int], LoraTable]
+    entries: Mapping[str, Tensor]
+    slots: Tensor
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank there is room for."""
+        return max(table.max_rank for table in self.tables.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExpertMlps:
     """The experts' MLPs: ``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))``.
@@ -79,6 +99,7 @@ class ExpertMlps:
         down_bias: (E, C), or None.
         limit: Clamps the inner activations [see `clamped_swiglu`]; None for none.
         alpha: Steepness of the clamped form.
+        adapters: What adapters change in them for the tokens; None for nothing.
     """
 
     up: Stack
@@ -90,16 +111,4 @@ class ExpertMlps:
     down_bias: Tensor | None = None
     limit: float | None = None
     alpha: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertAdapters:
-    """What adapters change in the experts' matrices, for some tokens.
-
-    Args:
-        tables: By ``"gate"``, ``"up"`` or ``"down"`` and the expert.
-        slots: Of the tokens' adapters, (T,), int64.
-    """
-
-    tables: Mapping[tuple[str, int], LoraTable]
-    slots: Tensor
+    adapters: ExpertAdapters | None = None

@@ -65,9 +65,13 @@ class LoraTable:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.entries = torch.zeros(num_slots, _POINTERS, dtype=torch.int64)
+        self.entries = empty_entries(num_slots)
         self.factors: dict[int, LoraFactors] = {}
         self.max_rank = 1
+
+    def move(self, entries: Tensor) -> None:
+        """Have its entries in these from now on, (slots, 4): a part of a stack's."""
+        self.entries = entries.copy_(self.entries)
 
     def put(self, slot: int, factors: LoraFactors) -> None:
         """Let rows of a slot take these."""
@@ -81,6 +85,11 @@ class LoraTable:
         """Let rows of a slot take nothing, and forget what they took."""
         self.entries[slot] = 0
         self.factors.pop(slot, None)
+
+
+def empty_entries(*shape: int) -> Tensor:
+    """Entries of kernels for tables of this shape, in which no slot changes anything."""
+    return torch.zeros(*shape, _POINTERS, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -93,11 +93,13 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     Returns:
         (T, C) in the dtype of x; the sum over experts is taken in float32.
     """
+    if mlps.adapters is not None:
+        return _adapted_experts(x, weights, chosen, mlps, mlps.adapters)
     most = _MOST_AT_ONCE if x.device.type == "cpu" else _MOST_AT_ONCE_ELSEWHERE
     stacks = (mlps.up, mlps.down, mlps.gate)
     if len(x) <= most and all(each is None or isinstance(each, Tensor) for each in stacks):
         return _few_tokens(x, weights, chosen, mlps)
-    return adapted_experts(x, weights, chosen, mlps, None)
+    return _one_by_one(x, weights, chosen, mlps)
 
 
 def _few_tokens(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
@@ -153,16 +155,31 @@ def _hidden(mlps: ExpertMlps, gates: Tensor | None, ups: Tensor) -> Tensor:
     return activate(ups) if gates is None else activate(gates) * ups
 
 
-def adapted_experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps, adapters: ExpertAdapters | None
+def _adapted_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps, adapters: ExpertAdapters
 ) -> Tensor:
-    """The same for tokens that have adapters of the experts' matrices, or none."""
+    """The same where some tokens have adapters; the others' bits are those without any."""
+    used = {slot for table in adapters.tables.values() for slot in table.factors}
+    is_changed = torch.isin(adapters.slots, adapters.slots.new_tensor(sorted(used)))
+    changed, others = (each.nonzero(as_tuple=True)[0] for each in (is_changed, ~is_changed))
+    own = replace(mlps, adapters=replace(adapters, slots=adapters.slots[changed]))
+    out = torch.empty_like(x)
+    out[changed] = _one_by_one(x[changed], weights[changed], chosen[changed], own)
+    if len(others):
+        plain = replace(mlps, adapters=None)
+        out[others] = experts(x[others], weights[others], chosen[others], plain)
+    return out
+
+
+def _one_by_one(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Tensor:
+    """The same, expert by expert."""
+    adapters = mlps.adapters
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     for number in chosen.unique().tolist():
         tokens, place = (chosen == number).nonzero(as_tuple=True)
         slots = None if adapters is None else adapters.slots[tokens]
-        expert = _Expert(mlps, number, adapters, slots)
+        expert = _Expert(mlps, number, slots)
         share = expert.down(expert.hidden(x[tokens])).to(wide)
         out = out.index_add(0, tokens, share * weights[tokens, place, None].to(wide))
     return out.to(x.dtype)
@@ -174,7 +191,6 @@ class _Expert:
 
     mlps: ExpertMlps
     number: int
-    adapters: ExpertAdapters | None
     slots: Tensor | None
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -183,7 +199,7 @@ class _Expert:
         if mlps.gate is None:
             return _hidden(mlps, None, self._multiply(x, "up", mlps.up, mlps.up_bias))
         has_bias = mlps.gate_bias is not None or mlps.up_bias is not None
-        if mlps.activation == "silu" and mlps.limit is None and not has_bias and not self.adapters:
+        if mlps.activation == "silu" and mlps.limit is None and not has_bias and not mlps.adapters:
             # one operation does both products and what joins them
             gate, up = (_matrix(stack, self.number) for stack in (mlps.gate, mlps.up))
             if isinstance(gate, Tensor) and isinstance(up, Tensor):
@@ -208,7 +224,8 @@ class _Expert:
             y = stored_linear(x, matrix, bias)
         else:
             y = matrix.matmul(x, bias)
-        table = None if self.adapters is None else self.adapters.tables.get((name, self.number))
+        adapters = self.mlps.adapters
+        table = None if adapters is None else adapters.tables.get((name, self.number))
         if table is None or self.slots is None:
             return y
         delta = LoraDelta(table, self.slots, lora_shrink(x, table, self.slots))

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from blazr.core.errors import ShapeError
 from blazr.nn.kernels.cpu import compiled, moe
 from blazr.nn.kernels.recording import Arena, Recording
+from blazr.nn.layers.lora import Lora, StepAdapters
 from blazr.nn.layers.moe import MoeConfig
 from blazr.nn.operands.experts import ExpertGroups, ExpertMlps, Routing
+from blazr.nn.operands.lora import LoraFactors
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.ops.moe import choose_experts, experts
 from tests.support.examples import FEED_FORWARD_EXAMPLES, HIDDEN
-from tests.support.op_samples import random_packed
+from tests.support.op_samples import random_expert_adapters, random_packed
 
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
@@ -61,7 +63,7 @@ def _mlps(form: str, names: tuple[str, str, str], count: int, sizes: tuple[int, 
 def test_a_token_depends_on_itself_alone(
     names: tuple[str, str, str], sizes: tuple[int, int], form: str
 ) -> None:
-    """Whatever the batch, its place in it, the cut, and the threads."""
+    """Whatever the batch, its place in it, the cut, and the threads; without an adapter on none."""
     dtype, count, top = PLAIN.get(names[0], torch.bfloat16), 3, 2
     mlps = _mlps(form, names, count, sizes)
     x, weights = torch.randn(120, sizes[0]).to(dtype), torch.rand(120, top)
@@ -69,13 +71,23 @@ def test_a_token_depends_on_itself_alone(
     chosen[:99] = torch.tensor([2, 1])  # more rows than a part has
     torch.set_num_threads(1)
     sample = [*range(10), 32, *range(110, 120)]
-    alone = {i: moe.experts(x[i, None], weights[i, None], chosen[i, None], mlps) for i in sample}
+    size, inner = sizes
+    adapters = random_expert_adapters(dtype, 120, count, size=size, inner=inner, names=["down"])
+
+    def compute(rows: slice) -> torch.Tensor:
+        mine = replace(mlps, adapters=replace(adapters, slots=adapters.slots[rows]))
+        return moe.experts(x[rows], weights[rows], chosen[rows], mine)
+
+    alone = {i: compute(slice(i, i + 1)) for i in sample}
+    plain = moe.experts(x, weights, chosen, mlps)
+    equal = {i for i in sample if torch.equal(alone[i], plain[i, None])}
+    assert {i for i in sample if adapters.slots[i] in {0, 3}} <= equal < {*sample}
     cases = (*((1, batch) for batch in (2, 3, 7, 16, 33, 120)), (2, 1), (2, 7), (2, 120), (4, 16))
     for num_threads, batch in cases:
         torch.set_num_threads(num_threads)
         first = 120 - batch if batch < 16 else 0
         rows = slice(first, first + batch)
-        got = moe.experts(x[rows], weights[rows], chosen[rows], mlps)
+        got = compute(rows)
         for index in alone.keys() & range(first, first + batch):
             assert torch.equal(got[index - first, None], alone[index]), (batch, num_threads)
 
@@ -86,9 +98,13 @@ def test_packed_experts_agree_with_the_reference(name: str) -> None:
     _compare(_mlps("gated", (name,) * 3, 2, (size, size)), size)
 
 
-@pytest.mark.parametrize("form", ["clamped", "up alone"])
+@pytest.mark.parametrize("form", ["clamped", "up alone", "gated"])
 def test_forms_agree_with_the_reference(form: str) -> None:
-    _compare(_mlps(form, ("Q4_0", "MXFP4", "Q8_0"), 2, (64, 96)), 64)
+    mlps = _mlps(form, ("Q4_0", "MXFP4", "Q8_0"), 2, (64, 96))
+    _compare(mlps, 64)
+    for names in (["up"], ["up", "down"], ["down"]):
+        adapters = random_expert_adapters(torch.float32, 5, 2, size=64, inner=96, names=names)
+        _compare(replace(mlps, adapters=adapters), 64)
 
 
 def test_rows_of_several_storages_go_together() -> None:
@@ -184,9 +200,40 @@ def test_a_layer_is_kernels_alone(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(tokens, expected)
 
 
+@torch.inference_mode()
+def test_a_recorded_layer_sees_adapters_that_come_and_go() -> None:
+    layer, x, step = _moes()["moe"].build(), torch.randn(5, HIDDEN), StepAdapters()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    lora = Lora(step, num_slots=3)
+    layer.experts.loras.put("down", 1, lora)
+    plain, inner = layer(x), layer.experts.down_proj.shape[-1]
+
+    def factors() -> LoraFactors:
+        return LoraFactors(torch.randn(1, inner), torch.randn(1, HIDDEN))
+
+    lora.table.put(1, factors())
+    with step.using(torch.tensor([1, 0, 2, 1, 2])):
+        with Recording(Arena(), None) as recorded:
+            out = layer(x)
+        replay = compiled.replayer([call for call in recorded.calls if isinstance(call, tuple)])
+        changes = (
+            lambda: None,
+            lambda: lora.table.put(2, factors()),
+            lambda: lora.table.drop(1),
+        )
+        for change in changes:
+            change()
+            replay()
+            assert torch.equal(out, layer(x))
+            assert torch.equal(out[1], plain[1])
+    assert not torch.equal(out, plain)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     usual = _mlps("gated", ("float32",) * 3, 3, (64, 32))
     x, weights, chosen = torch.randn(2, 64), torch.rand(2, 2), torch.zeros(2, 2).long()
+    of_others = random_expert_adapters(torch.float32, 3, 3, size=64, inner=32, names=["up"])
     for arguments in (
         (x[:, :8], weights, chosen, usual),
         (x.bfloat16(), weights, chosen, usual),
@@ -196,6 +243,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (x, weights, chosen, replace(usual, gate=_stack("Q8_0", 3, 40, 64))),
         (x, weights, chosen, replace(usual, up_bias=torch.randn(3, 1))),
         (x, weights, chosen, replace(usual, down=torch.nn.Identity())),
+        (x, weights, chosen, replace(usual, adapters=of_others)),
     ):
         with pytest.raises(ShapeError):
             moe.experts(*arguments)

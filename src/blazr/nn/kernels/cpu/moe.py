@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from blazr.nn.kernels.cpu.matmul_q import ROOM
 from blazr.nn.kernels.cpu.pointwise import ACTIVATIONS
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
-from blazr.nn.operands.experts import ExpertMlps, Routing, Stack
+from blazr.nn.operands.experts import ExpertAdapters, ExpertMlps, Routing, Stack
 from blazr.nn.operands.packing import GROUP, Packed
 
 # As kernels.hpp numbers them.
@@ -56,6 +57,20 @@ class _Stack(ctypes.Structure):
 
 
 @structure
+class _Loras(ctypes.Structure):
+    """``ExpertLoras`` of kernels.hpp."""
+
+    gate: Pointer = None
+    up: Pointer = None
+    down: Pointer = None
+    slots: Pointer = None
+    row_slots: Pointer = None
+    inner: Pointer = None
+    num_slots: Int64 = 0
+    stride: Int64 = 0
+
+
+@structure
 class _Experts(Call, entry="experts"):
     """``Experts`` of kernels.hpp."""
 
@@ -80,6 +95,7 @@ class _Experts(Call, entry="experts"):
     activation: Int64
     alpha: Float32
     limit: Float32
+    loras: _Loras
 
 
 def choose_experts(
@@ -139,6 +155,7 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
     sums = torch.empty(rows, max(size, 2 * inner))
     hidden = torch.empty(rows, inner, dtype=x.dtype)
     int8_room = torch.empty(rows * max(size, inner) * ROOM // 8, dtype=torch.uint8)
+    loras = _loras(mlps.adapters, tokens, rows)
     _Experts(
         x.data_ptr(),
         chosen.data_ptr(),
@@ -161,15 +178,45 @@ def experts(x: Tensor, weights: Tensor, chosen: Tensor, mlps: ExpertMlps) -> Ten
         ACTIVATIONS[mlps.activation],
         mlps.alpha,
         mlps.limit or 0.0,
+        loras.call,
     ).run()
     return y
 
 
-class _Given(NamedTuple):
-    """A stack for the library, and what it points into."""
+_Part = TypeVar("_Part")
 
-    call: _Stack
+
+@dataclass(frozen=True, slots=True)
+class _Given(Generic[_Part]):
+    """A part of a call, and what it points into."""
+
+    call: _Part
     tensors: tuple[Tensor | None, ...] = ()
+
+
+def _loras(adapters: ExpertAdapters | None, tokens: int, rows: int) -> _Given[_Loras]:
+    if adapters is None:
+        return _Given(_Loras())
+    slots, entries = adapters.slots, adapters.entries
+    if slots.shape != (tokens,) or slots.dtype != torch.int64:
+        raise _shape_error(slots, f"({tokens},) int64, as slots of adapters")
+    slots = slots.contiguous()
+    row_slots = torch.empty(rows, dtype=torch.int64)
+    inner = torch.empty(2, rows, adapters.max_rank)
+    gate, up, down = (
+        entries[name].data_ptr() if name in entries else None for name in ("gate", "up", "down")
+    )
+    call = _Loras(
+        gate,
+        up,
+        down,
+        slots.data_ptr(),
+        row_slots.data_ptr(),
+        inner.data_ptr(),
+        next(iter(entries.values())).shape[1],
+        adapters.max_rank,
+    )
+    return _Given(call, (slots, row_slots, inner))
 
 
 def _shape(stack: Stack) -> tuple[int, ...]:
@@ -182,7 +229,9 @@ def _shape(stack: Stack) -> tuple[int, ...]:
     )
 
 
-def _stack(x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int, ...]) -> _Given:
+def _stack(
+    x: Tensor, stack: Stack | None, bias: Tensor | None, shape: tuple[int, ...]
+) -> _Given[_Stack]:
     if stack is None:
         return _Given(_Stack(packing=_PLAIN))
     if _shape(stack) != shape or (bias is not None and bias.shape != shape[:2]):

@@ -201,7 +201,8 @@ def _is_read(stack: Stack, dtype: torch.dtype) -> TypeGuard[Tensor | StoredMatri
 
 def _fits(x: Tensor, _: Tensor, __: Tensor, mlps: ExpertMlps) -> bool:
     stacks = (mlps.up, mlps.down, mlps.up if mlps.gate is None else mlps.gate)
-    return all(_is_read(each, x.dtype) and each.shape[0] <= MAX_EXPERTS for each in stacks)
+    fit = all(_is_read(each, x.dtype) and each.shape[0] <= MAX_EXPERTS for each in stacks)
+    return fit and mlps.adapters is None
 
 
 def _rows_for(

@@ -548,6 +548,15 @@ struct ExpertStack {
   int64_t n;
 };
 
+// What adapters change in the matrices of all experts. Each of the tables, (experts, num_slots), may be null.
+struct ExpertLoras {
+  const LoraEntry *gate, *up, *down;
+  const int64_t* slots;  // (m): whose adapter each token takes; null adds nothing
+  int64_t* row_slots;    // (rows), room: the same of each row
+  float* inner;          // (2, rows, stride), room: inner products for one stack, or for gate and up
+  int64_t num_slots, stride;
+};
+
 // Experts' MLPs (see experts.hpp). There are m * top rows, ordered by expert.
 struct Experts {
   const void* x;         // (m, k)
@@ -565,6 +574,7 @@ struct Experts {
   int64_t dtype, m, top, k, inner, experts;
   int64_t activation;    // of PointwiseKind
   float alpha, limit;    // of the clamped form; limit is 0 for the others
+  ExpertLoras loras;
 
   int64_t rows() const { return m * top; }
   // The table: which choice, ids[order()[r]] of token order()[r] / top, row r is; which row each choice is;
@@ -656,7 +666,7 @@ struct TypedKernels {
   void (*pointwise)(const Pointwise& call, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
   // A row of call.x.
   void (*quantize)(const PackedLinear& call, const PackedKernel& kernel, int64_t row);
-  Finish finish;
+  Finish finish, finish_wide;  // into numbers of the dtype, and into float32
   void (*decode_floats)(const DecodeFloats& call, int64_t row);
   // Rows, or tokens, [m0, m1).
   void (*norm)(const Norm& call, int64_t m0, int64_t m1);

@@ -122,6 +122,7 @@ void sort_rows(const Experts& call) {
     const int64_t row = next[call.ids[i]]++;
     call.order()[row] = i;
     call.place()[i] = row;
+    if (call.loras.slots) call.loras.row_slots[row] = call.loras.slots[i / call.top];
   }
 }
 
@@ -145,8 +146,28 @@ void multiply_sorted(const Experts& call, int threads, const Make& make) {
   });
 }
 
+// Inner products of x (rows, k) with what adapters change in the matrices of the rows' experts, in `inner`,
+// as products with these matrices take them: of expert 0, and from row 0 on.
+Lora shrink_experts(const Experts& call, const LoraEntry* entries, const void* x, int64_t k, float* inner,
+                    int threads) {
+  const ExpertLoras& loras = call.loras;
+  if (!loras.slots || !entries) return {};
+  const int64_t rows = call.rows();
+  threads = threads_for(rows * loras.stride * k, threads);
+  parallel_stretches(clamp(rows / (2 * threads), 1, kFewRows), rows, threads, [&](int64_t m0, int64_t m1) {
+    for (int64_t m = m0, end; m < m1; m = end) {
+      const int64_t e = call.ids[call.order()[m]];
+      end = smaller(call.first()[e + 1], m1);
+      const LoraShrink one{x,     nullptr,    entries + e * loras.num_slots, loras.row_slots,
+                           inner, call.dtype, rows, k, k, 1, loras.stride};
+      typed(call.dtype).lora_shrink(one, m, end);
+    }
+  });
+  return {entries, loras.row_slots, inner, 1, loras.stride};
+}
+
 // Rows x (rows, k) times the matrices of their experts, gated where there is a second stack, into y:
-// float32 if `wide`.
+// float32 if `wide`. x.lora and x.lora2 are those of expert 0 and from row 0 on.
 void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertStack* w2,
                       PackedLinear x, void* y, bool wide, int threads) {
   const int64_t size = bytes_of(call.dtype), y_size = wide ? 4 : size, k = x.k;
@@ -157,12 +178,18 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
     return at(stack.w, e * stack.stride);
   };
   const auto y_of = [&](int64_t first) { return static_cast<char*>(y) + first * w.n * y_size; };
+  const auto lora_of = [&](const Lora& lora, int64_t e) {
+    if (!lora.slots) return lora;
+    const int64_t first = call.first()[e];
+    return Lora{lora.entries + e * call.loras.num_slots, lora.slots + first,
+                lora.inner + first * lora.stride, 1, lora.stride};
+  };
   if (w.packing < 0)
     return multiply_sorted(call, threads, [&](int64_t e) {
       const int64_t first = call.first()[e], count = call.first()[e + 1] - first;
       return Linear{at(x.activations, first * k * size), matrix_at(w, e),
                     w2 ? matrix_at(*w2, e) : nullptr, nullptr, y_of(first), call.dtype, count, w.n, k,
-                    w.ldw, k, w.n, wide};
+                    w.ldw, k, w.n, wide, nullptr, 0, lora_of(x.lora, e), lora_of(x.lora2, e)};
     });
   x.packing = w.packing;
   round_activations(x, threads);
@@ -178,7 +205,8 @@ void multiply_experts(const Experts& call, const ExpertStack& w, const ExpertSta
     one.y = y_of(first);
     one.n = w.n, one.m = one.x.m = call.first()[e + 1] - first;
     one.x.blocks += first * (k / kBlock);
-    one.finish = typed(wide ? int64_t(kF32) : call.dtype).finish;
+    one.lora = lora_of(x.lora, e), one.lora2 = lora_of(x.lora2, e);
+    one.finish = wide ? typed(call.dtype).finish_wide : typed(call.dtype).finish;
     return one;
   });
 }
@@ -510,6 +538,7 @@ void blazr_experts(const Experts* given, int threads) {
   const TypedKernels& parts = typed(call.dtype);
   const int64_t rows = call.rows(), bytes = call.k * bytes_of(call.dtype);
   const int fewer = threads_for(rows * call.k, threads);
+  const ExpertLoras& loras = call.loras;
   parallel_for(1, 1, [&](int64_t) { sort_rows(call); });
   parallel_for(rows, fewer, [&](int64_t row) {
     memcpy(static_cast<char*>(call.x_rows) + row * bytes,
@@ -518,17 +547,24 @@ void blazr_experts(const Experts* given, int threads) {
   PackedLinear x{};
   x.activations = call.x_rows, x.dtype = call.dtype, x.m = rows, x.k = call.k;
   x.room = call.int8_room;
+  const Lora gate = shrink_experts(call, loras.gate, call.x_rows, call.k, loras.inner, threads);
+  const Lora up = shrink_experts(call, loras.up, call.x_rows, call.k, loras.inner + rows * loras.stride,
+                                 threads);
   const bool is_alike = call.gate.packing == call.up.packing && call.gate.ldw == call.up.ldw;
   const bool is_bare = !call.gate.bias && !call.up.bias && call.limit == 0;
   if (call.gate.w && call.activation == kSilu && is_alike && is_bare) {
+    x.lora = gate, x.lora2 = up;
     multiply_experts(call, call.gate, &call.up, x, call.hidden, false, threads);
   } else {
     float* ups = call.sums + (call.gate.w ? rows * call.inner : 0);
+    x.lora = gate;
     if (call.gate.w) multiply_experts(call, call.gate, nullptr, x, call.sums, true, threads);
+    x.lora = up;
     multiply_experts(call, call.up, nullptr, x, ups, true, threads);
     parallel_for(rows, fewer, [&](int64_t row) { parts.expert_hidden(call, row); });
   }
   x.activations = call.hidden, x.k = call.inner;
+  x.lora = shrink_experts(call, loras.down, call.hidden, call.inner, loras.inner, threads), x.lora2 = {};
   multiply_experts(call, call.down, nullptr, x, call.sums, true, threads);
   parallel_for(call.m, fewer, [&](int64_t token) { parts.expert_combine(call, token); });
 }

@@ -33,6 +33,7 @@ constexpr TypedKernels typed_kernels() {
       .pointwise = PointwiseOf<T>::part,
       .quantize = quantize<T>,
       .finish = finish_packed<T>,
+      .finish_wide = finish_packed<T, float>,
       .decode_floats = FloatsOf<T>::decode,
       .norm = RowParts<T>::norm,
       .rotate = {RowParts<T>::template rotate<Plain<T>>, RowParts<T>::template rotate<Q8_0>,
