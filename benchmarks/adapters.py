@@ -118,8 +118,10 @@ def main() -> None:
     try:
         targets = [*filter(None, args.targets.split(","))]
         adapters = [
-            engine.load_adapter(random_adapter(network, args.rank, targets))
-            for _ in range(args.streams)
+            engine.load_adapter(
+                random_adapter(network, args.rank, targets), fingerprint=f"{number:02x}"
+            )
+            for number in range(args.streams)
         ]
         speeds = measure(engine, adapters, rounds=args.rounds)
     finally:
