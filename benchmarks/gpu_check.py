@@ -193,11 +193,11 @@ def _compare_replies(name: str, device: Device) -> dict[str, object]:
         alone = [replies([prompt], is_replayed=False)[0] for prompt in prompts]
         together = replies(prompts, is_replayed=False)
         captured = replies(prompts, is_replayed=True)
-        pairs = [
+        in_company, in_graphs = (
             sum(one != other for one, other in zip(found, together, strict=True))
             for found in (alone, captured)
-        ]
-        return sum(map(len, alone)), *pairs
+        )
+        return sum(map(len, alone)), in_company, in_graphs
 
     # on a CPU a recorder stands for the GPU, and sees no kernels
     with without_kernels() if graphs is not None else nullcontext():
@@ -350,11 +350,10 @@ def check_rivals(report: Report, device: Device, rates: dict[str, float], *, tin
 def _llama(*, tiny: bool) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
-    if tiny:
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = LlamaConfig(
-        **sizes,
+        hidden_size=32 if tiny else 2048,
+        intermediate_size=64 if tiny else 8192,
+        num_hidden_layers=1 if tiny else 16,
         vocab_size=100 if tiny else 128_256,
         num_attention_heads=2 if tiny else 32,
         num_key_value_heads=1 if tiny else 8,
@@ -366,15 +365,15 @@ def _llama(*, tiny: bool) -> Any:
 def _qwen3_next(*, tiny: bool) -> Any:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    sizes = {"hidden_size": 2048, "moe_intermediate_size": 512, "num_experts": 256}
-    if tiny:
-        sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 4}
+    expert_size = 16 if tiny else 512
     config = Qwen3NextConfig(
-        **sizes,
+        hidden_size=32 if tiny else 2048,
+        moe_intermediate_size=expert_size,
+        num_experts=4 if tiny else 256,
         vocab_size=100 if tiny else 151_936,
         num_hidden_layers=_DELTA_LAYERS,
         num_experts_per_tok=2 if tiny else 8,
-        shared_expert_intermediate_size=sizes["moe_intermediate_size"],
+        shared_expert_intermediate_size=expert_size,
         head_dim=16 if tiny else 256,
     )
     return Qwen3NextForCausalLM(config)
@@ -446,8 +445,8 @@ def _moved(argument: object, device: Device) -> object:
         return whole.to(device.torch_device).as_strided(*where)
     if isinstance(argument, tuple):
         moved_parts = [_moved(each, device) for each in argument]
-        # one with names takes them one by one
-        return type(argument)(*moved_parts) if hasattr(argument, "_fields") else tuple(moved_parts)
+        # one with names stays one
+        return argument._make(moved_parts) if hasattr(argument, "_make") else tuple(moved_parts)
     if is_dataclass(argument) and not isinstance(argument, (type, Packing, BlockType)):
         moved = {
             each.name: _moved(getattr(argument, each.name), device)

@@ -127,7 +127,9 @@ def examine(kernel: CompiledKernel, op: str, step: str, capability: int) -> Buil
             ).stdout
             for what in ("--dump-resource-usage", "--dump-sass")
         ]
-    registers, stack = map(int, _RESOURCES.search(dumps[0]).groups())
+    resources = _RESOURCES.search(dumps[0])
+    assert resources is not None, dumps[0]
+    registers, stack = map(int, resources.groups())
     warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
     # registers are given out 8 a thread at a time, shared memory a KiB at a time and one more
     by_registers = REGISTERS // (-(-registers // 8) * 8 * 32 * warps)

@@ -13,18 +13,20 @@ a machine that others use, too, trust the ratios of one table.
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
-from blazr.bench.roofline import arithmetic_of, measure_bandwidth, measure_rates
+from blazr.bench.roofline import measure_bandwidth, measure_rates, packed_arithmetic_of
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.operands.attention import Pages
 from blazr.nn.operands.kv_dtype import KV_DTYPES
-from blazr.nn.operands.packing import PACKINGS
+from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.operands.step import GRID, Span, StepTable
 from blazr.nn.ops.attention import paged_attention
 from blazr.nn.ops.matmul import linear
@@ -38,28 +40,39 @@ from tests.support.op_samples import random_packed
 # So many bytes of weights are gone through before one is read again: more than any cache.
 COLD_BYTES = 192 << 20
 
+AnyWeight = TypeVar("AnyWeight", torch.Tensor, Packed)
+
+
+def random_weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, columns).to(dtype)
+
 
 def products(
     out: int, columns: int
 ) -> dict[str, tuple[int, str, Callable[[torch.Tensor], object]]]:
     """Bytes of a weight, its arithmetic, and a call that takes the next of several, by format."""
-    found = {}
+    found: dict[str, tuple[int, str, Callable[[torch.Tensor], object]]] = {}
 
-    def add(name: str, nbytes: int, make: Callable[[], object], op: Callable[..., object]) -> None:
+    def add(
+        name: str,
+        nbytes: int,
+        kind: str,
+        *,
+        make: Callable[[], AnyWeight],
+        op: Callable[[torch.Tensor, AnyWeight], torch.Tensor],
+    ) -> None:
         weights = [make() for _ in range(max(2, COLD_BYTES // nbytes))]
         turn = iter(range(10**9))
-        kind = arithmetic_of(weights[0])
         found[name] = (nbytes, kind, lambda x: op(x, weights[next(turn) % len(weights)]))
 
     for dtype in (torch.bfloat16, torch.float32):
         size = out * columns * dtype.itemsize
         name = str(dtype).removeprefix("torch.")
-        add(name, size, lambda d=dtype: torch.randn(out, columns).to(d), linear)
+        add(name, size, name, make=partial(random_weight, out, columns, dtype), op=linear)
     for name, packing in PACKINGS.items():
         size = out * columns // (16 * packing.columns) * packing.nbytes
-        add(
-            name, size, lambda p=packing: random_packed(p, out, columns // p.columns), packed_linear
-        )
+        make = partial(random_packed, packing, out, columns // packing.columns)
+        add(name, size, packed_arithmetic_of(packing), make=make, op=packed_linear)
     return found
 
 

@@ -29,8 +29,23 @@ def windows_of(model: str, text: str, count: int, length: int) -> torch.Tensor:
     return torch.tensor([[*start, *ids[i * body : (i + 1) * body]] for i in range(count)])
 
 
-def ours(model: str, windows: torch.Tensor, **options: str | None) -> float:
-    with LLM(model, device="cpu", **options) as llm:
+def ours(
+    model: str,
+    windows: torch.Tensor,
+    *,
+    quantize: str | None,
+    dtype: str,
+    kv_dtype: str,
+    state_dtype: str,
+) -> float:
+    with LLM(
+        model,
+        device="cpu",
+        quantize=quantize,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+    ) as llm:
         losses = [F.cross_entropy(llm.logits(row.tolist())[:-1], row[1:]) for row in windows]
     return math.exp(torch.stack(losses).mean())
 

@@ -52,7 +52,7 @@ def _chart(models: Mapping[str, list[Mapping[str, Any]]], path: str) -> None:
     """Draw all ratios."""
     figure = Figure(figsize=(10, 1 + 0.55 * len(models)), layout="constrained")
     panels = figure.subplots(1, len(COLUMNS), sharey=True)
-    names = list(reversed(models))
+    names = [*models][::-1]
     for axes, (key, label) in zip(panels, COLUMNS.items(), strict=True):
         for place, name in enumerate(names):
             several = [run["figures"][key] for run in models[name] if key in run["figures"]]

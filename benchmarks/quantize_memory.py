@@ -38,9 +38,13 @@ ALLOWED_FACTOR, ALLOWED_BYTES = 1.2, 300 * MEGABYTE
 
 def write_llama(directory: Path, num_bytes: int) -> int:
     """A Llama of about so many bytes in bfloat16; how many it became."""
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN),
-              "model.norm.weight": (HIDDEN,)}  # fmt: skip
-    layer = {"input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    layer: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (HIDDEN,))
     layer |= {f"self_attn.{p}_proj.weight": (HIDDEN, HIDDEN) for p in "qkvo"}
     layer |= {f"mlp.{p}_proj.weight": (INNER, HIDDEN) for p in ("gate", "up")}
     layer["mlp.down_proj.weight"] = (HIDDEN, INNER)

@@ -58,7 +58,7 @@ async def reuse(target: EngineTarget, chance: Random, rounds: int) -> dict[str, 
             times[kind].append(1000 * record.ttft_s)
         computed.append(PROMPT - record.cached_tokens)
     medians = {f"ttft_{kind}_ms": median(values) for kind, values in times.items()}
-    return medians | {"prompt_tokens": PROMPT, "computed_again": max(computed)}
+    return {**medians, "prompt_tokens": PROMPT, "computed_again": max(computed)}
 
 
 async def interference(target: EngineTarget, chance: Random) -> dict[str, object]:

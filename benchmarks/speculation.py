@@ -123,6 +123,11 @@ def dictating(ids: Sequence[int]) -> AbstractContextManager[object]:
     return patch.object(Draws, "draw", draw)
 
 
+def always(prompt: PromptInput) -> Callable[[int], PromptInput]:
+    """The same prompt in every round."""
+    return lambda _: prompt
+
+
 def compare(
     engines: list[LLM],
     prompt: Callable[[int], PromptInput],
@@ -184,12 +189,12 @@ def main() -> None:
                 rounds=args.rounds,
             )
             print(f"{name}, {temperature} | {row}", flush=True)
-    for name, (beginning, text) in DICTATED.items():
-        ids = engines[0].tokenizer.encode(text)[: args.dictated]
+    for name, (beginning, dictated) in DICTATED.items():
+        ids = engines[0].tokenizer.encode(dictated)[: args.dictated]
         with dictating(ids):
             row = compare(
                 engines,
-                lambda _, beginning=beginning: beginning,
+                always(beginning),
                 temperature=0.0,
                 tokens=len(ids),
                 rounds=args.rounds,

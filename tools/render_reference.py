@@ -177,9 +177,9 @@ def render_cli() -> str:
 
 
 def _flags(row: TyperArgument | TyperOption) -> str:
-    is_option = isinstance(row, TyperOption)
-    names = [*row.opts, *row.secondary_opts] if is_option else [_argument(row)]
-    return ", ".join(f"`{name}`" for name in names)
+    if isinstance(row, TyperArgument):
+        return f"`{_argument(row)}`"
+    return ", ".join(f"`{name}`" for name in (*row.opts, *row.secondary_opts))
 
 
 def _argument(row: TyperArgument) -> str:

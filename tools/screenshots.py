@@ -8,23 +8,28 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 import time
 from base64 import b64encode
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image, ImageDraw
+from typing_extensions import override
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import Page, Route, sync_playwright  # noqa: E402  (after the path)
 
+from blazr.server.models import ServedLLM  # noqa: E402
 from tests.browser.conftest import CHROMIUM, models_saying  # noqa: E402
 from tests.support.loopback import serving_models  # noqa: E402
+from tests.support.scripted import ScriptedEngine  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
-DESKTOP = {"viewport": {"width": 1200, "height": 880}}
-PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
+DESKTOP, PHONE, TALL = (1200, 880), (390, 780), (1000, 1100)
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 EXPLANATION = """<think>
 A short explanation, with code. A table helps to compare.
@@ -108,8 +113,9 @@ def take_media(page: Page) -> None:
     page.route("**/v1/**", answer_for)
     page.reload()
     page.locator("#model option").nth(1).wait_for(state="attached")
-    file = {"name": "roca.png", "mimeType": "image/png", "buffer": drawing(0)}
-    page.set_input_files("#choose-files", [file])
+    page.set_input_files(
+        "#choose-files", {"name": "roca.png", "mimeType": "image/png", "buffer": drawing(0)}
+    )
     page.locator("#files img").wait_for()
     page.fill("#box", "What is this, and when is high tide there?")
     page.keyboard.press("Enter")
@@ -119,15 +125,14 @@ def take_media(page: Page) -> None:
     page.screenshot(path=IMAGES / "chat-media.png")
 
 
-class Pace:
+class Pace(threading.Event):
     """Stands where an engine's ``go`` is, so that it writes at a readable speed."""
 
-    def wait(self) -> None:
+    @override
+    def wait(self, timeout: float | None = None) -> bool:
         """One step."""
         time.sleep(0.012)
-
-    def set(self) -> None:
-        """Go on; it does anyway."""
+        return True
 
 
 def ask(page: Page, text: str) -> None:
@@ -144,28 +149,36 @@ def main() -> None:
         for slot in models.slots:
             body = {"model": slot.source.name, "prompt": "load"}
             running.client.post("/v1/completions", json=body)
-            slot.model.llm.core.engine.go = Pace()
+            assert isinstance(slot.model, ServedLLM)
+            engine = slot.model.llm.core.engine
+            assert isinstance(engine, ScriptedEngine)
+            engine.go = Pace()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
-        def page_of(**settings: object) -> Page:
-            page = browser.new_page(**settings)
+        def page_of(size: tuple[int, int], scheme: Literal["light", "dark"]) -> Page:
+            page = browser.new_page(
+                viewport={"width": size[0], "height": size[1]},
+                is_mobile=size == PHONE,
+                has_touch=size == PHONE,
+                color_scheme=scheme,
+            )
             page.goto(running.url)
             page.locator("#model option").nth(1).wait_for(state="attached")
             return page
 
-        for scheme in ("light", "dark"):
-            page = page_of(**DESKTOP, color_scheme=scheme)
+        for scheme in SCHEMES:
+            page = page_of(DESKTOP, scheme)
             ask(page, "What is a state space model, in short?")
             page.screenshot(path=IMAGES / f"chat-{scheme}.png")
-        page = page_of(**PHONE, color_scheme="light")
+        page = page_of(PHONE, "light")
         page.select_option("#model", "model-1")
         page.click("#open-settings")
         page.fill("#tools", json.dumps([{"type": "function", "function": {"name": "forecast"}}]))
         page.keyboard.press("Escape")
         ask(page, "Do I need an umbrella in Lisbon?")
         page.screenshot(path=IMAGES / "chat-phone.png")
-        take_media(page_of(viewport={"width": 1000, "height": 1100}, color_scheme="light"))
-        page = page_of(**DESKTOP, color_scheme="dark")
+        take_media(page_of(TALL, "light"))
+        page = page_of(DESKTOP, "dark")
         page.goto(f"{running.url}/docs")
         page.locator(".operation", has_text="/v1/chat/completions").first.click()
         page.screenshot(path=IMAGES / "api.png")

@@ -44,7 +44,11 @@ BLOCK_S = 120.0
 WARM_UP = 1 / 3  # of the run
 PROBE = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
 WORDS = ["a", "girl", "saw", "the", "big", "blue", "bird", "was", "happy", "with", "her", "mom"]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+}
 # of Student's distribution, two-sided 95 %, by degrees of freedom
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
 
@@ -130,24 +134,23 @@ def _request(chance: random.Random) -> tuple[str, dict[str, object] | None]:
         sampling["stream"] = True
     tool = {"type": "function", "function": {"name": f"f{chance.randrange(500)}"}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": _schema(chance)}}
-    return chance.choice(
+    requests: list[tuple[str, dict[str, object] | None]] = [
         (
-            (
-                "/v1/completions",
-                {"prompt": text(chance), "n": chance.choice((1, 1, 3)), **sampling},
-            ),
-            ("/v1/completions", {"prompt": text(chance), "logprobs": 3, **sampling}),
-            ("/v1/chat/completions", {"messages": chat, **sampling}),
-            ("/v1/chat/completions", {"messages": chat, "tools": [tool], **sampling}),
-            ("/v1/chat/completions", {"messages": chat, "response_format": form, **sampling}),
-            ("/v1/messages", {"messages": chat, "model": "nano", **sampling}),
-            ("/v1/responses", {"input": text(chance), "max_output_tokens": 16, "store": True}),
-            ("/v1/embeddings", {"input": [text(chance) for _ in range(4)]}),
-            ("/tokenize", {"prompt": text(chance)}),
-            ("/metrics", None),
-            ("/v1/models", None),
-        )
-    )
+            "/v1/completions",
+            {"prompt": text(chance), "n": chance.choice((1, 1, 3)), **sampling},
+        ),
+        ("/v1/completions", {"prompt": text(chance), "logprobs": 3, **sampling}),
+        ("/v1/chat/completions", {"messages": chat, **sampling}),
+        ("/v1/chat/completions", {"messages": chat, "tools": [tool], **sampling}),
+        ("/v1/chat/completions", {"messages": chat, "response_format": form, **sampling}),
+        ("/v1/messages", {"messages": chat, "model": "nano", **sampling}),
+        ("/v1/responses", {"input": text(chance), "max_output_tokens": 16, "store": True}),
+        ("/v1/embeddings", {"input": [text(chance) for _ in range(4)]}),
+        ("/tokenize", {"prompt": text(chance)}),
+        ("/metrics", None),
+        ("/v1/models", None),
+    ]
+    return chance.choice(requests)
 
 
 def _schema(chance: random.Random) -> dict[str, object]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from data import END, held_out_stories
+from tokenizer import id_of
 from tokenizers import Tokenizer
 
 from blazr.models.causal_lm import CausalLM
@@ -26,7 +27,7 @@ def bits_per_byte(
     The end of a story is not scored. A story beyond the model's context is cut there.
     """
     nats, size = 0.0, 0
-    start = tokenizer.token_to_id(first)
+    start = id_of(tokenizer, first)
     for story in stories:
         ids = [start, *tokenizer.encode(story, add_special_tokens=False).ids]
         ids = ids[: model.config.max_seq_len]

@@ -17,6 +17,13 @@ CHAT_TEMPLATE = (
 )
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer must have."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"the tokenizer has no token {token}"
+    return found
+
+
 def train_tokenizer(texts: list[str], folder: Path) -> Tokenizer:
     """Train on plain texts and write ``tokenizer.json`` and ``tokenizer_config.json``."""
     special = [END, *agent_token_ids(0)]

@@ -25,7 +25,7 @@ from evaluate import bits_per_byte, sample_story
 from model import init_weights, nano_config, save_model
 from optimizer import make_optimizers
 from plot import plot_loss
-from tokenizer import train_tokenizer
+from tokenizer import id_of, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -58,9 +58,9 @@ def labels(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     Of a chat these are the replies alone, and where the template goes on after a reply with a line
     break and the next role, the end token: a reply ends there, whatever the template writes.
     """
-    end, newline = tokenizer.token_to_id(END), tokenizer.encode("\n").ids[0]
+    end, newline = id_of(tokenizer, END), tokenizer.encode("\n").ids[0]
     names = ("system", "user", "assistant")
-    roles = [tokenizer.token_to_id(f"<|{name}|>") for name in names]
+    roles = [id_of(tokenizer, f"<|{name}|>") for name in names]
     is_told = True  # a story, or a reply
     found = []
     for index, token in enumerate(ids):
@@ -82,7 +82,7 @@ def pack(corpus: Corpus, tokenizer: Tokenizer, *, length: int, seed: int) -> Ten
     than a row are cut into rows.
     """
     rng = random.Random(seed)
-    end = tokenizer.token_to_id(END)
+    end = id_of(tokenizer, END)
     texts = [text for text, weight in corpus.documents for _ in range(_times(weight, rng))]
     rng.shuffle(texts)
     pieces = []

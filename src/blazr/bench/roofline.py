@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from blazr.models.causal_lm import CausalLM
     from blazr.nn.device import Device
+    from blazr.nn.operands.packing import Packing
     from blazr.nn.quant.weight import Weight
 
 BUFFER_BYTES = 2**30  # beyond any cache
@@ -90,6 +91,11 @@ def arithmetic_of(weight: Tensor | Weight) -> str:
     packing = getattr(weight, "packing", None)
     if packing is None:
         return str(weight.dtype).removeprefix("torch.")
+    return packed_arithmetic_of(packing)
+
+
+def packed_arithmetic_of(packing: Packing) -> str:
+    """The same of weights that are packed so."""
     # small codes can be added in fewer bits; what a table gives has all eight
     return "int8" if packing.bits == 8 or packing.table else "int4"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import Protocol, TypeVar
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +19,7 @@ from blazr.core.errors import EngineError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.models import EventBus
+from blazr.server.replicas.prefixes import SentPrefixes
 from blazr.server.replicas.replica import Replica, ReplicaRequest
 from blazr.server.state import ServerState
 
@@ -36,7 +38,19 @@ _RUNNING_BLOCKS = 8
 Choose = Callable[[Sequence[Replica], Sequence[bytes]], Replica]
 
 
-def cheapest(replicas: Sequence[Replica], names: Sequence[bytes]) -> Replica:
+class Choosable(Protocol):
+    """What the choice looks at; the attributes are those of a ``Replica``."""
+
+    number: int
+    num_running: int
+    waiting_blocks: int
+    sent: SentPrefixes
+
+
+AnyReplica = TypeVar("AnyReplica", bound=Choosable)
+
+
+def cheapest(replicas: Sequence[AnyReplica], names: Sequence[bytes]) -> AnyReplica:
     """The replica that has the least to read until a prompt is read.
 
     That is what it does not know of the prompt, and what waits there already. So the longest known
@@ -48,7 +62,7 @@ def cheapest(replicas: Sequence[Replica], names: Sequence[bytes]) -> Replica:
         names: The names of the prompt's blocks.
     """
 
-    def cost(replica: Replica) -> tuple[int, int, int]:
+    def cost(replica: AnyReplica) -> tuple[int, int, int]:
         unknown = len(names) - replica.sent.match(names)
         busy = replica.waiting_blocks + _RUNNING_BLOCKS * replica.num_running
         return unknown + busy, len(replica.sent), replica.number
