@@ -12,7 +12,7 @@ a machine that others use, too, trust the ratios of one table.
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -42,13 +42,16 @@ COLD_BYTES = 192 << 20
 
 AnyWeight = TypeVar("AnyWeight", torch.Tensor, Packed)
 
+DTYPES = {str(each).removeprefix("torch."): each for each in (torch.bfloat16, torch.float32)}
+FORMATS = (*DTYPES, *PACKINGS)
+
 
 def random_weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(rows, columns).to(dtype)
 
 
 def products(
-    out: int, columns: int
+    names: Collection[str], out: int, columns: int
 ) -> dict[str, tuple[int, str, Callable[[torch.Tensor], object]]]:
     """Bytes of a weight, its arithmetic, and a call that takes the next of several, by format."""
     found: dict[str, tuple[int, str, Callable[[torch.Tensor], object]]] = {}
@@ -65,14 +68,15 @@ def products(
         turn = iter(range(10**9))
         found[name] = (nbytes, kind, lambda x: op(x, weights[next(turn) % len(weights)]))
 
-    for dtype in (torch.bfloat16, torch.float32):
-        size = out * columns * dtype.itemsize
-        name = str(dtype).removeprefix("torch.")
-        add(name, size, name, make=partial(random_weight, out, columns, dtype), op=linear)
-    for name, packing in PACKINGS.items():
-        size = out * columns // (16 * packing.columns) * packing.nbytes
-        make = partial(random_packed, packing, out, columns // packing.columns)
-        add(name, size, packed_arithmetic_of(packing), make=make, op=packed_linear)
+    for name in names:
+        if (dtype := DTYPES.get(name)) is not None:
+            size = out * columns * dtype.itemsize
+            add(name, size, name, make=partial(random_weight, out, columns, dtype), op=linear)
+        else:
+            packing = PACKINGS[name]
+            size = out * columns // (16 * packing.columns) * packing.nbytes
+            make = partial(random_packed, packing, out, columns // packing.columns)
+            add(name, size, packed_arithmetic_of(packing), make=make, op=packed_linear)
     return found
 
 
@@ -146,7 +150,7 @@ def main() -> None:
     parser.add_argument("--out", type=int, default=8192)
     parser.add_argument("--columns", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--formats", nargs="+", default=None)
+    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS, metavar="FORMAT")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--peak", action="store_true")
     options = parser.parse_args()
@@ -156,14 +160,11 @@ def main() -> None:
     if options.peak:
         print_peaks()
         return
-    cpu, names = resolve_device("cpu"), options.formats
+    cpu = resolve_device("cpu")
     print(
         f"{compiled.in_use()}, {torch.get_num_threads()} threads, {options.out} x {options.columns}"
     )
-    formats = products(options.out, options.columns)
-    if unknown := set(names or ()) - formats.keys():
-        parser.error(f"unknown formats: {', '.join(unknown)}; there are {', '.join(formats)}")
-    formats = {name: formats[name] for name in names or formats}
+    formats = products(options.formats, options.out, options.columns)
     peaks = measure_rates(cpu)
     for rows in options.rows:
         times: dict[str, list[float]] = {name: [] for name in formats}
