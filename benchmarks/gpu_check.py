@@ -36,6 +36,7 @@ from torch import Tensor
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.roofline import measure_bandwidth, product_counts, step_bytes
 from blazr.bench.shapes import random_network
+from blazr.core.errors import ConfigError
 from blazr.engine.build import dry_run
 from blazr.engine.cache.budget import plan_caches
 from blazr.engine.cache.manager import CacheManager
@@ -588,8 +589,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--only", choices=STAGES, action="append")
     options = parser.parse_args(arguments)
-    device, report = resolve_device(options.device), Report(options.out, options.seconds)
+    try:
+        device = resolve_device(options.device)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     device.use()
+    report = Report(options.out, options.seconds)
     wanted = options.only or STAGES
     with closing(report), report.in_time(), torch.inference_mode():
         rates = check_device(report, device, tiny=options.tiny)

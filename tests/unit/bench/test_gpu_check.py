@@ -91,3 +91,9 @@ def test_when_no_time_is_left_the_rest_is_left_out(tmp_path):
     assert all("skipped" in line for line in lines[:-1])
     # nothing is left that would end this process later
     assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
+
+
+def test_without_the_device_it_says_so(tmp_path):
+    with pytest.raises(SystemExit, match=r"^error: unknown device\.\n"):
+        run(tmp_path / "check.jsonl", "--device", "abacus")
+    assert not (tmp_path / "check.jsonl").exists()
