@@ -12,6 +12,7 @@ run, simulated. The others are on paper: a device of `benchmarks.fleet.models`.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +71,11 @@ class Trial:
         busy_s = sum(each.busy_s for each in replicas)
         fleet.run(self.warm_up_s + self.seconds)
         records = fleet.records[num_before:]
+        if not records:
+            sys.exit(
+                f"no reply ended within the {self.seconds:g} s that count, as users"
+                f" ({plan.users}) pause for {plan.think_s:g} s: try more --seconds or --users"
+            )
         return figures(records) | {
             "again_share": (fleet.num_again - again) / sum(r.prompt_tokens for r in records),
             "busy": (sum(each.busy_s for each in replicas) - busy_s) / self.seconds / count,
@@ -90,7 +96,7 @@ def print_routers(options: argparse.Namespace) -> None:
             trial = Trial(paper, plan, options.seconds, options.warm_up)
             print(f"{model}, {options.replicas} replicas of {options.card_gb:g} GB, {users} users")
             print(_HEAD)
-            for router in options.routers.split(","):
+            for router in options.routers:
                 print(_line(router, trial.run(router, options.replicas)), flush=True)
 
 
@@ -123,6 +129,16 @@ def print_sizes(options: argparse.Namespace) -> None:
             print(f"{name:26}{sizes}{paper.page_bytes / 1e6:9.2f}{paper.state_bytes / 1e6:9.1f}")
 
 
+def router_names(text: str) -> list[str]:
+    """Names of ROUTERS with commas between them."""
+    names = text.split(",")
+    if unknown := set(names) - ROUTERS.keys():
+        raise argparse.ArgumentTypeError(
+            f"there is no {', '.join(sorted(unknown))}; there are {', '.join(ROUTERS)}"
+        )
+    return names
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(
@@ -147,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     routers.add_argument("--reply", type=int, default=60, help="tokens")
     routers.add_argument("--seconds", type=float, default=30.0)
     routers.add_argument("--warm-up", type=float, default=90.0)
-    routers.add_argument("--routers", default=",".join(ROUTERS))
+    routers.add_argument("--routers", type=router_names, default=[*ROUTERS], help="with commas")
     routers.add_argument("--state-dtype", default="auto", choices=("auto", "bfloat16"))
     options = parser.parse_args(arguments)
     if options.command == "measure":

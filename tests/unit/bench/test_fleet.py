@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.devices import FittedDevice, fit
 from benchmarks.fleet.replica import SimulatedReplica
 from benchmarks.fleet.simulate import ROUTERS, Fleet, figures
@@ -71,3 +72,15 @@ def test_the_router_that_knows_prefixes_has_less_read_again() -> None:
     again = {router: run(router).num_again for router in ROUTERS}
     # of the last block a part is always read again
     assert again["prefix-aware"] < 0.6 * again["round robin"]
+
+
+def test_a_time_in_which_no_reply_ends_is_told() -> None:
+    options = ("--users", "1", "--warm-up", "0.1", "--seconds", "0.1")
+    with pytest.raises(SystemExit, match=r"^no reply ended within the 0\.1 s"):
+        main(["routers", "--model", "nano", *options])
+
+
+def test_a_router_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["routers", "--routers", "prefix-aware,nearest"])
+    assert "there is no nearest; there are round robin" in capsys.readouterr().err
