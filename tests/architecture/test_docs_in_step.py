@@ -13,6 +13,7 @@ from tests.integration.clients import table as clients
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MODULES = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "src").rglob("*.py")]
+SCRIPTS = ("benchmarks", "tools")
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 
@@ -68,6 +69,31 @@ def test_modules_named_in_the_text_exist(name: str) -> None:
         if file.endswith(("/x.py", "__init__.py")) or (ROOT / file).exists():
             continue
         assert (ROOT / "src" / "blazr" / file).exists(), file
+
+
+def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Benchmarks and tools that are run, and the options that they are given on the same line."""
+    pattern = r"python (?:-m )?((?:benchmarks|tools)[./][\w./]*\w)([^`\n|]*)"
+    for script, rest in re.findall(pattern, text.replace("\\\n", " ")):
+        yield script.removesuffix(".py").replace(".", "/"), re.findall(r"--[\w-]+", rest)
+
+
+WITH_COMMANDS = [
+    *DOCUMENTS,
+    ROOT / "Makefile",
+    *(path for folder in SCRIPTS for path in (ROOT / folder).rglob("*.md")),
+    *(path for folder in SCRIPTS for path in (ROOT / folder).rglob("*.py")),
+]
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WITH_COMMANDS])
+def test_benchmarks_and_tools_take_the_options_that_they_are_given(name: str) -> None:
+    for script, options in _commands((ROOT / name).read_text("utf-8")):
+        files = [ROOT / f"{script}.py", ROOT / script / "__main__.py"]
+        source = next((file.read_text("utf-8") for file in files if file.exists()), None)
+        assert source is not None, f"there is no {script}"
+        for option in {each.replace("--no-", "--") for each in options} - {"--help"}:
+            assert f'"{option}"' in source, f"{script}: {option}"
 
 
 # Decisions and the changelog say what was, CONTRIBUTING what somebody might write.
