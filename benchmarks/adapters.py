@@ -1,8 +1,8 @@
 """What adapters cost: eight streams with none, one, or one each, by turns.
 
 All run on one engine over a network of random weights, with adapters of one rank on every
-projection but the head, or on those that are named. Rounds of all cases alternate, so that they
-meet the same machine; the first rounds, in which steps are recorded, do not count.
+projection but the head, experts' too, or on those that are named. Rounds of all cases alternate,
+so that they meet the same machine; the first rounds, in which steps are recorded, do not count.
 
 Run: python -m benchmarks.adapters [SHAPE] [--rank 16] [--targets q_proj,v_proj] [--streams 8]
 
@@ -15,10 +15,11 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 
 import torch
+from torch import nn
 
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.shapes import random_network
@@ -32,6 +33,7 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.device import resolve_device
 from blazr.nn.layers.linear import Linear
+from blazr.nn.layers.moe import Experts
 from blazr.nn.operands.lora import LoraFactors
 
 WARM_UP = 2  # rounds
@@ -41,16 +43,26 @@ TOKENS = 48
 def random_adapter(
     network: CausalLM, rank: int, targets: Collection[str] = ()
 ) -> dict[str, LoraFactors]:
-    """Small random changes of projections of these names, or of every one but the head."""
+    """Small random changes of modules of these names, or of every one but the head."""
     found = {}
     for name, part in network.named_modules():
         is_target = name.rpartition(".")[2] in targets if targets else name != "lm_head"
-        if isinstance(part, Linear) and is_target:
-            rows, columns = part.weight.shape
+        for matrix, (rows, columns), dtype in _matrices(part) if is_target else ():
             a = torch.randn(rank, columns) * columns**-0.5
             b = torch.randn(rank, rows) * 0.01
-            found[name] = LoraFactors(a.to(network.dtype), b.to(network.dtype))
+            found[name + matrix] = LoraFactors(a.to(dtype), b.to(dtype))
     return found
+
+
+def _matrices(part: nn.Module) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
+    """What adapters change in a module: names behind its own, shapes, dtypes of the factors."""
+    if isinstance(part, Linear):
+        yield "", part.weight.shape, part.adapter_dtype
+    elif isinstance(part, Experts):
+        for name, stack in part.named_parameters():
+            if name.endswith("_proj"):
+                for expert in range(len(stack)):
+                    yield f".{name}.{expert}", stack.shape[1:], stack.dtype
 
 
 def decode_speed(engine: AsyncEngine, adapters: Sequence[Adapter | None]) -> float:
@@ -107,7 +119,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", nargs="?", default="qwen2-0.5b")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--targets", default="", help="names of projections, with commas between")
+    parser.add_argument(
+        "--targets", default="", help="names of projections or experts, with commas between"
+    )
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", default="auto")
