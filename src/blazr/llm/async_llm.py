@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from blazr.core.errors import CapacityError, TemplateLimitError
+from blazr.core.errors import TemplateLimitError
 from blazr.engine.request import Request
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import (
@@ -24,9 +25,10 @@ from blazr.llm.generation import (
     chat_request,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageModel
+from blazr.llm.language_model import CHECK_S, WHOLE_PAUSE_S, LanguageModel
 from blazr.llm.reply import Reply
 from blazr.llm.results import Completion, by_prompt, fold
+from blazr.llm.room import RETRY_S, with_room
 from blazr.llm.text_engine import PreparedRequest, TextEngine
 from blazr.text.chat_template import time_limit
 from blazr.text.events import Event
@@ -225,15 +227,8 @@ class AsyncLLM(LanguageModel):
         self, prepare: Callable[[], list[PreparedRequest]], *, waits: bool
     ) -> list[PreparedRequest]:
         """Prepare requests with grammars."""
-        while True:
-            try:
-                future = self.core.grammars.submit(prepare)
-            except CapacityError:
-                if not waits:
-                    raise
-                await asyncio.sleep(RETRY_S)
-            else:
-                return await asyncio.wrap_future(future)
+        submit = partial(self.core.grammars.submit, prepare)
+        return await asyncio.wrap_future(await with_room(submit) if waits else submit())
 
     async def _prepare(
         self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # How long to wait in silence before asking whether the engine still lives.
 CHECK_S = 5.0
-# How long to wait before trying again to get into a queue that others fill.
-RETRY_S = 0.05
 # How long a reply that is wanted whole may go on before its new tokens are looked at.
 WHOLE_PAUSE_S = 0.01
 # How long the end of Python waits until a model that nobody uses any more is closed.

@@ -29,11 +29,12 @@ from blazr.llm.generation import (
     params_of_each,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, RETRY_S, WHOLE_PAUSE_S, LanguageModel
+from blazr.llm.language_model import CHECK_S, WHOLE_PAUSE_S, LanguageModel
 from blazr.llm.load import check_names, load_pipeline
 from blazr.llm.options import LoadOptions
 from blazr.llm.reply import Reply
 from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
+from blazr.llm.room import RETRY_S
 from blazr.llm.text_engine import TextEngine
 from blazr.llm.vectors import (
     distinct,
