@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from blazr.core.errors import TemplateLimitError
 from blazr.engine.request import Request
@@ -25,9 +25,15 @@ from blazr.llm.generation import (
     chat_request,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, WHOLE_PAUSE_S, LanguageModel
+from blazr.llm.language_model import (
+    CHECK_S,
+    WHOLE_PAUSE_S,
+    LanguageModel,
+    ModelReading,
+    Reading,
+)
 from blazr.llm.reply import Reply
-from blazr.llm.results import Completion, by_prompt, fold
+from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.room import RETRY_S, with_room
 from blazr.llm.text_engine import PreparedRequest, TextEngine
 from blazr.text.chat_template import time_limit
@@ -37,6 +43,7 @@ from blazr.text.messages import Message
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 # Characters or token ids that are prepared on the event loop: waking a worker thread takes longer.
 MAX_INLINE_LENGTH = 1000
 # Processor time for rendering a chat on the event loop, and on a worker thread beside others. Only
@@ -182,7 +189,7 @@ class AsyncReply:
 
 
 class AsyncLLM(LanguageModel):
-    """A language model: text in, text out, on an event loop.
+    """A language model: text in, text out, on an event loop; or an encoder.
 
     Its arguments are those of `LanguageModel`; it loads the model before it returns.
     """
@@ -317,13 +324,79 @@ class AsyncLLM(LanguageModel):
         events = self.events(requests, pause_s=WHOLE_PAUSE_S)
         return by_prompt(fold([event async for event in events]), requests)
 
+    async def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+        prompt_name: str | None = None,
+        normalize: bool = False,
+    ) -> list[Embedding]:
+        """Return each prompt as a vector; see `LLM.embed`."""
+        return await self._read(
+            self._to_embed(
+                prompts,
+                dimensions=dimensions,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
+                prompt_name=prompt_name,
+                normalize=normalize,
+            )
+        )
+
+    encode = embed
+
+    async def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+    ) -> list[Score]:
+        """Return how well pairs of texts fit each other; see `LLM.score`."""
+        return await self._read(
+            self._to_score(
+                text_1,
+                text_2,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
+            )
+        )
+
+    async def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] | None = None,
+    ) -> list[Classification]:
+        """Return the labels of each text, and how likely each is; see `LLM.classify`."""
+        return await self._read(
+            self._to_classify(
+                prompts,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
+            )
+        )
+
+    async def _read(self, reading: Reading[T]) -> list[T]:
+        if isinstance(reading, ModelReading):
+            requests = await asyncio.to_thread(reading.requests)
+            events = self.events(requests)
+            return reading.finish(fold([event async for event in events]))
+        assert self._encoder is not None
+        return await self._encoder.read_async(reading)
+
     async def logits(self, token_ids: Sequence[int]) -> Tensor:
         """Logits after each token, (T, V) float32."""
         return await asyncio.to_thread(self.core.engine.logits, as_token_ids(token_ids))
 
     async def close(self) -> None:
         """Stop the engine, and free the weights and caches."""
-        await asyncio.to_thread(self.core.close)
+        await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> Self:
         return self

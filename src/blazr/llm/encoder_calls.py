@@ -1,14 +1,17 @@
-"""`EncoderCalls`: an encoder in this process, as `LLM` calls it."""
+"""`EncoderCalls`: an encoder in this process, as `LLM` and `AsyncLLM` call it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import Prompt, Truncation
 from blazr.llm.results import Classification, Embedding, Score
+from blazr.llm.room import with_room
 from blazr.llm.vectors import cut_of, distinct, score_pairs
 from blazr.pipelines.encoders.request import ReadRequest, unit
 from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING, RERANKING
@@ -19,12 +22,27 @@ if TYPE_CHECKING:
     from blazr.pipelines.encoders.encoder import Encoder, Gathered
     from blazr.pipelines.pipeline import PipelineInfo
 
-# The method of `LLM` by which a model does what it can.
+T = TypeVar("T")
+
+# The method of `LLM` and `AsyncLLM` by which a model does what it can.
 METHODS = {EMBEDDING: "embed", RERANKING: "score", CLASSIFICATION: "classify"}
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderReading(Generic[T]):
+    """What an encoder reads, and what is made of what it gives.
+
+    Args:
+        request: The texts, of which there may be none.
+        finish: What makes the results of some.
+    """
+
+    request: ReadRequest
+    finish: Callable[[Gathered], list[T]]
+
+
 class EncoderCalls:
-    """An encoder that computes one call after the other, of any thread, on the caller's.
+    """An encoder that computes one call after the other, of any thread.
 
     Args:
         encoder: The model.
@@ -42,55 +60,95 @@ class EncoderCalls:
         truncation: Truncation | None = None,
         prompt_name: str | None = None,
         normalize: bool = False,
-    ) -> list[Embedding]:
-        """Return a vector of each text; see `LLM.embed`."""
+    ) -> EncoderReading[Embedding]:
+        """A vector of each text; see `LLM.embed`."""
         embedder = cast("Embedder", self._able_to(EMBEDDING))
+
+        def finish(found: Gathered) -> list[Embedding]:
+            vectors = embedder.shorten(found.values, dimensions)
+            return [
+                Embedding(embedding=vector, prompt_tokens=length)
+                for vector, length in zip(
+                    (unit(vectors) if normalize else vectors).tolist(), found.lengths, strict=True
+                )
+            ]
+
         texts = _texts_of(prompts)
-        if not texts:
-            return []
         request = ReadRequest(texts=texts, prompt_name=prompt_name, cut=cut_of(truncation))
-        found = self._read(request)
-        vectors = embedder.shorten(found.values, dimensions)
-        return [
-            Embedding(embedding=vector, prompt_tokens=length)
-            for vector, length in zip(
-                (unit(vectors) if normalize else vectors).tolist(), found.lengths, strict=True
-            )
-        ]
+        return EncoderReading(request, finish)
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, truncation: Truncation | None = None
-    ) -> list[Score]:
-        """Return how well each pair of texts fits, as the model itself says or by the cosine."""
+    ) -> EncoderReading[Score]:
+        """How well each pair of texts fits, as the model itself says or by the cosine."""
         encoder = self._able_to(RERANKING)
         cut = cut_of(truncation)
         if EMBEDDING in encoder.info.capabilities:
-            found = self._read(ReadRequest(texts=distinct(pairs), cut=cut))
-            return score_pairs(pairs, unit(found.values))
-        found = self._read(ReadRequest(texts=pairs, cut=cut))
-        return [Score(score=each) for each in cast("Classifier", encoder).scores(found.values)]
+            return EncoderReading(
+                ReadRequest(texts=distinct(pairs), cut=cut),
+                lambda found: score_pairs(pairs, unit(found.values)),
+            )
+        classifier = cast("Classifier", encoder)
+        return EncoderReading(
+            ReadRequest(texts=pairs, cut=cut),
+            lambda found: [Score(score=each) for each in classifier.scores(found.values)],
+        )
 
     def classify(
         self, prompts: Sequence[Prompt], *, truncation: Truncation | None = None
-    ) -> list[Classification]:
-        """Return the labels of each text; see `LLM.classify`."""
+    ) -> EncoderReading[Classification]:
+        """The labels of each text; see `LLM.classify`."""
         classifier = cast("Classifier", self._able_to(CLASSIFICATION))
-        texts = _texts_of(prompts)
-        if not texts:
-            return []
-        found = self._read(ReadRequest(texts=texts, cut=cut_of(truncation)))
         labels = classifier.labels
-        return [
-            Classification(
-                label=labels[int(row.argmax())],
-                probs=row.tolist(),
-                labels=labels,
-                prompt_tokens=length,
-            )
-            for row, length in zip(
-                classifier.probabilities(found.values), found.lengths, strict=True
-            )
-        ]
+
+        def finish(found: Gathered) -> list[Classification]:
+            return [
+                Classification(
+                    label=labels[int(row.argmax())],
+                    probs=row.tolist(),
+                    labels=labels,
+                    prompt_tokens=length,
+                )
+                for row, length in zip(
+                    classifier.probabilities(found.values), found.lengths, strict=True
+                )
+            ]
+
+        request = ReadRequest(texts=_texts_of(prompts), cut=cut_of(truncation))
+        return EncoderReading(request, finish)
+
+    def read(self, reading: EncoderReading[T]) -> list[T]:
+        """Read texts on the caller's thread."""
+        from blazr.pipelines.encoders.encoder import Gathered
+
+        request = reading.request
+        if not request.texts:
+            return []
+        found = Gathered(len(request.texts))
+        with self._lock:
+            self._encoder.read_texts(request, found)
+        return reading.finish(found)
+
+    async def read_async(self, reading: EncoderReading[T]) -> list[T]:
+        """Read texts on the encoder's thread, whose queue may have to get room first.
+
+        Where the task that waits is cancelled, the work ends behind the batch that is under way.
+        """
+        from blazr.pipelines.encoders.encoder import Gathered
+
+        request = reading.request
+        if not request.texts:
+            return []
+        found = Gathered(len(request.texts))
+        job = await with_room(
+            lambda: self._encoder.jobs.start(partial(self._encoder.read_texts, request))
+        )
+        try:
+            async for each in job.items():
+                found.emit(each)
+        finally:
+            job.abort()
+        return reading.finish(found)
 
     @property
     def info(self) -> PipelineInfo:
@@ -114,14 +172,6 @@ class EncoderCalls:
         if capability not in self._encoder.info.capabilities:
             raise self.refusal(METHODS[capability])
         return self._encoder
-
-    def _read(self, request: ReadRequest) -> Gathered:
-        from blazr.pipelines.encoders.encoder import Gathered
-
-        found = Gathered(len(request.texts))
-        with self._lock:
-            self._encoder.read_texts(request, found)
-        return found
 
 
 def _texts_of(prompts: Sequence[Prompt]) -> list[str]:

@@ -5,21 +5,37 @@ from __future__ import annotations
 import atexit
 import inspect
 from _thread import LockType, allocate_lock, start_new_thread
-from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast
 from weakref import finalize
 
-from blazr.llm.load import load_text_engine
+from blazr.core.errors import RequestError
+from blazr.llm.encoder_calls import METHODS, EncoderCalls, EncoderReading
+from blazr.llm.generation import GenerationRequest, PromptInput, Truncation, as_prompts
+from blazr.llm.load import check_names, load_pipeline, load_text_engine
 from blazr.llm.options import LoadOptions, check_cache_disk, takes
+from blazr.llm.results import Classification, Completion, Embedding, Score
 from blazr.llm.text_engine import TextEngine
+from blazr.llm.vectors import (
+    distinct,
+    embedding_requests,
+    embeddings,
+    pairs_of,
+    score_pairs,
+    unit_vectors,
+)
 from blazr.llm.vllm_names import dtype_name, translate
+from blazr.pipelines.encoders.request import without_prompts
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from blazr.llm.bundle import ModelInfo
+    from blazr.llm.rank_head import RankHead
+    from blazr.pipelines.encoders.encoder import Encoder
     from blazr.pipelines.pipeline import PipelineInfo
 
+T = TypeVar("T")
 # How long to wait in silence before asking whether the engine still lives.
 CHECK_S = 5.0
 # How long a reply that is wanted whole may go on before its new tokens are looked at.
@@ -64,8 +80,28 @@ _CLOSER = _Closer()
 atexit.register(_CLOSER.wait)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelReading(Generic[T]):
+    """What a language model reads, and what is made of what it gives.
+
+    Args:
+        requests: What makes the requests, which may tokenize long texts.
+        finish: What makes the results of the replies.
+    """
+
+    requests: Callable[[], Sequence[GenerationRequest]]
+    finish: Callable[[Sequence[Completion]], list[T]]
+
+
+Reading = EncoderReading[T] | ModelReading[T]
+
+
 class LanguageModel:
     """A language model, loaded.
+
+    It may also be an encoder (BERT, XLM-R, a model of sentence-transformers, a cross-encoder, a
+    classifier), of which it has `embed`, `score` or `classify` alone; other methods raise a
+    `RequestError`.
 
     It is closed when it is no longer used, at the latest.
 
@@ -78,6 +114,7 @@ class LanguageModel:
     """
 
     _core: TextEngine | None = None
+    _encoder: EncoderCalls | None = None
 
     @takes(LoadOptions)
     def __init__(self, model: str = "nano", **given: Any) -> None:
@@ -105,18 +142,36 @@ class LanguageModel:
 
     def _load(self, options: LoadOptions) -> Callable[[], None]:
         """Load the model, and return what closes it."""
+        check_names(options)  # before the model is looked for
+        pipeline = load_pipeline(options, capabilities=METHODS)
+        if pipeline is not None:
+            self._encoder = EncoderCalls(cast("Encoder", pipeline))
+            return pipeline.close
         self._core = load_text_engine(options)
         return self._core.close
 
     @property
     def core(self) -> TextEngine:
-        """What joins text and engine."""
+        """What joins text and engine.
+
+        Raises:
+            RequestError: The model is an encoder, which has none.
+        """
+        if self._encoder is not None:
+            raise self._encoder.refusal("generate text")
         assert self._core is not None
         return self._core
 
     @property
     def _info(self) -> ModelInfo | PipelineInfo:
-        return self.core.info
+        return self.core.info if self._encoder is None else self._encoder.info
+
+    def _close(self) -> None:
+        """Stop the model, and free the weights and caches."""
+        if self._encoder is not None:
+            self._encoder.close()
+        else:
+            self.core.close()
 
     def __repr__(self) -> str:
         """Name the model and where it runs."""
@@ -138,3 +193,80 @@ class LanguageModel:
     def tokenizer(self) -> Tokenizer:
         """What turns text to token ids and back."""
         return self.core.tokenizer
+
+    def _to_embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        dimensions: int | None,
+        truncate_prompt_tokens: int | None,
+        truncation_side: Literal["left", "right"] | None,
+        prompt_name: str | None,
+        normalize: bool,
+    ) -> Reading[Embedding]:
+        """What `LLM.embed` reads, and makes of it."""
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is not None:
+            return self._encoder.embed(
+                as_prompts(prompts),
+                dimensions=dimensions,
+                truncation=truncation,
+                prompt_name=prompt_name,
+                normalize=normalize,
+            )
+        if prompt_name is not None:
+            raise without_prompts()
+        requests = embedding_requests(as_prompts(prompts), self.core.info.pooling, truncation)
+        return ModelReading(lambda: requests, lambda replies: embeddings(replies, dimensions))
+
+    def _to_score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None,
+        truncation_side: Literal["left", "right"] | None,
+    ) -> Reading[Score]:
+        """What `LLM.score` reads, and makes of it."""
+        pairs = pairs_of(text_1, text_2)
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is not None:
+            return self._encoder.score(pairs, truncation=truncation)
+        bundle = self.core.bundle
+        if bundle is not None and bundle.rank_head is not None:
+            return self._to_rank(pairs, bundle.rank_head, truncation)
+        requests = embedding_requests(distinct(pairs), self.core.info.pooling, truncation)
+        return ModelReading(
+            lambda: requests, lambda replies: score_pairs(pairs, unit_vectors(replies))
+        )
+
+    def _to_rank(
+        self, pairs: Sequence[tuple[str, str]], head: RankHead, truncation: Truncation | None
+    ) -> ModelReading[Score]:
+        if truncation is not None:
+            raise RequestError(
+                "this model reads a pair as a question, which cannot be cut.",
+                param="truncate_prompt_tokens",
+                expected="None",
+            )
+        return ModelReading(
+            lambda: head.requests(pairs, self.core.tokenizer),
+            lambda replies: [Score(score=head.score(each.embedding or ())) for each in replies],
+        )
+
+    def _to_classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        truncate_prompt_tokens: int | None,
+        truncation_side: Literal["left", "right"] | None,
+    ) -> EncoderReading[Classification]:
+        """What `LLM.classify` reads, and makes of it."""
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        if self._encoder is None:
+            raise RequestError(
+                "this model cannot classify.",
+                found="a language model",
+                expected="an encoder whose architecture ends in ForSequenceClassification",
+            )
+        return self._encoder.classify(as_prompts(prompts), truncation=truncation)

@@ -2,93 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, overload
 
-from typing_extensions import override
-
-from blazr.core.errors import RequestError
 from blazr.engine.sampling_params import SamplingParams
-from blazr.llm.encoder_calls import METHODS, EncoderCalls
 from blazr.llm.generation import (
     Chat,
     GenerationRequest,
     Params,
     Prompt,
     PromptInput,
-    Truncation,
     TruncationMode,
     as_chats,
     as_prompt,
-    as_prompts,
     as_token_ids,
     chat_request,
     params_of_each,
     prompt_requests,
 )
-from blazr.llm.language_model import CHECK_S, WHOLE_PAUSE_S, LanguageModel
-from blazr.llm.load import check_names, load_pipeline
-from blazr.llm.options import LoadOptions
+from blazr.llm.language_model import (
+    CHECK_S,
+    WHOLE_PAUSE_S,
+    LanguageModel,
+    ModelReading,
+    Reading,
+)
 from blazr.llm.reply import Reply
 from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.room import RETRY_S
-from blazr.llm.text_engine import TextEngine
-from blazr.llm.vectors import (
-    distinct,
-    embedding_requests,
-    embeddings,
-    pairs_of,
-    score_pairs,
-    unit_vectors,
-)
-from blazr.pipelines.encoders.request import without_prompts
 from blazr.text.events import Event, Finished
 from blazr.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blazr.llm.bundle import ModelInfo
-    from blazr.llm.rank_head import RankHead
-    from blazr.pipelines.encoders.encoder import Encoder
-    from blazr.pipelines.pipeline import PipelineInfo
+T = TypeVar("T")
 
 
 class LLM(LanguageModel):
-    """A language model: text in, text out. Thread-safe.
-
-    It may also be an encoder (BERT, XLM-R, a model of sentence-transformers, a cross-encoder, a
-    classifier), of which it has `embed`, `score` or `classify` alone; other methods raise a
-    `RequestError`.
+    """A language model: text in, text out; or an encoder. Thread-safe.
 
     Its arguments are those of `LanguageModel`.
     """
-
-    _encoder: EncoderCalls | None = None
-
-    @override
-    def _load(self, options: LoadOptions) -> Callable[[], None]:
-        check_names(options)  # before the model is looked for
-        pipeline = load_pipeline(options, capabilities=METHODS)
-        if pipeline is None:
-            return super()._load(options)
-        self._encoder = EncoderCalls(cast("Encoder", pipeline))
-        return pipeline.close
-
-    @property
-    @override
-    def core(self) -> TextEngine:
-        if self._encoder is not None:
-            raise self._encoder.refusal("generate text")
-        return super().core
-
-    @property
-    @override
-    def _info(self) -> ModelInfo | PipelineInfo:
-        return super()._info if self._encoder is None else self._encoder.info
 
     def events(
         self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0
@@ -261,18 +219,16 @@ class LLM(LanguageModel):
             RequestError: The model cannot embed; or a prompt is empty or too long, there are fewer
                 dimensions, or there is no such prompt.
         """
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
-        if self._encoder is not None:
-            return self._encoder.embed(
-                as_prompts(prompts),
+        return self._read(
+            self._to_embed(
+                prompts,
                 dimensions=dimensions,
-                truncation=truncation,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
                 prompt_name=prompt_name,
                 normalize=normalize,
             )
-        if prompt_name is not None:
-            raise without_prompts()
-        return embeddings(fold(self._pooled(as_prompts(prompts), truncation)), dimensions)
+        )
 
     encode = embed
 
@@ -300,15 +256,14 @@ class LLM(LanguageModel):
             RequestError: The texts form no pairs, one is empty or too long, or the model cannot
                 score texts.
         """
-        pairs = pairs_of(text_1, text_2)
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
-        if self._encoder is not None:
-            return self._encoder.score(pairs, truncation=truncation)
-        bundle = self.core.bundle
-        if bundle is not None and bundle.rank_head is not None:
-            return self._rank(pairs, bundle.rank_head, truncation)
-        vectors = unit_vectors(fold(self._pooled(distinct(pairs), truncation)))
-        return score_pairs(pairs, vectors)
+        return self._read(
+            self._to_score(
+                text_1,
+                text_2,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
+            )
+        )
 
     def classify(
         self,
@@ -327,29 +282,19 @@ class LLM(LanguageModel):
         Raises:
             RequestError: The model is no classifier, or a text is empty or too long.
         """
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
-        if self._encoder is None:
-            raise RequestError(
-                "this model cannot classify.",
-                found="a language model",
-                expected="an encoder whose architecture ends in ForSequenceClassification",
+        return self._read(
+            self._to_classify(
+                prompts,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                truncation_side=truncation_side,
             )
-        return self._encoder.classify(as_prompts(prompts), truncation=truncation)
+        )
 
-    def _rank(
-        self, pairs: Sequence[tuple[str, str]], head: RankHead, truncation: Truncation | None
-    ) -> list[Score]:
-        if truncation is not None:
-            raise RequestError(
-                "this model reads a pair as a question, which cannot be cut.",
-                param="truncate_prompt_tokens",
-                expected="None",
-            )
-        completions = fold(self.events(head.requests(pairs, self.core.tokenizer)))
-        return [Score(score=head.score(each.embedding or ())) for each in completions]
-
-    def _pooled(self, prompts: Sequence[Prompt], truncation: Truncation | None) -> Iterator[Event]:
-        return self.events(embedding_requests(prompts, self.core.info.pooling, truncation))
+    def _read(self, reading: Reading[T]) -> list[T]:
+        if isinstance(reading, ModelReading):
+            return reading.finish(fold(self.events(reading.requests())))
+        assert self._encoder is not None
+        return self._encoder.read(reading)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters that the model came with, or blazr's own."""
@@ -366,10 +311,7 @@ class LLM(LanguageModel):
 
     def close(self) -> None:
         """Stop the engine, and free the weights and caches."""
-        if self._encoder is not None:
-            self._encoder.close()
-        else:
-            self.core.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,23 @@
-"""LLM of an encoder: vectors and scores are those of transformers, and other methods say so."""
+"""LLM and AsyncLLM of an encoder: its numbers are those of transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 
 from blazr import LLM, AsyncLLM
-from blazr.core.errors import CheckpointError, RequestError
+from blazr.core.errors import EngineError, RequestError
+from blazr.llm.results import Embedding
+from blazr.pipelines.encoders import encoder as encoders
+from blazr.pipelines.encoders.embedder import Embedder
 from tests.support import encoder_models
 from tests.support.encoder_models import save_classifier, save_encoder
 
@@ -21,6 +26,7 @@ TEXTS = ["a cat", "The quick brown fox jumps.", "Dogs bark"]
 LONG = "abc" * 30
 PROMPTS = {"query": "find: ", "document": "text: "}
 TOLERANCE = 1e-5
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +218,123 @@ def test_threads_get_what_each_asked_for(normalizing: LLM) -> None:
             np.testing.assert_allclose(found, expected[side], atol=TOLERANCE)
 
 
-def test_async_llm_says_what_to_use(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="no language model") as caught:
-        AsyncLLM(str(folder))
-    assert "LLM.embed" in caught.value.hint
+def _asked(folder: Path, ask: Callable[[AsyncLLM], Coroutine[Any, Any, T]]) -> T:
+    async def main() -> T:
+        async with AsyncLLM(str(folder), device="cpu") as llm:
+            return await ask(llm)
+
+    return asyncio.run(main())
+
+
+def test_the_asynchronous_face_gives_the_same(
+    encoder: LLM, folder: Path, reranker: LLM, reranker_folder: Path
+) -> None:
+    async def of_encoder(llm: AsyncLLM) -> None:
+        assert repr(llm) == repr(encoder).replace("LLM", "AsyncLLM")
+        assert await llm.embed(TEXTS) == encoder.embed(TEXTS)
+        options: dict[str, Any] = {"truncate_prompt_tokens": 5, "truncation_side": "right"}
+        options |= {"dimensions": 4, "normalize": True}
+        assert await llm.encode(LONG, **options) == encoder.embed(LONG, **options)
+        assert await llm.embed([]) == []
+        assert await llm.score(TEXTS[0], TEXTS) == encoder.score(TEXTS[0], TEXTS)
+
+    async def of_reranker(llm: AsyncLLM) -> None:
+        assert await llm.score(TEXTS[0], TEXTS) == reranker.score(TEXTS[0], TEXTS)
+        assert await llm.classify(TEXTS) == reranker.classify(TEXTS)
+
+    _asked(folder, of_encoder)
+    _asked(reranker_folder, of_reranker)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.embed("a" * 99),
+        lambda llm: llm.embed("a", prompt_name="query"),
+        lambda llm: llm.embed("a", dimensions=99),
+        lambda llm: llm.embed([1, 2]),
+        lambda llm: llm.score("a", [5]),
+        lambda llm: llm.score("a", "b", truncate_prompt_tokens=0),
+        lambda llm: llm.classify("a"),
+        lambda llm: llm.generate("a"),
+        lambda llm: llm.chat([{"role": "user", "content": "a"}]),
+        lambda llm: llm.logits([1]),
+    ],
+)
+def test_both_faces_raise_the_same(
+    call: Callable[[LLM | AsyncLLM], Awaitable[object]], encoder: LLM, folder: Path
+) -> None:
+    with pytest.raises(RequestError) as expected:
+        call(encoder)
+
+    async def ask(llm: AsyncLLM) -> None:
+        with pytest.raises(RequestError) as caught:
+            await call(llm)
+        assert str(caught.value) == str(expected.value)
+        assert caught.value.param == expected.value.param
+
+    _asked(folder, ask)
+
+
+def test_many_tasks_ask_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Embedder, "max_waiting", 2)
+
+    async def ask(llm: AsyncLLM) -> list[list[Embedding]]:
+        return await asyncio.gather(*(llm.embed(each) for each in TEXTS * 4))
+
+    found = _asked(folder, ask)
+    assert len({tuple(each.embedding) for (each,) in found}) == len(TEXTS)
+    assert [each for (each,) in found[: len(TEXTS)]] == [each for (each,) in found[-len(TEXTS) :]]
+
+
+def test_a_cancelled_task_ends_the_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call need not wait until all texts of the cancelled one are read."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    read: list[list[int]] = []
+    pad = Embedder._pad
+
+    def pad_slowly(self: Embedder, rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        read.append([len(row["input_ids"]) for row in rows])
+        has_begun.set()
+        may_go_on.wait(10)
+        return pad(self, rows)
+
+    monkeypatch.setattr(Embedder, "_pad", pad_slowly)
+    monkeypatch.setattr(encoders, "MAX_BATCH_TOKENS", 1)
+
+    async def ask(llm: AsyncLLM) -> None:
+        task = asyncio.create_task(llm.embed(["a"] * 9))
+        await asyncio.to_thread(has_begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go_on.set()
+        assert len(await llm.embed("abc")) == 1
+
+    _asked(folder, ask)
+    assert read == [[3], [5]]
+
+
+def test_closing_ends_what_is_asked(folder: Path) -> None:
+    async def ask() -> None:
+        llm = AsyncLLM(str(folder), device="cpu")
+        await llm.close()
+        with pytest.raises(EngineError, match="stopped"):
+            await llm.embed("a")
+
+    asyncio.run(ask())
+
+
+def test_a_language_model_embeds_and_scores_on_an_event_loop() -> None:
+    async def ask(llm: AsyncLLM, same: LLM) -> None:
+        options: dict[str, Any] = {"dimensions": 8, "truncate_prompt_tokens": 2}
+        assert await llm.embed(TEXTS, **options) == same.embed(TEXTS, **options)
+        assert await llm.score(TEXTS[0], TEXTS) == same.score(TEXTS[0], TEXTS)
+        with pytest.raises(RequestError, match="cannot classify"):
+            await llm.classify("a")
+
+    with LLM(memory="16MiB", device="cpu") as same:
+        asyncio.run(ask(AsyncLLM.of(same.core), same))
 
 
 def test_a_language_model_takes_the_same_options() -> None:

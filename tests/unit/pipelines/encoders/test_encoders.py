@@ -18,7 +18,6 @@ from blazr.cli.convert import convert
 from blazr.cli.info import info
 from blazr.cli.verify import verify
 from blazr.core.errors import BlazrError, CheckpointError, RequestError
-from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.load import load_pipeline
 from blazr.llm.options import LoadOptions
 from blazr.pipelines.encoders.classifier import Classifier
@@ -307,7 +306,6 @@ def test_commands_for_language_models_say_what_it_is(
         lambda: convert(str(path), tmp_path / "out"),
         lambda: verify(str(path)),
         lambda: info(str(path), fit=True),
-        lambda: AsyncLLM(str(path)),
     ):
         with pytest.raises(CheckpointError, match="no language model") as caught:
             refused()
