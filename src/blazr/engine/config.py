@@ -27,7 +27,8 @@ class EngineConfig:
         kv_dtype: What keys, values and latents are stored in: auto (as computed), q8_0 or fp8_e4m3.
         state_dtype: What states of recurrent layers are kept in: auto (float32) or bfloat16, to
             which they are rounded every 64 tokens. Models without such layers have none.
-        max_seq_len: Context length in tokens, at most the model's; by default the model's.
+        max_seq_len: Context length in tokens, of an encoder its longest text, at most the model's;
+            by default the model's.
         prefix_cache: Reuse prefixes of earlier requests.
         context_shift: Continue a reply when the context is full: drop the older half of the tokens
             after the instructions and compute the rest again.

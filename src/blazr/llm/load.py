@@ -245,7 +245,7 @@ def load_pipeline(
     """Load a model that another library runs as a whole; None where it is a language model.
 
     Args:
-        options: Which, and how: of them, device, dtype and revision.
+        options: Which, and how: of them, device, dtype, revision and max_seq_len.
         capabilities: None is also returned of a model that can do none of these.
 
     Raises:
@@ -266,7 +266,10 @@ def load_pipeline(
         names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         _log.warning("%s is no language model, and loads without %s", files.name, names)
     limit_threads()
-    return kind.load(files, device=resolve_device(options.device), dtype=options.dtype)
+    pipeline = kind.load(files, device=resolve_device(options.device), dtype=options.dtype)
+    if options.max_seq_len is not None:
+        pipeline.limit_texts(options.max_seq_len)
+    return pipeline
 
 
 def start_engine(bundle: ModelBundle) -> TextEngine:

@@ -114,6 +114,9 @@ class Pipeline(ABC):
         with loading_errors(f"{files.name} cannot be loaded.", expected=written):
             return cls.read(files, capabilities, device=device, dtype=dtype)
 
+    def limit_texts(self, max_tokens: int) -> None:  # noqa: B027  (most models read no texts)
+        """Read none with more tokens than this, as if that were the model's own limit."""
+
     def close(self) -> None:
         """End what it does. Idempotent."""
         self.jobs.close()

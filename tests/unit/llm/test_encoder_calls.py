@@ -325,6 +325,28 @@ def test_closing_ends_what_is_asked(folder: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("name", ["max_model_len", "max_seq_len"])
+def test_the_longest_text_may_be_chosen(name: str, folder: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", name: 10}
+    with LLM(str(folder), **options) as llm:
+        (whole,) = llm.embed("a" * 8)
+        (cut,) = llm.embed("b" * 9 + "a" * 8, truncate_prompt_tokens=-1)
+        assert whole.prompt_tokens == cut.prompt_tokens == 10
+        assert cut.embedding == whole.embedding
+        with pytest.raises(RequestError, match="too long") as caught:
+            llm.embed("a" * 9)
+        assert (caught.value.found, caught.value.expected) == ("11 tokens", "1 to 10")
+        with pytest.raises(RequestError, match="too long"):
+            llm.score("a", "a" * 9)
+
+
+def test_no_text_is_longer_than_the_model_can_read(folder: Path) -> None:
+    with LLM(str(folder), device="cpu", max_model_len=10**6) as llm:
+        with pytest.raises(RequestError, match="too long") as caught:
+            llm.embed("a" * 200)
+        assert caught.value.expected == "1 to 64"
+
+
 def test_a_language_model_embeds_and_scores_on_an_event_loop() -> None:
     async def ask(llm: AsyncLLM, same: LLM) -> None:
         options: dict[str, Any] = {"dimensions": 8, "truncate_prompt_tokens": 2}

@@ -81,6 +81,11 @@ class Encoder(TransformersPipeline):
             positions -= (config.pad_token_id or 0) + 1
         self.max_tokens = min(positions or 2**30, tokenizer.model_max_length)
 
+    @override
+    def limit_texts(self, max_tokens: int) -> None:
+        self.max_tokens = min(self.max_tokens, max_tokens)
+        self.info = replace(self.info, max_seq_len=self.max_tokens)
+
     @property
     def vector_size(self) -> int:
         """Numbers of a vector that it makes; 0 where it makes none."""
