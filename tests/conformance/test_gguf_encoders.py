@@ -43,6 +43,7 @@ CASES = {
     "bert": ("bert", "cls_token", "word pieces"),
     "bert, XLM-R": ("xlm-roberta", "cls_token", "unigrams"),
     "bert, RoBERTa": ("roberta", "mean_tokens", "RoBERTa"),
+    "bert, DistilBERT": ("distilbert", "mean_tokens", "word pieces without types"),
     "nomic-bert": ("nomic_bert", "mean_tokens", "word pieces"),
     "jina-bert-v3": ("jina_embeddings_v3", "mean_tokens", "unigrams"),
     "gemma-embedding": ("gemma3", "mean_tokens", "sentence pieces"),
@@ -59,6 +60,8 @@ OURS: dict[str, dict[str, Any]] = {
 }
 RANKING = {
     "bert": ("xlm-roberta", "unigrams"),
+    "bert, RoBERTa": ("roberta", "RoBERTa"),
+    "bert, DistilBERT": ("distilbert", "word pieces without types"),
     "modern-bert": ("modernbert", "ModernBERT"),
 }
 
@@ -67,9 +70,9 @@ def embedding_model(case: str, folder: Path) -> Model:
     return save_embedding_model(folder, case.split(",")[0], *CASES[case])
 
 
-def ranking_model(architecture: str, folder: Path, *, num_labels: int = 1, **more: object) -> Model:
+def ranking_model(case: str, folder: Path, *, num_labels: int = 1, **more: object) -> Model:
     return save_ranking_model(
-        folder, architecture, *RANKING[architecture], num_labels=num_labels, **more
+        folder, case.split(",")[0], *RANKING[case], num_labels=num_labels, **more
     )
 
 
@@ -104,7 +107,9 @@ def test_every_architecture_is_here() -> None:
     theirs = {name for name, row in ENCODERS.items() if not row.is_ours}
     assert {case.split(",")[0] for case in CASES} == theirs
     assert {case.split(",")[0] for case in OURS} == ENCODERS.keys() - theirs
-    assert set(RANKING) == {name for name, row in ENCODERS.items() if row.head}
+    assert {case.split(",")[0] for case in RANKING} == {
+        name for name, row in ENCODERS.items() if row.head
+    }
 
 
 def test_the_same_vectors_as_of_the_folder(model: Model, file: Path) -> None:
@@ -262,9 +267,9 @@ def test_embedding_gemma_of_ollama(tmp_path: Path) -> None:
     assert kind_of(ggufs.write(tmp_path / "text.gguf", theirs, metadata)) is None
 
 
-@pytest.mark.parametrize("architecture", RANKING)
-def test_cross_encoders_score_as_the_folder_does(architecture: str, tmp_path: Path) -> None:
-    model = ranking_model(architecture, tmp_path / "folder")
+@pytest.mark.parametrize("case", RANKING)
+def test_cross_encoders_score_as_the_folder_does(case: str, tmp_path: Path) -> None:
+    model = ranking_model(case, tmp_path / "folder")
     path = model.write(tmp_path / "m.gguf", **{"classifier.pooling_type": 2})
     theirs, ours = load_encoder(model.folder), load_encoder(path)
     assert isinstance(theirs, Classifier)
@@ -274,6 +279,9 @@ def test_cross_encoders_score_as_the_folder_does(architecture: str, tmp_path: Pa
     np.testing.assert_allclose(found, expected, atol=EXACT)
     assert ours.scores(found) == pytest.approx(theirs.scores(expected), abs=EXACT)
     assert np.abs(expected[0] - expected[1]).max() > 1e-4
+    with LLM(str(path), device="cpu") as llm:
+        scores = [each.score for each in llm.score(*zip(*PAIRS, strict=True))]
+    assert scores == pytest.approx(theirs.scores(expected), abs=EXACT)
     theirs.close(), ours.close()
 
 

@@ -19,6 +19,12 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SPACE = "▁"
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5
 _VOCAB_SIZE = 300
+_OF_DISTIL_BERT = {
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+}
 POOLINGS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
 
 
@@ -51,8 +57,8 @@ def _wrap(raw: Any, first: str, last: str, between: str, **more: Any) -> Any:
     )
 
 
-def word_pieces() -> Vocabulary:
-    """BERT's."""
+def word_pieces(*, has_types: bool = True) -> Vocabulary:
+    """BERT's, and without types of tokens DistilBERT's."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -71,7 +77,7 @@ def word_pieces() -> Vocabulary:
         unknown_token_id=1,
         padding_token_id=0,
     )
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    inputs = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
     named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "model_input_names": inputs}
     return Vocabulary(_wrap(raw, "[CLS]", "[SEP]", "[SEP]", **named), metadata)
 
@@ -169,7 +175,9 @@ def tensors_of(directory: Path, architecture: str) -> dict[str, Tensor]:
     config = json.loads((directory / "config.json").read_text())
     found = {}
     for name, tensor in load_file(directory / "model.safetensors").items():
-        plain = name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model.")
+        plain = name
+        for prefix in ("bert.", "distilbert.", "roberta.", "model."):
+            plain = plain.removeprefix(prefix)
         if plain.startswith("pooler."):  # which the converter leaves out
             continue
         if plain == "classifier.weight" or plain == "classifier.bias":
@@ -197,6 +205,8 @@ def metadata_of(directory: Path, architecture: str, pooling: str | None) -> dict
 
     keys = gguf.Keys
     config = json.loads((directory / "config.json").read_text())
+    for name, theirs in _OF_DISTIL_BERT.items():
+        config.setdefault(name, config.get(theirs))
     heads = config["num_attention_heads"]
     shifted = config["model_type"] in {"roberta", "xlm-roberta"}
     longest = config["max_position_embeddings"] - shifted * (config["pad_token_id"] + 1)
@@ -244,6 +254,7 @@ def quantized(tensor: Tensor, name: str) -> ggufs.Blocks:
 
 VOCABULARIES: Mapping[str, Callable[[], Vocabulary]] = {
     "word pieces": word_pieces,
+    "word pieces without types": lambda: word_pieces(has_types=False),
     "unigrams": unigrams,
     "RoBERTa": lambda: byte_pairs("<s>", "</s>", "</s> </s>"),
     "ModernBERT": lambda: byte_pairs("[CLS]", "[SEP]", "[SEP]"),

@@ -84,6 +84,7 @@ _CONFIGS: Mapping[str, Callable[..., Any]] = {
     "modernbert": _modern_bert,
     "xlm-roberta": _xlm_roberta,
     "roberta": partial(_config, "Roberta"),
+    "distilbert": partial(_config, "DistilBert", hidden_dim=32),
     "nomic_bert": partial(_config, "NomicBert"),
     "jina_embeddings_v3": partial(_config, "JinaEmbeddingsV3"),
     "eurobert": partial(_config, "EuroBert"),

@@ -37,6 +37,8 @@ class EncoderFile:
         self.checkpoint = checkpoint
         self.architecture = str(checkpoint.metadata.get("general.architecture"))
         self.row: GgufEncoder = ENCODERS[self.architecture]
+        if self.row.without_types is not None and not self.has("token_types.weight"):
+            self.row = self.row.without_types
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -191,6 +193,10 @@ def _bert(file: EncoderFile) -> dict[str, object]:
     }
 
 
+def _distil_bert(file: EncoderFile) -> dict[str, object]:
+    return {"hidden_dim": file.integer("feed_forward_length")}  # common names it as others do
+
+
 def _with_rope(file: EncoderFile, theta: float) -> dict[str, object]:
     return {
         **_bert(file),
@@ -272,6 +278,7 @@ class GgufEncoder:
         head: The same for what makes labels of a vector.
         zero_centered: Whether the library adds 1 to the weights of norms, and so has the converter.
         is_ours: Whether the network is ours.
+        without_types: The row of files that have no types of tokens, where it is another.
     """
 
     model_type: str
@@ -280,6 +287,7 @@ class GgufEncoder:
     head: Mapping[str, str] = field(default_factory=dict)
     zero_centered: bool = False
     is_ours: bool = False
+    without_types: GgufEncoder | None = None
 
     def names_of(self, name: str) -> tuple[str, ...]:
         """The library's names of a tensor, or of its parts; none where it has no place for it."""
@@ -301,6 +309,28 @@ _BERT_EMBEDDINGS = {
     "token_embd_norm": "embeddings.LayerNorm",
 }
 _BERT_LAYER = "encoder.layer.*"
+_DISTIL_BERT_LAYER = "transformer.layer.*"
+# It shares BERT's architecture in GGUF. Among the converter's models it alone has no types, and
+# its head has a ReLU where that of the others has a tanh.
+_DISTIL_BERT = GgufEncoder(
+    model_type="distilbert",
+    config=_distil_bert,
+    names={
+        "token_embd": "embeddings.word_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+        "position_embd": "embeddings.position_embeddings",
+        "blk.*.attn_qkv": tuple(f"{_DISTIL_BERT_LAYER}.attention.{each}_lin" for each in "qkv"),
+        "blk.*.attn_q": f"{_DISTIL_BERT_LAYER}.attention.q_lin",
+        "blk.*.attn_k": f"{_DISTIL_BERT_LAYER}.attention.k_lin",
+        "blk.*.attn_v": f"{_DISTIL_BERT_LAYER}.attention.v_lin",
+        "blk.*.attn_output": f"{_DISTIL_BERT_LAYER}.attention.out_lin",
+        "blk.*.attn_output_norm": f"{_DISTIL_BERT_LAYER}.sa_layer_norm",
+        "blk.*.ffn_up": f"{_DISTIL_BERT_LAYER}.ffn.lin1",
+        "blk.*.ffn_down": f"{_DISTIL_BERT_LAYER}.ffn.lin2",
+        "blk.*.layer_output_norm": f"{_DISTIL_BERT_LAYER}.output_layer_norm",
+    },
+    head={"cls": "pre_classifier", "cls.output": "classifier"},
+)
 # The library's later networks share these names of a layer that has its norms behind its parts.
 _POST_NORM: Mapping[str, str | tuple[str, ...]] = {
     **_BERT_EMBEDDINGS,
@@ -350,6 +380,7 @@ ENCODERS: Table[GgufEncoder] = Table(
                 "blk.*.layer_output_norm": f"{_BERT_LAYER}.output.LayerNorm",
             },
             head={"cls": "bert.pooler.dense", "cls.output": "classifier"},
+            without_types=_DISTIL_BERT,
         ),
         "nomic-bert": GgufEncoder(
             model_type="nomic_bert",
