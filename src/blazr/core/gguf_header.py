@@ -36,6 +36,7 @@ MAX_STRINGS = 2**21
 _STRING = 8
 _ARRAY = 9
 _BOOL = 7
+_FLOAT32 = 6
 # Value types by number: how struct and memoryview spell them.
 SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -67,7 +68,7 @@ class GgufHeader:
 
     Args:
         metadata: Values by key; arrays of numbers are read-only views.
-        places: Where the numbers of these arrays begin in the file, by key.
+        places: Where the numbers of these arrays, and float32 numbers, begin in the file, by key.
         tensors: The table, in order.
         data_start: Offset of the data in the file.
         alignment: Of the data, and of every tensor in it.
@@ -235,6 +236,8 @@ def _read_pair(cursor: _Cursor, metadata: dict[str, Value]) -> None:
     elif kind == _ARRAY:
         metadata[key] = _read_array(cursor, key)
     elif kind in SCALARS:
+        if kind == _FLOAT32:
+            cursor.places[key] = cursor.position
         value = cursor.number(SCALARS[kind])
         metadata[key] = bool(value) if kind == _BOOL else value
     else:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from struct import calcsize
 from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
@@ -47,8 +48,8 @@ _TYPES = {
     _MXFP4_IN_PAIRS: GGML_TYPES["MXFP4"],
 }
 
-# Parameters of layers that files of these architectures have in arrays of their metadata, with the
-# shapes that Hugging Face's files have: those of Apertus's activation.
+# Parameters of layers that files of these architectures have in arrays of their metadata, or as one
+# number for all, with the shapes that Hugging Face's files have: those of Apertus's activation.
 NUMBERS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "apertus": {"xielu.alpha_p": (1,), "xielu.alpha_n": (1,), "xielu.beta": (), "xielu.eps": ()}
 }
@@ -160,22 +161,27 @@ def _numbers(path: Path, header: GgufHeader) -> Iterator[NumberInfo]:
     Raises:
         CheckpointError: There are more of them than there could be layers.
     """
-    architecture = header.metadata.get("general.architecture")
-    for key, shape in NUMBERS.get(str(architecture), {}).items():
+    architecture = str(header.metadata.get("general.architecture"))
+    num_layers = header.metadata.get(f"{architecture}.block_count")
+    for key, shape in NUMBERS.get(architecture, {}).items():
         values = header.metadata.get(key)
-        if not isinstance(values, memoryview) or values.format not in _FLOATS:
+        first = header.places.get(key, 0)
+        if isinstance(values, float) and first and isinstance(num_layers, int):
+            letter, count, step = "f", num_layers, 0
+        elif isinstance(values, memoryview) and values.format in _FLOATS:
+            letter, count, step = values.format, len(values), values.itemsize
+        else:
             continue  # the plan says what is missing
-        if len(values) > len(header.tensors):
+        if count > len(header.tensors):
             raise unsound(
                 f"{path}: the metadata's {key!r} does not fit the file.",
-                found=f"{len(values):,} numbers, {len(header.tensors):,} tensors",
+                found=f"{count:,} numbers, {len(header.tensors):,} tensors",
                 expected="one number a layer",
             )
-        size, first = values.itemsize, header.places[key]
-        for layer in range(len(values)):
-            start = first + layer * size
-            place = (shape, path, start, start + size)
-            yield NumberInfo(number_name(layer, key), _FLOATS[values.format], *place, key)
+        for layer in range(count):
+            start = first + layer * step
+            place = (shape, path, start, start + calcsize(f"<{letter}"))
+            yield NumberInfo(number_name(layer, key), _FLOATS[letter], *place, key)
 
 
 def check_parts(headers: Mapping[Path, Header]) -> None:

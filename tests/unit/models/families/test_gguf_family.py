@@ -453,8 +453,10 @@ def test_metadata_that_do_not_fit(
         describe_plan(plan_model(str(write("llama", tmp_path, **change))))
 
 
-def converted(name: str, directory: Path, **metadata: object) -> Path:
-    """A file of llama.cpp's converter with other metadata, None for none."""
+def converted(
+    name: str, directory: Path, more: dict[str, Tensor] | None = None, /, **metadata: object
+) -> Path:
+    """A file of llama.cpp's converter with more tensors and other metadata, None for none."""
     path = directory / f"{name}.gguf"
     path.write_bytes(lzma.decompress((GOLDEN / "converted" / f"{name}.gguf.xz").read_bytes()))
     header = read_header(path)
@@ -470,7 +472,7 @@ def converted(name: str, directory: Path, **metadata: object) -> Path:
         if value is not None
     }
     path.unlink()
-    return ggufs.write(path, tensors, said)
+    return ggufs.write(path, tensors | (more or {}), said)
 
 
 @pytest.mark.parametrize(
@@ -485,6 +487,8 @@ def converted(name: str, directory: Path, **metadata: object) -> Path:
         ("mimo2", {"mimo2.attention.value_length": 12}, "attn_v.weight"),
         ("minicpm3", {"minicpm3.rope.dimension_count": 16}, "latent attention"),
         ("phimoe", {"phimoe.expert_gating_func": 7}, "expert_gating_func"),
+        ("cohere2moe", {"cohere2moe.logit_scale": None}, "logit_scale"),
+        ("apertus", {"xielu.beta": 0.5, "apertus.block_count": 10**6}, "xielu.beta"),
     ],
 )
 def test_metadata_that_do_not_fit_such_a_model(
@@ -492,6 +496,29 @@ def test_metadata_that_do_not_fit_such_a_model(
 ) -> None:
     with pytest.raises(BlazrError, match=told):
         load(str(converted(name, tmp_path, **metadata)), device=CPU)
+
+
+def test_one_number_of_an_activation_stands_for_all_layers(tmp_path: Path) -> None:
+    """As llama.cpp reads it; its converter writes a list."""
+    said = {f"xielu.{key}": 0.25 + place / 8 for place, key in enumerate(("alpha_p", "alpha_n"))}
+    said |= {"xielu.beta": 0.625}
+    path = converted("apertus", tmp_path, **said)
+    assert_reference_agrees(path, IDS % 53)
+    listed = converted("apertus", tmp_path, **{k: [each] * 2 for k, each in said.items()})
+    with torch.inference_mode():
+        expected = network(listed).forward_sequences(IDS % 53)[0]
+    assert_same_network(network(path), expected, IDS % 53)
+
+
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2-dense", "mistral4"])
+def test_factors_of_rotation_that_latent_attention_has_no_place_for(
+    name: str, tmp_path: Path
+) -> None:
+    path = converted(name, tmp_path)
+    rotated = read_header(path).metadata[f"{name.partition('-')[0]}.rope.dimension_count"]
+    more = {"rope_freqs.weight": 2 * torch.ones(int(rotated) // 2)}
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight"):
+        plan_model(str(converted(name, tmp_path, more)))
 
 
 @pytest.mark.parametrize("name", ["cohere2moe", "hy_v3", "laguna"])

@@ -58,7 +58,8 @@ class Architecture:
         read_by: The row of FAMILIES that reads its files, by what these have: ``experts``, a
             ``window``, experts scored by a ``sigmoid``, or under "" any; else the first family.
         defaults: Metadata that its first files leave out.
-        required: Metadata that its first files leave out, and that llama.cpp guesses.
+        required: Metadata without which scores would come out wrong. Some architectures' first
+            files leave them out.
         implied: Values of config.json that files of this architecture leave out.
         is_hybrid: Whether layers differ, so that their tensors tell what each is made of.
         own_names: Names of tensors that others do not have.
@@ -346,6 +347,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mellum": Architecture(families=("mellum",), full_every=4, has_unscaled_window=True),
     "hy_v3": Architecture(reads_weights_norm=True, families=("hy_v3",), norm_topk_prob=False),
     "cohere2moe": Architecture(
+        required=("logit_scale",),
         reads_weights_norm=True,
         families=("cohere2_moe",),
         norm_by_key=True,
@@ -551,8 +553,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture(read_by={"": "gpt2"}),
     "starcoder": Architecture(read_by={"": "gpt_bigcode"}),
     "phi2": Architecture(read_by={"": "phi"}),
-    "command-r": Architecture(read_by={"": "cohere"}, multiplies_logits=True),
-    "cohere2": Architecture(read_by={"": "cohere2"}, multiplies_logits=True, full_every=4),
+    "command-r": Architecture(
+        read_by={"": "cohere"}, required=("logit_scale",), multiplies_logits=True
+    ),
+    "cohere2": Architecture(
+        read_by={"": "cohere2"}, required=("logit_scale",), multiplies_logits=True, full_every=4
+    ),
     "stablelm": Architecture(read_by={"": "stablelm"}),
 }
 

@@ -580,6 +580,13 @@ def _latent(file: GgufFile, at: str) -> ConfigValues:
     it. The sizes of the heads that were there before have keys of their own, and are the only ones
     in old files.
     """
+    if file.has(ROPE_FACTORS):  # llama.cpp, whose converter never writes it there, refuses it, too
+        raise ConfigError(
+            f"latent attention does not rotate by tensor {ROPE_FACTORS!r}.",
+            found=f"it in a model of architecture {file.architecture!r}",
+            expected="frequencies that the metadata's rope.* say",
+            hint="take another file of this model: its scores would come out wrong",
+        )
     ending = "_mla" if file.has(at + "attn_k_b.weight") else ""
     rotated = file.integer("rope.dimension_count")
     whole = file.integer(f"attention.key_length{ending}")
