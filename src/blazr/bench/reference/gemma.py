@@ -6,7 +6,7 @@ model keeps both from its embedding to its last layer, so its layers run in thei
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -140,15 +140,18 @@ class _Gemma4:
     Args:
         w: Its tensors.
         config: Its config.
-        factors: What frequencies are divided by where there is no window, or None.
+        whole: The rotation of layers without a window, by the size of their heads; None is that
+            of the config.
     """
 
     full_every = 6  # where the config lists no types of layers
     ends_whole = True  # the last layer sees everything, whatever is listed
 
-    def __init__(self, w: Weights, config: Config, factors: Tensor | None = None) -> None:
+    def __init__(
+        self, w: Weights, config: Config, whole: Callable[[int], Rotation] | None = None
+    ) -> None:
         self.w = w
-        self.factors = factors
+        self.whole = whole
         self.config = config
         self.eps = config.get("rms_norm_eps", default=1e-6)
         self.activation = config.word("hidden_activation")
@@ -210,17 +213,15 @@ class _Gemma4:
         return own.get("head_dim", default=config.size("head_dim"))
 
     def rotation(self, kind: str, dim: int) -> Rotation:
-        """That of layers of one type."""
-        if self.factors is None or kind == SLIDING:
-            return _rotation(self.config, kind, dim)
-        theta = self.config.rope(FULL).get("rope_theta", default=10_000.0)
-        return Rotation(fixed(plain(dim, theta, self.factors)))
+        """That of layers of one type, by the config."""
+        return _rotation(self.config, kind, dim)
 
     def attention(self, w: Weights, index: int) -> Function:
         """A layer's attention, whose keys and values may be those of an earlier one."""
         config, kind = self.config, self.kinds[index]
         dim = self.head_dim(index)
-        rotation = self.rotation(kind, dim)
+        whole = None if kind == SLIDING else self.whole
+        rotation = self.rotation(kind, dim) if whole is None else whole(dim)
         window = config.window() if kind == SLIDING else None
 
         def heads(x: Tensor, name: str) -> Tensor:
@@ -385,8 +386,16 @@ def gemma4(w: Weights, kind: str, config: Config) -> ReferenceModel:
     return _model(f"transformers' {kind}", w, root, _Gemma4(w.under(root), config))
 
 
-def gguf_gemma(w: Weights, metadata: Settings) -> ReferenceModel:
-    """The model of a GGUF file, from llama.cpp's src/models/gemma3n.cpp and gemma4.cpp."""
+def gguf_gemma(
+    w: Weights, metadata: Settings, rotation: Callable[[int], Rotation]
+) -> ReferenceModel:
+    """The model of a GGUF file, from llama.cpp's src/models/gemma3n.cpp and gemma4.cpp.
+
+    Args:
+        w: Its tensors.
+        metadata: Its metadata.
+        rotation: That of layers without a window, by the size of their heads.
+    """
     own = Weights(_Renamed(w.source), w.dtype)
     said = {key.partition(".")[2]: value for key, value in metadata.items()}
     gguf = Config(said, {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4})
@@ -408,7 +417,6 @@ def gguf_gemma(w: Weights, metadata: Settings) -> ReferenceModel:
         "hidden_activation": "gelu_pytorch_tanh",
         "final_logit_softcapping": gguf.number("final_logit_softcapping") or None,
         "rope_parameters": {
-            FULL: {"rope_theta": gguf.get("rope.freq_base", default=1e6)},
             SLIDING: {"rope_theta": gguf.get("rope.freq_base_swa", default=1e4)},
         },
     }
@@ -418,9 +426,9 @@ def gguf_gemma(w: Weights, metadata: Settings) -> ReferenceModel:
             "altup_active_idx": gguf.get("altup.active_idx", default=0),
             "activation_sparsity_pattern": [round(NormalDist().cdf(q), 6) for q in quantiles],
         }
-        streams = _Gemma3n(own.under("model."), Config({**config, **more}, {}))
+        streams = _Gemma3n(own.under("model."), Config({**config, **more}, {}), rotation)
         return _of_streams("GGUF's gemma3n", own, "model.", streams)
-    model = _Gemma4(own.under("model."), Config(config, {}), own.get("rope_freqs.weight"))
+    model = _Gemma4(own.under("model."), Config(config, {}), rotation)
     return _model("GGUF's gemma4", own, "model.", model)
 
 

@@ -278,7 +278,9 @@ def gguf_model(w: Weights, metadata: Settings) -> ReferenceModel:
     """
     kind = metadata.get("general.architecture")
     if kind in {"gemma3n", "gemma4"}:
-        return gguf_gemma(w, metadata)
+        file = _File(w, metadata)
+        theta = file.number("rope.freq_base") or 1e6
+        return gguf_gemma(w, metadata, lambda dim: Rotation(*_scaled(file, dim, theta)))
     if kind not in _KNOWN:
         raise NoReferenceError(f"GGUF files of architecture {str(kind)[:60]!r}")
     file = _File(w, metadata)
@@ -447,25 +449,25 @@ def _scaled(file: _File, dim: int, theta: float) -> tuple[Callable[[int], Tensor
     def over(name: str) -> Tensor:
         return plain(dim, theta, file.w[name].double())
 
-    if "rope_freqs.weight" in file.w:
-        found = over("rope_freqs.weight")
-        return fixed(found), 1.0
     if "rope_factors_long.weight" in file.w:
         short, long = over("rope_factors_short.weight"), over("rope_factors_long.weight")
         limit = trained or file.number("context_length")
         return lambda length: long if length > limit else short, stretched
+    own: Tensor | float = 1.0
+    if "rope_freqs.weight" in file.w:
+        own = file.w["rope_freqs.weight"].double()
     kind = file.get("rope.scaling.type", "linear")
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     is_long = file.get("context_length", 0) >= _GEMMA3_LONG and not file.number("rope.freq_base")
     if file.kind == "gemma3" and is_long and factor == 1:
         factor = _GEMMA3_FACTOR
     if kind in ("none", "", "default") or factor == 1:
-        speeds = plain(dim, theta)
+        speeds = plain(dim, theta, own)
         return fixed(speeds), 1.0
     if kind == "linear":
-        speeds = plain(dim, theta, factor)
+        speeds = plain(dim, theta, factor * own)
         return fixed(speeds), 1.0
-    if kind != "yarn" or not trained:
+    if kind != "yarn" or not trained or isinstance(own, Tensor):
         raise NoReferenceError(f"GGUF files with RoPE scaling {kind!r}")
     speeds = yarn(
         dim,

@@ -116,7 +116,8 @@ def logits(path: Path) -> Tensor:
 def assert_reference_agrees(path: Path, ids: Tensor = IDS) -> None:
     """What `blazr verify` compares with reads the file alike."""
     reference = open_reference([path], None)
-    x = embedded = reference.embed(ids[0])
+    embedded = reference.embed(ids[0])
+    x = embedded if reference.split is None else reference.split(embedded)
     for layer in reference.layers:
         x = layer(x, embedded)
     assert_same_network(network(path), reference.logits(x).float(), ids)
@@ -532,7 +533,7 @@ def test_weights_of_experts_where_nothing_says_whether_they_sum_to_one(
 @pytest.mark.parametrize(
     "scaling", [{}, {"type": "yarn", "original_context_length": 8}], ids=["linear", "yarn"]
 )
-@pytest.mark.parametrize("name", ["olmo2", "olmo2-windows", "laguna", "mellum", "mimo2"])
+@pytest.mark.parametrize("name", ["olmo2", "olmo2-windows", "laguna", "mellum", "mimo2", "gemma3n"])
 def test_scaled_rotation_of_models_that_may_have_a_window(
     name: str, scaling: dict[str, object], tmp_path: Path
 ) -> None:
@@ -540,6 +541,22 @@ def test_scaled_rotation_of_models_that_may_have_a_window(
     said = {f"{architecture}.rope.scaling.{key}": each for key, each in scaling.items()}
     factor = {f"{architecture}.rope.scaling.factor": 4.0}
     assert_reference_agrees(converted(name, tmp_path, **factor, **said), IDS % 53)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "llama-rope"])
+def test_factors_of_rotation_are_stretched_by_a_factor(name: str, tmp_path: Path) -> None:
+    """As by llama.cpp, which divides frequencies by both."""
+    architecture = name.partition("-")[0]
+    said = {f"{architecture}.rope.scaling.factor": 4.0}
+    plain = network(converted(name, tmp_path)).forward_sequences(IDS % 53)[0]
+    path = converted(name, tmp_path, **said)
+    assert_reference_agrees(path, IDS % 53)
+    found = network(path).forward_sequences(IDS % 53)[0]
+    assert (found - plain).abs().max() > 1e-3
+    said |= {f"{architecture}.rope.scaling.type": "yarn"}
+    said |= {f"{architecture}.rope.scaling.original_context_length": 8}
+    with pytest.raises(ConfigError, match="yarn"):
+        plan_model(str(converted(name, tmp_path, **said)))
 
 
 @pytest.mark.parametrize("name", ["cohere2moe", "laguna"])

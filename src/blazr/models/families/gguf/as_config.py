@@ -653,7 +653,16 @@ def _window_share(file: GgufFile, rotated: int) -> ConfigValues:
 
 def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
     if file.has(ROPE_FACTORS):
-        return {"rope_type": "factors", "factors": _factors(file, ROPE_FACTORS, rotated)}
+        divisors = _factors(file, ROPE_FACTORS, rotated)
+        name, factor = _stretch(file)
+        if name != "linear":
+            raise ConfigError(
+                f"tensor {ROPE_FACTORS!r} and scaled rotation do not go together yet.",
+                found=f"{file.key('rope.scaling.type')} {name!r:.50}",
+                expected="linear, or none",
+                hint="take another file of this model: its scores would come out wrong",
+            )
+        return {"rope_type": "factors", "factors": [factor * each for each in divisors]}
     trained = file.integer("rope.scaling.original_context_length", 0)
     stretch = file.number("rope.scaling.attn_factor", 1.0)
     if file.has(LONG_FACTORS):
@@ -666,11 +675,7 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
             "attention_factor": stretch,
             **{f"{each}_mscale": stretch for each in ("short", "long")},  # Phi-3.5-MoE's words
         }
-    # a factor without a type is a linear one, as in llama.cpp
-    name = value_or(file.reader.text(file.key("rope.scaling.type")), "linear")
-    if name in {"none", "", "default"}:  # Ollama writes the latter two
-        return {}
-    factor = file.number("rope.scaling.factor", file.number("rope.scale_linear", 1.0))
+    name, factor = _stretch(file)
     if factor == 1:
         return {}
     if name == "linear":
@@ -705,6 +710,15 @@ def _scaling(file: GgufFile, rotated: int) -> ConfigValues:
         "mscale_all_dim": 10 * weight,  # a tenth of it is taken
         "truncate": file.row.truncates_ramp,
     }
+
+
+def _stretch(file: GgufFile) -> tuple[str, float]:
+    """How rotation is scaled, and by how much; nothing is linear scaling by 1."""
+    # a factor without a type is a linear one, as in llama.cpp
+    name = value_or(file.reader.text(file.key("rope.scaling.type")), "linear")
+    factor = file.number("rope.scaling.factor", file.number("rope.scale_linear", 1.0))
+    is_none = factor == 1 or name in {"none", "", "default"}  # Ollama writes the latter two
+    return ("linear", 1.0) if is_none else (name, factor)
 
 
 def _factors(file: GgufFile, name: str, rotated: int) -> list[float]:
