@@ -334,6 +334,14 @@ def test_tensors_that_are_missing_or_too_many(bert: Model, tmp_path: Path) -> No
             load_encoder(bert.write(tmp_path / "m.gguf", tensors))
 
 
+def test_a_file_that_ranks_without_an_output_is_refused(bert: Model, tmp_path: Path) -> None:
+    """Of its head there is the first layer alone."""
+    tensors = {**bert.tensors, "cls.weight": torch.zeros(1, 16), "cls.bias": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match="pooling_type 4") as caught:
+        load_encoder(bert.write(tmp_path / "m.gguf", tensors, pooling_type=4))
+    assert "cls.output.weight" in caught.value.hint
+
+
 def test_scores_of_a_file_without_bert_s_pooler_are_refused(tmp_path: Path) -> None:
     model = ranking_model("bert", tmp_path / "folder")
     tensors = {

@@ -85,7 +85,7 @@ def gguf_modules(checkpoint: Checkpoint) -> Modules:
             f"{checkpoint.path.name} makes no vectors of texts in a way that is known.",
             found=f"pooling_type {number!r:.20}",
             expected=", ".join(map(str, [_NONE, *_POOLINGS])),
-            hint="a model that ranks texts has tensors cls.*, which are missing"
+            hint="a model that ranks texts has cls.output.weight, which is missing"
             if number == _RANK
             else "",
         )
