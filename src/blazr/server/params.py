@@ -56,6 +56,8 @@ _WITH_SCHEMA = {"properties": {"schema": _JSON_SCHEMA}, "required": ["schema"]}
 _OBJECT = {"type": {"const": "json_object"}, "schema": _JSON_SCHEMA, "value": _JSON_SCHEMA}
 _NESTED = {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **_WITH_SCHEMA}}
 _FLAT = {"type": {"const": "json_schema"}, "schema": _JSON_SCHEMA, "json_schema": False}
+_TGI_JSON = {"type": {"const": "json"}, "value": _JSON_SCHEMA}
+_TGI_REGEX = {"type": {"const": "regex"}, "value": {"type": "string"}}
 ResponseFormat = Annotated[
     dict[str, Any],
     schema_hint(
@@ -64,6 +66,8 @@ ResponseFormat = Annotated[
             {"properties": _OBJECT, "required": ["type"]},
             {"properties": _NESTED, "required": ["type", "json_schema"]},
             {"properties": _FLAT, "required": ["type", "schema"]},
+            {"properties": _TGI_JSON, "required": ["type", "value"]},
+            {"properties": _TGI_REGEX, "required": ["type", "value"]},
         ]
     ),
 ]
@@ -457,11 +461,16 @@ def grammar_of(
     inner = form.get("json_schema", form)  # the newer API has it flat
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
         return _of_schema(inner["schema"], param)
+    value = form.get("value")  # what TGI's two kinds have, of which huggingface_hub's docs tell
+    if kind == "json" and value is not None:
+        return _of_schema(value, param)
+    if kind == "regex" and isinstance(value, str):
+        return {"regex": value}
     raise RequestError(
         f"{param} is of no known kind, or lacks its schema.",
         param=param,
         found=repr(kind)[:50],
-        expected="'text', 'json_object' or 'json_schema'",
+        expected="'text', 'json_object' or 'json_schema'; 'json' or 'regex' with a value",
     )
 
 

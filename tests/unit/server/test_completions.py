@@ -89,6 +89,9 @@ def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
             )
             for name in ("schema", "value")  # llama.cpp's and TGI's
         ),
+        # as huggingface_hub's own examples have them
+        ({"response_format": {"type": "json", "value": NULL}}, "grammar", {"json_schema": NULL}),
+        ({"response_format": {"type": "regex", "value": "[ab]"}}, "grammar", {"regex": "[ab]"}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "grammar", {"choice": ["a", "b"]}),
         ({"structured_outputs": {"json": {"type": "null"}}}, "grammar", {"json_schema": NULL}),
         ({"structured_outputs": {"json": {}, "regex": None}}, "grammar", {"json_schema": {}}),
@@ -252,6 +255,10 @@ def test_stop_string_ends_the_reply_and_the_work(loopback: Loopback) -> None:
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"response_format": {"type": "riddle"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format"),
+        ({"response_format": {"type": "json", "value": 1}}, "response_format"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format"),
+        ({"response_format": {"type": "regex", "value": "("}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"riddle": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),

@@ -177,6 +177,8 @@ WRONG: list[tuple[str, dict]] = [
     ("/completion", {"prompt": "a", "logit_bias": {"a": -101}}),
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "schema": 1}}),
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object", "value": 1}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "json"}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": 1}}),
     (
         "/v1/completions",
         {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
@@ -232,6 +234,7 @@ TAKEN: list[tuple[str, dict]] = [
     ),
     ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}),
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object"}}),
+    ("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": "a"}}),
     ("/generate", {"prompt": "a", "text": None}),
     ("/generate", {"input_ids": [1]}),
     ("/api/chat", {"messages": HELLO, "format": ""}),
