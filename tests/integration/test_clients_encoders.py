@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 import numpy as np
 import openai
 import pytest
+import torch
 
 from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
@@ -27,6 +28,9 @@ from tests.support import encoder_models
 from tests.support.encoder_ggufs import save_embedding_model, save_ranking_model
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until
+
+if TYPE_CHECKING:
+    from blazr.pipelines.encoders.embedder import Embedder
 
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
@@ -318,6 +322,45 @@ def test_clients_of_text_embeddings_inference(alone: Loopback) -> None:
     refused = post(alone, "/rerank", **long)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
     assert post(alone, "/rerank", **long, truncate=True).status_code == 200
+
+
+def test_clients_of_text_embeddings_inference_compare_sentences(alone: Loopback) -> None:
+    inputs = {"source_sentence": "a cat", "sentences": TEXTS}  # as InferenceClient sends them
+    found = post(alone, "/similarity", inputs=inputs).json()
+    np.testing.assert_allclose(
+        found, vectors(alone, *TEXTS) @ vectors(alone, "a cat")[0], atol=1e-6
+    )
+    parameters = {"prompt_name": "query", "truncate": True, "truncation_direction": "Left"}
+    long = {"source_sentence": "a cat", "sentences": ["b" * 60 + "a" * 46]}
+    found = post(alone, "/similarity", inputs=long, parameters=parameters).json()
+    expected = vectors(alone, "a" * 46)[0] @ vectors(alone, "a cat", prompt_name="query")[0]
+    np.testing.assert_allclose(found, [expected], atol=1e-6)
+    for wrong in (long, {"source_sentence": "a cat", "sentences": []}, {"sentences": TEXTS}):
+        refused = post(alone, "/similarity", inputs=wrong)
+        assert (refused.status_code, refused.json()["error_type"]) == (400, "Validation"), wrong
+
+
+def test_clients_of_text_embeddings_inference_get_the_states_of_tokens(
+    alone: Loopback, server: Loopback
+) -> None:
+    found = post(alone, "/embed_all", inputs=TEXTS).json()
+    assert [len(states) for states in found] == [len(text) + 2 for text in TEXTS]
+    embedder = cast("Embedder", pipeline_of(alone, "vectors"))
+    states = [torch.tensor([each]) for each in found]
+    pooled = [embedder.finish(each, torch.ones(each.shape[:2]), num_hidden=0) for each in states]
+    np.testing.assert_allclose(torch.cat(pooled).detach(), vectors(alone, *TEXTS), atol=1e-5)
+    (one,) = post(alone, "/embed_all", inputs=TEXTS[0]).json()
+    np.testing.assert_allclose(one, found[0], atol=1e-5)
+    (asked,) = post(alone, "/embed_all", inputs="a cat", prompt_name="query").json()
+    assert len(asked) == len("find: a cat") + 2
+    (cut,) = post(alone, "/embed_all", inputs="a" * 100, truncate=True).json()
+    assert len(cut) == 48
+    for wrong in ([], "a" * 100, ["a" * 40] * 200):
+        refused = post(alone, "/embed_all", inputs=wrong)
+        assert (refused.status_code, refused.json()["error_type"]) == (400, "Validation")
+    refused = post(server, "/embed_all", inputs="a", model="text")
+    assert refused.status_code == 400
+    assert "embedding model" in refused.json()["error"]
 
 
 def test_cohere_s_clients_get_vectors(alone: Loopback) -> None:

@@ -147,7 +147,10 @@ _ROWS = (
     _Embedding(
         "POST", "/embeddings", content_embeddings.embed_either
     ),  # llama.cpp, and OpenAI's clients
-    _Embedding("POST", "/embed", tei.embed, error=tei_error),  # text-embeddings-inference
+    # text-embeddings-inference
+    _Embedding("POST", "/embed", tei.embed, error=tei_error),
+    _Embedding("POST", "/embed_all", tei.embed_all, error=tei_error),
+    _Embedding("POST", "/similarity", tei.similarity, error=tei_error),
     _Embedding("POST", "/v2/embed", cohere.embed),  # Cohere
     Route("POST", "/v1/decisions", decisions.decide),
     _Comparing("POST", "/v1/score", scoring.score),

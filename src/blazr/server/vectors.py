@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from blazr.pipelines.encoders.embedder import Embedder
-    from blazr.pipelines.encoders.encoder import Encoder
+    from blazr.pipelines.encoders.encoder import Encoder, Gathered
 
 MAX_INPUTS = 2048
 _OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
@@ -64,8 +64,8 @@ async def embed_inputs(
         request = ReadRequest(
             texts=texts, prompt_name=prompt_name, role=role, cut=cut_of(truncation)
         )
-        vectors, usage = await _read_by(call, embedder, request)
-        return embedder.shorten(vectors, dimensions), usage
+        found = await _read_by(call, embedder, request)
+        return embedder.shorten(found.values, dimensions), _usage(found)
     if prompt_name is not None:
         raise without_prompts()
     common = call.scheduling()
@@ -101,20 +101,55 @@ async def read_texts(
         RequestError: There are none or too many, or one is too long.
     """
     _check_inputs(texts)
-    return await _read_by(call, encoder, ReadRequest(texts=texts, cut=cut_of(truncation)))
+    found = await _read_by(call, encoder, ReadRequest(texts=texts, cut=cut_of(truncation)))
+    return found.values, _usage(found)
 
 
-async def _read_by(
-    call: Call[object], encoder: Encoder, request: ReadRequest
-) -> tuple[NDArray[np.float32], Usage]:
-    """An encoder's output for the texts of a request, (B, C), and what that cost."""
+async def read_states(
+    call: Call[object],
+    texts: Sequence[str],
+    *,
+    truncation: Truncation | None,
+    prompt_name: str | None,
+) -> list[NDArray[np.float32]]:
+    """The hidden states of each text's tokens, (T, C) each, as the network leaves them.
+
+    Args:
+        call: Who asks.
+        texts: The texts.
+        truncation: What becomes of texts that are too long; None refuses them.
+        prompt_name: Which of the model's prompts stands before each.
+
+    Raises:
+        RequestError: There are none or too many, one is too long, or the model is no encoder.
+    """
+    _check_inputs(texts)
+    if not isinstance(call.model, ServedPipeline):
+        raise RequestError(
+            "a language model gives one vector for a text.",
+            param="model",
+            found=f"{call.name:.50}",
+            hint="name an embedding model",
+        )
+    request = ReadRequest(
+        texts=texts, prompt_name=prompt_name, cut=cut_of(truncation), per_token=True
+    )
+    return (await _read_by(call, cast("Encoder", call.model.pipeline), request)).rows
+
+
+async def _read_by(call: Call[object], encoder: Encoder, request: ReadRequest) -> Gathered:
+    """What an encoder has made of the texts of a request."""
     from blazr.pipelines.encoders.encoder import Gathered
 
     run = PipelineRun[TextsRead](call, lambda outlet: encoder.read_texts(request, outlet))
     found = Gathered(len(request.texts))
     for item in await run.result():
         found.emit(item)
-    return found.values, Usage(prompt_tokens=found.num_tokens)
+    return found
+
+
+def _usage(found: Gathered) -> Usage:
+    return Usage(prompt_tokens=found.num_tokens)
 
 
 def _check_inputs(inputs: Sequence[object]) -> None:

@@ -56,6 +56,7 @@ BODIES: dict[str, list[dict]] = {
     "/embedding": [{"content": ["a", "b"]}, {"input": "a"}],
     "/embeddings": [{"content": "a"}, {"input": ["a", "b"]}],
     "/embed": [{"inputs": ["a", "b"]}, {"inputs": "a", "truncate": True}],
+    "/similarity": [{"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}],
     "/v2/embed": [{"texts": ["a", "b"]}, {"texts": ["a"], "embedding_types": ["float", "base64"]}],
     "/v1/decisions": [{"input": "a", "questions": QUESTIONS}],
     "/v1/score": [{"text_1": "a", "text_2": ["b", "c"]}],
@@ -145,6 +146,7 @@ WRONG: list[tuple[str, dict]] = [
     ("/embedding", {"content": "a", "embd_normalize": -1}),
     ("/embeddings", {"input": []}),
     ("/embed", {"inputs": []}),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}),
     ("/v2/embed", {"texts": []}),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}),
     ("/rerank", {"query": "a"}),
@@ -246,7 +248,7 @@ OF_ENCODERS = {"/info"}  # others are refused
 COMMANDS = {row.path for row in ROUTES.values() if row.is_command}
 # What other models do is tried with them; what files are for, with OpenAI's client.
 OTHERS = {row.path for row in ROUTES.values() if row.capability not in {*LANGUAGE_MODEL, None}}
-OTHERS |= {"/v1/files", "/v1/batches"}
+OTHERS |= {"/v1/files", "/v1/batches", "/embed_all"}
 CANCELS = {"/v1/responses/{id}/cancel", "/v1/batches/{id}/cancel"}
 ROUTER = {"/models/load", "/models/unload"}
 ROUTER |= {"/kv_cache/export"}  # of a real engine's files

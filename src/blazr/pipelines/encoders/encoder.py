@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from blazr.pipelines.pipeline import PipelineInfo
 
 MAX_BATCH_TOKENS = 8192  # with padding
+MAX_STATES = 8192  # of one answer: at 1,024 numbers each about 100 MB of JSON
 # Types whose first positions are for padding [Liu et al., 2019, RoBERTa, as fairseq has it].
 _SHIFTED = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 
@@ -124,7 +125,8 @@ class Encoder(TransformersPipeline):
             outlet: Gets what came of them, in no order; it may end the work between two batches.
 
         Raises:
-            RequestError: One is too long, or there is no such prompt.
+            RequestError: One is too long, or there is no such prompt, or they have more hidden
+                states than one answer may hold.
         """
         prompt = self.prompt_of(request)
         rows = []
@@ -132,13 +134,29 @@ class Encoder(TransformersPipeline):
             outlet.check()
             rows.append(self._tokenize(text, prompt, request.cut))
         num_hidden = self._num_tokens_of(prompt)
+        num_tokens = sum(len(row["input_ids"]) for row in rows)
+        if request.per_token and num_tokens > MAX_STATES:
+            raise RequestError(
+                "the texts have too many tokens for one answer.",
+                param="input",
+                found=str(num_tokens),
+                expected=f"at most {MAX_STATES}",
+                hint="ask for fewer texts at once",
+            )
         for places in batches([len(row["input_ids"]) for row in rows]):
             outlet.check()
             inputs = self._pad([rows[place] for place in places])
             out = self.network(return_dict=True, **inputs)
-            values = self.finish(getattr(out, self.output), inputs["attention_mask"], num_hidden)
+            states = getattr(out, self.output)
             lengths = [len(rows[place]["input_ids"]) for place in places]
-            outlet.emit(TextsRead(places, values.float().cpu().numpy(), lengths))
+            values: Iterable[NDArray[np.float32]]
+            if request.per_token:
+                found = states.float().cpu().numpy()
+                values = [row[:length] for row, length in zip(found, lengths, strict=True)]
+            else:
+                pooled = self.finish(states, inputs["attention_mask"], num_hidden)
+                values = pooled.float().cpu().numpy()
+            outlet.emit(TextsRead(places, values, lengths))
 
     def tokenize(self, text: str, *, adds_special: bool) -> list[tuple[int, str]]:
         """A text as tokens, and how the vocabulary spells each; on the pipeline's thread."""
@@ -218,13 +236,13 @@ class Gathered:
     """
 
     def __init__(self, num_texts: int) -> None:
-        self._rows: list[NDArray[np.float32] | None] = [None] * num_texts
+        self._found: list[NDArray[np.float32] | None] = [None] * num_texts
         self.lengths = [0] * num_texts
 
     def emit(self, item: TextsRead) -> None:
         """Take what came of some texts."""
         for place, row, length in zip(item.places, item.values, item.lengths, strict=True):
-            self._rows[place] = row
+            self._found[place] = row
             self.lengths[place] = length
 
     def check(self) -> None:
@@ -236,9 +254,14 @@ class Gathered:
         return sum(self.lengths)
 
     @property
+    def rows(self) -> list[NDArray[np.float32]]:
+        """What came of each text: (C,), or for a request per token (T, C)."""
+        return [row for row in self._found if row is not None]
+
+    @property
     def values(self) -> NDArray[np.float32]:
         """What came of all texts, (N, C)."""
-        return np.stack([row for row in self._rows if row is not None])
+        return np.stack(self.rows)
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:

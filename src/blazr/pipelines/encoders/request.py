@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,12 +34,15 @@ class ReadRequest:
         prompt_name: Of the model's prompts, the one before each text; None is the model's default.
         role: What a text is in a search, where the model has a prompt for that.
         cut: What becomes of those that are too long; None refuses them.
+        per_token: Whether the hidden state of each token is wanted, and not what they make
+            together.
     """
 
     texts: Sequence[str | tuple[str, str]]
     prompt_name: str | None = None
     role: Literal["query", "document"] | None = None
     cut: Cut | None = None
+    per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,13 @@ class TextsRead:
 
     Args:
         places: Which of the request's, B of them.
-        values: Their vectors, or a number for each label, (B, C) float32.
+        values: Their vectors, or a number for each label, (C,) each, float32; for a request per
+            token a text's hidden states, (T, C).
         lengths: How many tokens each of them has.
     """
 
     places: Sequence[int]
-    values: NDArray[np.float32]
+    values: Iterable[NDArray[np.float32]]
     lengths: Sequence[int]
 
 

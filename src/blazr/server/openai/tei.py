@@ -1,14 +1,15 @@
 """The endpoints of text-embeddings-inference: ``/embed``, ``/predict``, ``/info`` and such.
 
 Source: GitHub huggingface/text-embeddings-inference, ``docs/openapi.json``,
-``router/src/http/types.rs`` (PredictInput), ``core/src/infer.rs`` (predict),
+``router/src/http/types.rs`` (PredictInput, SimilarityRequest, EmbedAllRequest),
+``core/src/infer.rs`` (predict),
 ``router/src/lib.rs`` (Info).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,7 +25,7 @@ from blazr.server.openai import scoring
 from blazr.server.openai.scoring import Document, RerankBody, RerankReply
 from blazr.server.params import rename_field
 from blazr.server.schema import Example, Schema, any_given, schema_hint
-from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
+from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_states, read_texts
 
 if TYPE_CHECKING:
     from blazr.pipelines.encoders.classifier import Classifier
@@ -45,7 +46,7 @@ class TeiError(msgspec.Struct):
     error_type: str
 
 
-class InputsBody(msgspec.Struct, kw_only=True):
+class AllInputsBody(msgspec.Struct, kw_only=True):
     """Texts; those that are too long are refused, unless ``truncate`` says otherwise."""
 
     inputs: str | _Texts
@@ -53,9 +54,40 @@ class InputsBody(msgspec.Struct, kw_only=True):
     truncate: bool | None = None
     truncation_direction: _Side | None = None
     prompt_name: str | None = None
+    example: ClassVar[Example] = {"inputs": "Once upon a time"}
+
+
+class InputsBody(AllInputsBody, kw_only=True):
+    """Texts; those that are too long are refused, unless ``truncate`` says otherwise."""
+
     normalize: bool | None = None
     dimensions: Annotated[int, schema_hint(minimum=1)] | None = None
-    example: ClassVar[Example] = {"inputs": "Once upon a time"}
+
+
+class Sentences(msgspec.Struct, kw_only=True):
+    """A sentence, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: _Texts
+
+
+class SimilarityParameters(msgspec.Struct, kw_only=True):
+    """How sentences are read."""
+
+    truncate: bool | None = None
+    truncation_direction: _Side | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityBody(msgspec.Struct, kw_only=True):
+    """Sentences to compare; those that are too long are refused, unless told otherwise."""
+
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+    example: ClassVar[Example] = {
+        "inputs": {"source_sentence": "a cat", "sentences": ["The cat sat.", "The sun rose."]}
+    }
 
 
 class PredictBody(msgspec.Struct, kw_only=True):
@@ -67,6 +99,11 @@ class PredictBody(msgspec.Struct, kw_only=True):
     truncation_direction: _Side | None = None
     raw_scores: bool | None = None
     example: ClassVar[Example] = {"inputs": "What a nice day!"}
+
+
+class _Truncating(Protocol):
+    truncate: bool | None
+    truncation_direction: _Side | None
 
 
 class Prediction(msgspec.Struct):
@@ -148,12 +185,38 @@ async def embed(call: Call[InputsBody]) -> list[list[float]]:
     vectors, _ = await embed_inputs(
         call,
         [body.inputs] if isinstance(body.inputs, str) else body.inputs,
-        truncation=Truncation(drops=_side(body)) if body.truncate else None,
+        truncation=_truncation(body),
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
     )
     found: list[list[float]] = (vectors if body.normalize is False else unit(vectors)).tolist()
     return found
+
+
+async def embed_all(call: Call[AllInputsBody]) -> list[list[list[float]]]:
+    """A vector for each token of texts, those of the marks around a text too: no text's own."""
+    body = call.body
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    states = await read_states(
+        call, texts, truncation=_truncation(body), prompt_name=body.prompt_name
+    )
+    return [each.tolist() for each in states]
+
+
+async def similarity(call: Call[SimilarityBody]) -> list[float]:
+    """How alike a sentence is to each of others: the cosine of their vectors."""
+    given = call.body.inputs
+    if not given.sentences:
+        raise RequestError("there is nothing to compare with.", param="inputs.sentences")
+    parameters = call.body.parameters or SimilarityParameters()
+    vectors, _ = await embed_inputs(
+        call,
+        [given.source_sentence, *given.sentences],
+        truncation=_truncation(parameters),
+        prompt_name=parameters.prompt_name,
+    )
+    source, *others = unit(vectors)
+    return [float(source @ each) for each in others]
 
 
 async def info(call: Call[None]) -> Info:
@@ -221,8 +284,7 @@ async def predict(call: Call[PredictBody]) -> list[Prediction | list[Prediction]
     body = call.body
     sequences = _sequences(body.inputs)
     classifier = cast("Classifier", call.pipeline)
-    truncation = Truncation(drops=_side(body)) if body.truncate else None
-    scores, _ = await read_texts(call, classifier, sequences, truncation)
+    scores, _ = await read_texts(call, classifier, sequences, _truncation(body))
     if not body.raw_scores:
         scores = classifier.probabilities(scores, is_single_label=True)
     labels = classifier.labels
@@ -257,6 +319,11 @@ def _sequences(inputs: str | list[str | list[str]]) -> list[str | tuple[str, str
     return [row[0] if len(row) == 1 else (row[0], row[1]) for row in rows]
 
 
-def _side(body: InputsBody | PredictBody | TextsBody) -> Literal["left", "right"]:
+def _truncation(body: _Truncating) -> Truncation | None:
+    """What becomes of texts that are too long; None refuses them."""
+    return Truncation(drops=_side(body)) if body.truncate else None
+
+
+def _side(body: _Truncating) -> Literal["left", "right"]:
     """Where tokens of a text that is too long go."""
     return "left" if (body.truncation_direction or "").lower() == "left" else "right"
