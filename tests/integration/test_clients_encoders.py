@@ -324,6 +324,22 @@ def test_clients_of_text_embeddings_inference(alone: Loopback) -> None:
     assert post(alone, "/rerank", **long, truncate=True).status_code == 200
 
 
+def test_an_address_names_the_model_where_the_body_does_not(server: Loopback) -> None:
+    """Clients of text-embeddings-inference send no model; here the first one writes text."""
+    expected = vectors(server, "a cat")
+    for path, body in (
+        ("/embed?model=vectors", {"inputs": "a cat"}),
+        ("/embed?model=vectors", {"inputs": "a cat", "model": None}),
+        ("/embed?model=text", {"inputs": "a cat", "model": "vectors"}),
+    ):
+        np.testing.assert_allclose(post(server, path, **body).json(), expected, atol=1e-6)
+    inputs = {"source_sentence": "a", "sentences": ["b"]}
+    for path, status in (("/embed_all?model=vectors", 200), ("/embed_all?model=nobody", 404)):
+        assert post(server, path, inputs="a cat").status_code == status, path
+    found = post(server, "/similarity?model=vectors", inputs=inputs).json()
+    assert found == pytest.approx([float(vectors(server, "a")[0] @ vectors(server, "b")[0])])
+
+
 def test_clients_of_text_embeddings_inference_compare_sentences(alone: Loopback) -> None:
     inputs = {"source_sentence": "a cat", "sentences": TEXTS}  # as InferenceClient sends them
     found = post(alone, "/similarity", inputs=inputs).json()

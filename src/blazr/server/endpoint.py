@@ -196,8 +196,8 @@ class Route:
             decodes the body to B, or the query where there is no body, and ``Reply[W, E]`` answers
             with a W or streams events E.
         is_open: Whether it is answered without a key, and while the server stops.
-        needs_model: Whether it waits for a model, which the body's ``model`` or the query's names;
-            None means that it does if it has a body.
+        needs_model: Whether it waits for a model, which the body's ``model`` or else the query's
+            names; None means that it does if it has a body.
         is_command: Whether it is an operator's: its body may be left out, or stand in the query,
             and it needs an operator's key, so that nobody may where there are no keys.
         needs_operator: Whether it needs an operator's key where there are keys; without any,
@@ -301,9 +301,12 @@ class Endpoint:
             response = await self._answer(scope, body, is_large=is_large)
             await run_until_disconnect(receive, response(scope, receive, send))
             return
-        name = (
-            connection.query_params.get("model") if body is None else getattr(body, "model", None)
-        )
+        name = connection.query_params.get("model")
+        if body is not None:
+            # some clients know an address and no model, as those of text-embeddings-inference
+            if name and not getattr(body, "model", name):
+                body = msgspec.structs.replace(body, model=name)
+            name = getattr(body, "model", None)
 
         async def work() -> None:
             async with self._models.using(name, self._route.capability) as model:
