@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "a cat sat on the mat", "dogs"]
 HAS_GGUF = find_spec("gguf") is not None  # which knows llama.cpp's names
+LONG = "a" * 100
 PROMPTS = {"query": "find: ", "document": "text: "}
 
 
@@ -322,6 +323,32 @@ def test_clients_of_text_embeddings_inference(alone: Loopback) -> None:
     refused = post(alone, "/rerank", **long)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
     assert post(alone, "/rerank", **long, truncate=True).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "hint"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "truncate_prompt_tokens=-1 keeps what fits"),
+        ("/embed", {"inputs": LONG}, "truncate can keep what fits"),
+        ("/predict", {"inputs": LONG, "model": "ranks"}, "truncate can keep what fits"),
+        ("/rerank", {"query": LONG, "texts": ["a"]}, "truncate can keep what fits"),
+        ("/api/embed", {"input": LONG, "truncate": False}, "truncate can keep what fits"),
+        ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, "truncate can keep what fits"),
+        ("/api/embeddings", {"prompt": LONG}, "send a shorter text"),
+    ],
+)
+def test_a_long_text_is_refused_with_a_field_of_its_endpoint(
+    alone: Loopback, path: str, body: dict[str, object], hint: str
+) -> None:
+    reply = post(alone, path, **body)
+    assert reply.status_code == 400
+    assert f"Try: {hint}." in reply.text
+
+
+def test_a_wrong_length_of_vectors_is_named_as_cohere_does(alone: Loopback) -> None:
+    reply = post(alone, "/v2/embed", texts=["a"], output_dimension=13)
+    assert reply.status_code == 400
+    assert "output_dimension is out of range" in reply.text
 
 
 def test_an_address_names_the_model_where_the_body_does_not(server: Loopback) -> None:

@@ -191,6 +191,7 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
             raise RequestError(f"this endpoint has no {name}.", param=name, hint=instead)
 
 
+_KEEPING = "truncate_prompt_tokens"  # by which a text that is too long is cut; vLLM's name
 # What dialects call fields that have one name inside.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": (
@@ -210,11 +211,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("input", "messages"),
     "messages": ("input", "prompt"),
     "suffix": ("input_suffix",),
+    "dimensions": ("output_dimension",),
 }
 
 
 def name_as_sent(error: RequestError, body: object) -> None:
-    """Let an error name the field that the client sent, where that has another name inside.
+    """Let an error name the fields that the client knows, where these have other names inside.
 
     Args:
         error: What was wrong; changed in place.
@@ -224,6 +226,12 @@ def name_as_sent(error: RequestError, body: object) -> None:
     if name is None:
         return
     inner = [getattr(body, each, None) for each in _INSIDE]
+    if _KEEPING in (error.hint or ""):
+        own = getattr(body, "__struct_fields__", ())
+        if "truncate" in own:
+            error.hint = "truncate can keep what fits"
+        elif _KEEPING not in own:
+            error.hint = "send a shorter text"
     if name == "grammar":
         error.param = next(
             (found for each in (*inner, body) for found in _grammar_fields(each)), name
