@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from secrets import randbits
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypedDict, cast
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypedDict,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -188,7 +198,24 @@ def refuse_foreign(raw: bytes, body: msgspec.Struct) -> None:
         instead, nothing = _REFUSED[name]
         asks = value is not None if nothing is True else value
         if name not in own and asks and value != nothing:
-            raise RequestError(f"this endpoint has no {name}.", param=name, hint=instead)
+            hint = _advice(name, body) or instead
+            raise RequestError(f"this endpoint has no {name}.", param=name, hint=hint)
+
+
+def _advice(name: str, body: msgspec.Struct) -> str:
+    """Where a body has what a field of another dialect asks for; empty where it has it nowhere."""
+    names = [name]
+    for inside, others in ALIASES.items():
+        if name in {inside, *others}:
+            names += [inside, *others]
+    options = get_args(get_type_hints(type(body)).get("options"))
+    kinds = {"": type(body), "options.": next(iter(options), None)}
+    for prefix, kind in kinds.items():
+        known = getattr(kind, "__struct_fields__", ())
+        found = next((each for each in names if each in known), None)
+        if found is not None:
+            return f"send {prefix}{found}"
+    return ""
 
 
 _KEEPING = "truncate_prompt_tokens"  # by which a text that is too long is cut; vLLM's name

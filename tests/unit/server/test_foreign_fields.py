@@ -55,6 +55,24 @@ def test_what_is_missing_is_refused_by_name(loopback: Loopback, path: str) -> No
         assert f"has no {name}. Try: " in str(reply.json()["error"])
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "advice"),
+    [
+        ("/v1/messages", "stop", "send stop_sequences"),
+        ("/v1/chat/completions", "stop_sequences", "send stop"),
+        ("/v1/responses", "max_tokens", "send max_output_tokens"),
+        ("/v1/completions", "top_logprobs", "send logprobs"),
+        ("/api/chat", "stop", "send options.stop"),
+        ("/api/generate", "max_tokens", "send options.num_predict"),
+    ],
+)
+def test_the_endpoint_s_own_field_is_told(
+    loopback: Loopback, path: str, field: str, advice: str
+) -> None:
+    reply = loopback.client.post(path, json={**SOUND[path], field: 2})
+    assert f"has no {field}. Try: {advice}." in str(reply.json()["error"])
+
+
 # What changes no reply unless another field asks for it, and what no body has.
 HARMLESS = {
     *("mirostat_tau", "mirostat_eta", "xtc_threshold", "speculate", "include_stop"),
