@@ -61,6 +61,7 @@ _worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
 _LEAVES = frozenset({int, float, str, bool, NoneType})
 
 _FIELD = re.compile(r"(?:at|in) `\$\.(\w+)")
+_LONG_VALUE = re.compile(r"^(Invalid enum value '.{60}).+('(?: - at .*)?)$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`$")  # of the body itself
 
 Body_co = TypeVar("Body_co", covariant=True)
@@ -301,12 +302,7 @@ class Endpoint:
             response = await self._answer(scope, body, is_large=is_large)
             await run_until_disconnect(receive, response(scope, receive, send))
             return
-        name = connection.query_params.get("model")
-        if body is not None:
-            # some clients know an address and no model, as those of text-embeddings-inference
-            if name and not getattr(body, "model", name):
-                body = msgspec.structs.replace(body, model=name)
-            name = getattr(body, "model", None)
+        body, name = _with_model(body, connection.query_params.get("model"))
 
         async def work() -> None:
             async with self._models.using(name, self._route.capability) as model:
@@ -419,6 +415,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
         HttpError: 400, saying what is wrong with it and where.
     """
     try:
+        if not raw:
+            raise HttpError(400, "the body is empty: send JSON.", code="invalid_json")
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
         body: msgspec.Struct = decoder.decode(raw)
         if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
@@ -434,6 +432,20 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
         raise HttpError(400, message, code="invalid_json") from None
     _check_size(body)
     return body
+
+
+def _with_model(
+    body: msgspec.Struct | None, in_query: str | None
+) -> tuple[msgspec.Struct | None, str | None]:
+    """A body that names the model that it or else the query names, and that name.
+
+    Some clients know an address and no model, as those of text-embeddings-inference do.
+    """
+    if body is None:
+        return body, in_query
+    if in_query and not getattr(body, "model", in_query):
+        body = msgspec.structs.replace(body, model=in_query)
+    return body, getattr(body, "model", None)
 
 
 def _decode_query(kind: type[msgspec.Struct], given: Mapping[str, str]) -> msgspec.Struct:
@@ -460,13 +472,18 @@ def _invalid_value(error: msgspec.ValidationError, kind: object) -> HttpError:
     choices: list[object] = []
     if name and "enum value" in str(error) and isinstance(kind, type):
         hint = get_type_hints(kind).get(name)
-        choices = [choice for each in (hint, *get_args(hint)) for choice in _literals(each)]
+        choices = _literals(hint)
     expected = f" Expected: one of {', '.join(map(repr, choices))}." if choices else ""
-    return HttpError(400, clean(f"{error}.{expected}", 400), param=name, code="invalid_value")
+    said = _LONG_VALUE.sub(r"\1…\2", str(error))
+    return HttpError(400, clean(f"{said}.{expected}", 400), param=name, code="invalid_value")
 
 
-def _literals(hint: object) -> tuple[object, ...]:
-    return get_args(hint) if get_origin(hint) is Literal else ()
+def _literals(hint: object) -> list[object]:
+    """What a type has instead of any text, also in a list of such."""
+    found = get_args(hint)
+    if get_origin(hint) is Literal:
+        return [*found]
+    return [choice for each in found for choice in _literals(each)]
 
 
 def _check_size(body: object) -> None:

@@ -79,6 +79,18 @@ def test_refusals_name_the_field(loopback: Loopback, body: dict, param: str) -> 
 def test_a_value_that_there_is_not_is_answered_with_those_there_are(loopback: Loopback) -> None:
     message = embed(loopback, input="a", encoding_format="hex").json()["error"]["message"]
     assert message.endswith("Expected: one of 'float', 'base64'.")
+    message = embed(loopback, input="a", encoding_format="h" * 5000).json()["error"]["message"]
+    assert message.endswith("Expected: one of 'float', 'base64'.")
+    assert message.count("h") < 100
+    reply = post(loopback, "/v2/embed", texts=["a"], embedding_types=["int8"])
+    assert "'int8' - at `$.embedding_types[0]`. Expected: one of 'float', 'base64'." in reply.text
+
+
+def test_an_empty_body_is_called_that(loopback: Loopback) -> None:
+    for path in ("/v1/embeddings", "/api/embed", "/v1/messages", "/embed"):
+        reply = loopback.client.post(path, content=b"")
+        assert reply.status_code == 400
+        assert "the body is empty: send JSON." in reply.text
 
 
 def cosine(a: int, b: int) -> float:
