@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import msgspec
+import openai
 import pytest
 from openai.types.responses import Response
 
@@ -149,7 +150,7 @@ def test_items_of_stored_responses_may_be_named(loopback: Loopback) -> None:
 def test_what_was_asked_can_be_named(loopback: Loopback, asked: dict) -> None:
     more = {"role": "user", "content": "and then?"}
     first = post(loopback, input=[more, asked]).json()
-    found = loopback.client.get(f"{PATH}/{first['id']}/input_items").json()["data"]
+    found = loopback.client.get(f"{PATH}/{first['id']}/input_items?order=asc").json()["data"]
     assert len({each["id"] for each in found}) == 2
     named = [{"type": "item_reference", "id": each["id"]} for each in found]
     expected = prompt_of(loopback)
@@ -157,6 +158,37 @@ def test_what_was_asked_can_be_named(loopback: Loopback, asked: dict) -> None:
     assert prompt_of(loopback) == expected
     loopback.client.delete(f"{PATH}/{first['id']}")
     assert post(loopback, input=named).status_code == 404
+
+
+def test_what_was_asked_is_listed_page_by_page(loopback: Loopback) -> None:
+    asked = [{"role": "user", "content": str(place)} for place in range(25)]
+    where = f"{PATH}/{post(loopback, input=asked).json()['id']}/input_items"
+
+    def _page(**query: object) -> tuple[list[int], dict]:
+        reply = loopback.client.get(where, params=query)
+        assert reply.status_code == 200, reply.text
+        return [int(each["content"][0]["text"]) for each in reply.json()["data"]], reply.json()
+
+    found, page = _page()
+    assert (found, page["has_more"]) == ([*range(24, 4, -1)], True)
+    found, page = _page(after=page["last_id"])
+    assert (found, page["has_more"]) == ([4, 3, 2, 1, 0], False)
+    found, page = _page(order="asc", limit=2)
+    assert (found, page["has_more"]) == ([0, 1], True)
+    assert page["first_id"] == page["data"][0]["id"] != page["last_id"]
+    found, page = _page(order="asc", limit=100, after=page["last_id"])
+    assert (found, page["has_more"]) == ([*range(2, 25)], False)
+    with openai.OpenAI(base_url=f"{loopback.url}/v1", api_key="none") as client:
+        listed = client.responses.input_items.list(where.split("/")[-2], limit=7)
+        assert len(list(listed)) == len(asked)
+    for query, param in (
+        ({"limit": 0}, "limit"),
+        ({"limit": 101}, "limit"),
+        ({"order": "sideways"}, "order"),
+        ({"after": "nobody"}, "after"),
+    ):
+        refused = loopback.client.get(where, params=query)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_stored_responses_are_found_until_deleted(loopback: Loopback) -> None:

@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.server.agent import AgentFields, MostRounds, taken_names, wants_tools
 from blazr.server.endpoint import Call, Reply, working
-from blazr.server.errors import HttpError
+from blazr.server.errors import HttpError, clean
 from blazr.server.openai.responses.items import (
     ITEM_REFERENCE,
     InputItem,
@@ -118,6 +118,14 @@ class ResponseQuery(msgspec.Struct, kw_only=True):
     starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
+class ItemQuery(msgspec.Struct, kw_only=True):
+    """Which items are listed; ``after`` is the last one of the list before."""
+
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
 async def create(call: Call[ResponseBody]) -> Reply[ResponseObject, ResponseEvent]:
     """Answer, and keep the answer unless told not to."""
     call = await call.translate(lambda: _with_items(call))
@@ -164,11 +172,22 @@ async def retrieve(call: Call[ResponseQuery]) -> Reply[ResponseObject, ResponseE
     return Replay(stored.log, call.state.config, after=after)
 
 
-async def input_items(call: Call[None]) -> InputItemList:
-    """What a stored response was asked."""
+async def input_items(call: Call[ItemQuery]) -> InputItemList:
+    """What a stored response was asked, the last of it first unless told otherwise."""
+    query = call.body
     items = _find(call).input
-    ids = [item.id for item in items] or [""]
-    return InputItemList(data=items, first_id=ids[0], last_id=ids[-1])
+    items = items if query.order == "asc" else items[::-1]
+    start = 0
+    if query.after is not None:
+        ids = [item.id for item in items]
+        if query.after not in ids:
+            message = f"'after' is no id of this list: {clean(query.after, 100)!r}."
+            raise HttpError(400, message, param="after", code="invalid_value")
+        start = ids.index(query.after) + 1
+    shown = items[start : start + query.limit]
+    ids = [item.id for item in shown] or [""]
+    has_more = len(items) > start + query.limit
+    return InputItemList(data=shown, first_id=ids[0], last_id=ids[-1], has_more=has_more)
 
 
 async def cancel(call: Call[None]) -> ResponseObject:
