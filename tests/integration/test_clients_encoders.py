@@ -422,7 +422,11 @@ def test_cohere_s_clients_get_vectors(alone: Loopback) -> None:
         cut = post(alone, "/v2/embed", texts=ends, truncate=side).json()["embeddings"]["float"]
         np.testing.assert_allclose(cut, vectors(alone, kept), atol=1e-6)
     refused = post(alone, "/v2/embed", texts=ends, truncate="NONE")
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "texts")
+    assert refused.status_code == 400
+    for path, status in (("/v2/rerank", 400), ("/v2/embed", 400), ("/v2/chat", 404)):
+        refused = post(alone, path, model="nobody")
+        assert refused.status_code == status
+        assert list(refused.json()) == ["message"], path
 
 
 def test_many_clients_at_once_all_wait_for_their_turn(server: Loopback) -> None:

@@ -36,6 +36,7 @@ from blazr.server.middleware import (
 )
 from blazr.server.models import Models
 from blazr.server.ollama.catalog import ollama_error
+from blazr.server.openai.cohere import cohere_error
 from blazr.server.openapi import describe
 from blazr.server.routes import ROUTES, batch_paths
 from blazr.server.run import DROPPED_HEADER, PREFIX_HEADER
@@ -43,7 +44,7 @@ from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer
 
 # Paths under these that are no endpoint are still a dialect's.
-_PREFIXES = (("/api/", ollama_error), ("/v1/messages/", anthropic_error))
+_PREFIXES = (("/api/", ollama_error), ("/v1/messages/", anthropic_error), ("/v2/", cohere_error))
 
 
 class _Name(PathConvertor):

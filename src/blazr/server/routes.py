@@ -60,6 +60,7 @@ from blazr.server.openai import (
     transcriptions,
     unsupported,
 )
+from blazr.server.openai.cohere import cohere_error
 from blazr.server.openai.responses import endpoints as responses
 from blazr.server.openai.tei import tei_error
 from blazr.server.sse import ENDLESS_DATA, LINES, NAMED
@@ -151,12 +152,12 @@ _ROWS = (
     _Embedding("POST", "/embed", tei.embed, error=tei_error),
     _Embedding("POST", "/embed_all", tei.embed_all, error=tei_error),
     _Embedding("POST", "/similarity", tei.similarity, error=tei_error),
-    _Embedding("POST", "/v2/embed", cohere.embed),  # Cohere
+    _Embedding("POST", "/v2/embed", cohere.embed, error=cohere_error),  # Cohere
     Route("POST", "/v1/decisions", decisions.decide),
     _Comparing("POST", "/v1/score", scoring.score),
     _Comparing("POST", "/score", scoring.score),  # vLLM
     _Comparing("POST", "/v1/rerank", scoring.rerank),
-    _Comparing("POST", "/v2/rerank", scoring.rerank),  # Cohere
+    _Comparing("POST", "/v2/rerank", scoring.rerank, error=cohere_error),  # Cohere
     _Comparing("POST", "/rerank", tei.rerank),  # vLLM, Jina; text-embeddings-inference
     _Comparing("POST", "/reranking", scoring.rerank),  # llama.cpp
     _Comparing("POST", "/v1/reranking", scoring.rerank),  # llama.cpp

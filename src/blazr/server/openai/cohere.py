@@ -12,6 +12,7 @@ import msgspec
 
 from blazr.llm.generation import Truncation
 from blazr.server.endpoint import Call
+from blazr.server.errors import HttpError
 from blazr.server.schema import Example, schema_hint
 from blazr.server.vectors import embed_inputs
 
@@ -21,6 +22,12 @@ _ROLES: dict[str, Literal["query", "document"]] = {
     "search_document": "document",
 }
 _SIDES: dict[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
+
+
+class CohereError(msgspec.Struct):
+    """An error, as Cohere writes it."""
+
+    message: str
 
 
 class CohereEmbedBody(msgspec.Struct, kw_only=True):
@@ -64,6 +71,11 @@ class TypedVectors(msgspec.Struct, kw_only=True):
     embeddings: dict[str, list[list[float] | str]]
     texts: list[str]
     meta: EmbedMeta
+
+
+def cohere_error(error: HttpError) -> CohereError:
+    """Cohere's error object."""
+    return CohereError(error.text)
 
 
 async def embed(call: Call[CohereEmbedBody]) -> TypedVectors:
