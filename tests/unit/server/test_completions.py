@@ -337,6 +337,8 @@ def test_a_suffix_asks_for_the_middle(loopback: Loopback) -> None:
     tokenizer = loopback.core.tokenizer
     asked = tokenizer.decode(loopback.engine.submitted[-1].prompt_ids, skip_special=False)
     assert asked == "<|fim_prefix|>a = <|fim_suffix|> + 1<|fim_middle|>"
+    assert post(loopback, prompt="a = ", suffix="").is_success  # as to vLLM, it is none
+    assert tokenizer.decode(loopback.engine.submitted[-1].prompt_ids, skip_special=False) == "a = "
 
 
 def test_no_tokens_only_read_the_prompt(loopback: Loopback) -> None:

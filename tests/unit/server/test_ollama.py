@@ -68,6 +68,13 @@ def test_the_whole_reply_is_the_fold_of_the_stream(
     assert whole["total_duration"] >= whole["prompt_eval_duration"] >= 0
 
 
+def test_an_empty_suffix_is_none(loopback: Loopback) -> None:
+    post(loopback, "/api/generate", prompt="hello")
+    expected = prompt_of(loopback)
+    assert post(loopback, "/api/generate", prompt="hello", suffix="").is_success
+    assert prompt_of(loopback) == expected
+
+
 def test_what_is_said(loopback: Loopback) -> None:
     whole = post(loopback, "/api/chat", messages=HELLO, model="scripted:latest").json()
     assert whole["message"] == {"role": "assistant", "content": SCRIPT}

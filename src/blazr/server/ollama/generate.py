@@ -159,7 +159,7 @@ def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     params = _params(body)
     if not body.prompt and not body.images:
         return None
-    is_raw = body.raw or body.suffix is not None
+    is_raw = body.raw or bool(body.suffix)
     if is_raw and body.images:
         raise RequestError(
             "images stand in chats, not in raw prompts.", param="images", hint="leave out raw"
@@ -170,7 +170,7 @@ def _prompt_request(call: Call[OllamaGenerateBody]) -> GenerationRequest | None:
     return GenerationRequest(
         prompt=body.prompt if is_raw else None,
         messages=None if is_raw else [*system, asked],
-        suffix=body.suffix,
+        suffix=body.suffix or None,
         params=params,
         template_variables=_template_variables(body),
         **call.scheduling(),

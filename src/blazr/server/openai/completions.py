@@ -131,7 +131,7 @@ def to_requests(body: CompletionBody, call: Call[CompletionBody]) -> list[Genera
         GenerationRequest(
             prompt=prompt,
             params=params,
-            suffix=body.suffix,
+            suffix=body.suffix or None,
             add_special_tokens=body.add_special_tokens is not False,
             truncation=prompt_truncation(body),
             **call.scheduling(),
