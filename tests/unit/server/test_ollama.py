@@ -68,6 +68,28 @@ def test_the_whole_reply_is_the_fold_of_the_stream(
     assert whole["total_duration"] >= whole["prompt_eval_duration"] >= 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "hello"})]
+)
+def test_tokens_have_their_log_probabilities(loopback: Loopback, path: str, body: dict) -> None:
+    assert "logprobs" not in post(loopback, path, **body).json()
+    whole = post(loopback, path, **body, logprobs=True, top_logprobs=2).json()
+    tokens = whole["logprobs"]
+    assert "".join(each["token"] for each in tokens) == said(whole) == SCRIPT
+    asked = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    if path == "/api/chat":  # the same as OpenAI's clients get
+        reply = loopback.client.post("/v1/chat/completions", json=asked).json()
+        assert tokens == reply["choices"][0]["logprobs"]["content"]
+    parts = lines(loopback, path, **body, logprobs=True, top_logprobs=2)
+    assert [each for part in parts for each in part.get("logprobs", [])] == tokens
+    alone = post(loopback, path, **body, logprobs=True).json()["logprobs"]
+    assert all("top_logprobs" not in each for each in alone)
+    assert [each["logprob"] for each in alone] == [each["logprob"] for each in tokens]
+    for wrong in ({"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 1}):
+        refused = post(loopback, path, **body, **wrong)
+        assert (refused.status_code, "top_logprobs" in refused.json()["error"]) == (400, True)
+
+
 def test_an_empty_suffix_is_none(loopback: Loopback) -> None:
     post(loopback, "/api/generate", prompt="hello")
     expected = prompt_of(loopback)

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter_ns
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,6 +32,7 @@ from blazr.server.params import (
     ChatMessage,
     OllamaSamplerFields,
     Stop,
+    finite,
     first_images,
     sampling_params,
     to_messages,
@@ -40,6 +41,7 @@ from blazr.server.params import (
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example
+from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
 
@@ -57,6 +59,8 @@ class _OllamaBody(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -93,6 +97,20 @@ class OllamaToolCall(msgspec.Struct):
     function: CalledTool
 
 
+class OllamaAlternative(msgspec.Struct, kw_only=True):
+    """A token's text, bytes and log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class OllamaLogprob(OllamaAlternative, kw_only=True):
+    """A token of the text, and the likeliest in its place."""
+
+    top_logprobs: list[OllamaAlternative] | UnsetType = UNSET
+
+
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
@@ -112,6 +130,7 @@ class GenerateLine(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    logprobs: list[OllamaLogprob] | UnsetType = UNSET
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
@@ -137,9 +156,16 @@ class ChatLine(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    logprobs: list[OllamaLogprob] | UnsetType = UNSET
 
 
 L = TypeVar("L", GenerateLine, ChatLine)
+
+
+class _Figures(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
 
 
 async def generate(call: Call[OllamaGenerateBody]) -> Reply[GenerateLine, GenerateLine]:
@@ -218,7 +244,10 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
             for part in parts
             if part.kind == "tool"
         ]
-        return self.make_line(text, thinking=thoughts or UNSET, tool_calls=calls or UNSET)
+        line = self.make_line(text, thinking=thoughts or UNSET, tool_calls=calls or UNSET)
+        tokens = [_logprob(token) for part in parts for token in part.logprobs]
+        line.logprobs = tokens or UNSET
+        return line
 
     def prompt_done(self) -> Iterable[L]:
         """Nothing: the prompt was read."""
@@ -228,7 +257,7 @@ class LineRenderer(PartsRenderer[L, L], Generic[L]):
     def part_extended(self, part: ReplyPart, text: str) -> Iterable[L]:
         """A line with more text."""
         if part.kind != "tool":
-            yield self.line([ReplyPart(part.kind, 0, text)])
+            yield self.line([ReplyPart(part.kind, 0, text, logprobs=[*part.latest])])
 
     def part_finished(self, part: ReplyPart) -> Iterable[L]:
         """A line with a call."""
@@ -280,6 +309,19 @@ class ChatLineRenderer(LineRenderer[ChatLine]):
         return ChatLine(model=self.model, created_at=created_at, message=message)
 
 
+def _logprob(token: TokenText) -> OllamaLogprob:
+    top = [OllamaAlternative(**_figures(each)) for each in token.top]
+    return OllamaLogprob(**_figures(token), top_logprobs=top or UNSET)
+
+
+def _figures(token: TokenText) -> _Figures:
+    return {
+        "token": token.token,
+        "logprob": finite(token.logprob or 0.0),
+        "bytes": list(token.data),
+    }
+
+
 async def _answer(
     call: Call[_OllamaBody], request: GenerationRequest | None, renderer: LineRenderer[L]
 ) -> Reply[L, L]:
@@ -304,8 +346,13 @@ def _params(body: _OllamaBody) -> SamplingParams:
     if body.format:
         is_any = body.format == "json"
         grammar = {"json_object": True} if is_any else {"json_schema": body.format}
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError(
+            "top_logprobs needs logprobs.", param="top_logprobs", expected='"logprobs": true'
+        )
     return sampling_params(
         options,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=-1 if options.num_predict is None else max(options.num_predict, -1),
         repeat_last_n=LAST_N if options.repeat_last_n is None else options.repeat_last_n,
         grammar=grammar,
