@@ -275,3 +275,10 @@ def test_old_thoughts_may_be_cleared_and_nothing_else(loopback: Loopback) -> Non
     reply = loopback.client.post(PATH, json={**body, "context_management": other})
     assert reply.status_code == 400
     assert "clear_tool_uses_20250919" in reply.json()["error"]["message"]
+
+
+def test_a_wrong_format_is_called_by_the_field_that_has_it(loopback: Loopback) -> None:
+    for body in ({"output_format": {}}, {"output_config": {"format": {}}}):
+        reply = post(loopback, **body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(f"{next(iter(body))} is of no known")

@@ -193,8 +193,11 @@ def to_request(body: CountMessagesBody, call: Call[CountMessagesBody]) -> Genera
                     expected="'clear_thinking_20251015', or the messages as they shall be read",
                 )
         config = body.output_config or OutputConfig()
-        form = body.output_format if config.format is None else config.format
-        grammar = grammar_of(form, param="output_config")
+        grammar = (
+            grammar_of(body.output_format, param="output_format")
+            if config.format is None
+            else grammar_of(config.format, param="output_config")
+        )
         params = sampling_params(body, stop=body.stop_sequences, grammar=grammar)
         effort = config.effort
     messages = [each for turn in body.messages for each in _to_messages(turn)]
