@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -414,6 +415,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
     Raises:
         HttpError: 400, saying what is wrong with it and where.
     """
+    raw = raw.removeprefix(BOM_UTF8)  # as Windows' tools write it
     try:
         if not raw:
             raise HttpError(400, "the body is empty: send JSON.", code="invalid_json")

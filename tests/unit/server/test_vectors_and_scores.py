@@ -86,6 +86,13 @@ def test_a_value_that_there_is_not_is_answered_with_those_there_are(loopback: Lo
     assert "'int8' - at `$.embedding_types[0]`. Expected: one of 'float', 'base64'." in reply.text
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(loopback: Loopback) -> None:
+    for body, status in ((b'{"prompt": "a"}', 200), (b'{"prompt": "a", "top_a": 2}', 400)):
+        reply = loopback.client.post("/v1/completions", content=b"\xef\xbb\xbf" + body)
+        assert reply.status_code == status, reply.text
+    assert "top_a" in reply.text
+
+
 def test_an_empty_body_is_called_that(loopback: Loopback) -> None:
     for path in ("/v1/embeddings", "/api/embed", "/v1/messages", "/embed"):
         reply = loopback.client.post(path, content=b"")
