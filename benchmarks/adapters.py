@@ -59,10 +59,10 @@ def _matrices(part: nn.Module) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
     if isinstance(part, Linear):
         yield "", part.weight.shape, part.adapter_dtype
     elif isinstance(part, Experts):
-        for name, stack in part.named_parameters():
-            if name.endswith("_proj"):
-                for expert in range(len(stack)):
-                    yield f".{name}.{expert}", stack.shape[1:], stack.dtype
+        stacks = {name: each for name, each in part.named_parameters() if name.endswith("_proj")}
+        for name, stack in stacks.items():
+            for expert in range(len(stack)):
+                yield f".{name}.{expert}", stack.shape[1:], stack.dtype
 
 
 def decode_speed(engine: AsyncEngine, adapters: Sequence[Adapter | None]) -> float:
