@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import os
 from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -68,6 +69,10 @@ class _Closer:
         for is_open in list(self._under_way):
             is_open.acquire(timeout=EXIT_S)
 
+    def forget(self) -> None:
+        """Wait for none, in a fork: the threads that close them are its parent's."""
+        self._under_way.clear()
+
     def _close(self, model: list[Callable[[], None]], is_open: LockType) -> None:
         try:
             model.pop()()  # the list, which stays until the thread ends, does not keep the model
@@ -78,6 +83,7 @@ class _Closer:
 
 _CLOSER = _Closer()
 atexit.register(_CLOSER.wait)
+os.register_at_fork(after_in_child=_CLOSER.forget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import asyncio
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -329,6 +331,25 @@ def test_python_ends_when_a_model_that_nobody_uses_any_more_is_closed(
     threading.Timer(0.1, may_close.set).start()
     language_model._CLOSER.wait()
     assert closed == [True]
+
+
+def test_a_fork_does_not_wait_until_models_of_its_parent_are_closed() -> None:
+    script = """
+import os, sys, threading
+from blazr.llm import language_model
+may_close = threading.Event()
+language_model._CLOSER.begin(may_close.wait)
+fork = os.fork()
+if fork:
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
+    may_close.set()
+else:
+    language_model.EXIT_S = 60.0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 def test_an_engine_that_dies_leaves_nobody_waiting_for_room(
