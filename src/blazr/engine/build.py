@@ -114,14 +114,18 @@ def build_engine(
         pacing=Pacing(share=config.prefill_share, token_budget=config.token_budget),
         max_unfinished=shape.max_running + config.max_waiting,
     )
-    for each in filter(None, (runner, small)):
-        each.before_recording = engine.expect_recording
-    if processes is not None:
-        engine.lasting_failure = lambda: processes.failure
-    engine.call(device.use)  # by its thread, which alone computes from now on
-    if config.warm_up:
-        drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
-        engine.warm_up(partial(runner.record, num_drafts=drafts))
+    try:
+        for each in filter(None, (runner, small)):
+            each.before_recording = engine.expect_recording
+        if processes is not None:
+            engine.lasting_failure = lambda: processes.failure
+        engine.call(device.use)  # by its thread, which alone computes from now on
+        if config.warm_up:
+            drafts = [count for count in COUNTS if drafters and count <= MOST_DRAFTS]
+            engine.warm_up(partial(runner.record, num_drafts=drafts))
+    except BaseException:  # Ctrl-C, too: the thread would keep the weights
+        engine.close()
+        raise
     return engine
 
 

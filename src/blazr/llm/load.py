@@ -310,11 +310,11 @@ def start_engine(bundle: ModelBundle) -> TextEngine:
     try:
         for name, path in parse_adapters(config.adapter).items():
             text_engine.adapters.load(name, path)
+        if config.warm_up:
+            text_engine.warm_up()
     except BaseException:
         text_engine.close()
         raise
-    if config.warm_up:
-        text_engine.warm_up()
     return text_engine
 
 

@@ -23,6 +23,7 @@ from blazr.core.errors import (
     RequestError,
     TemplateLimitError,
 )
+from blazr.engine.async_engine import AsyncEngine
 from blazr.llm import async_llm, language_model
 from blazr.llm import llm as llm_module
 from blazr.llm.async_llm import MAX_INLINE_LENGTH
@@ -114,6 +115,19 @@ def test_closing_or_deleting_frees_the_model_without_a_garbage_collection(is_clo
             wait_until(lambda: held[0]() is held[1]() is None)
     finally:
         gc.enable()
+
+
+def test_loading_that_is_interrupted_leaves_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    for owner in (AsyncEngine, TextEngine):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "warm_up", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                LLM(warm_up=True)
+        assert set(threading.enumerate()) <= before
 
 
 def test_a_stream_never_begun_costs_nothing(llm: LLM) -> None:
