@@ -211,6 +211,20 @@ def test_ranks_end_with_the_first():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_leaves_the_ranks_to_its_parent():
+    with two_ranks() as processes:
+        fork = os.fork()
+        if not fork:
+            signal.alarm(int(PATIENCE_S))  # it may wait for what only its parent can
+            processes.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+        assert ranks_of(os.getpid())
+        assert processes._folder.exists()
+        processes.check()
+
+
 def test_a_server_ends_with_its_ranks(tmp_path):
     """Its exit code says so, and its last words say why."""
     path = tmp_path / "socket"

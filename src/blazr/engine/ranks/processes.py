@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -53,7 +54,7 @@ class RankProcesses:
         self._storages = 0
         self._folder = Path(tempfile.mkdtemp(prefix="blazr-ranks-"))  # only this user's
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._ends = weakref.finalize(self, _end, self._processes, self._folder)
+        self._ends = weakref.finalize(self, _end, os.getpid(), self._processes, self._folder)
         self._threads = device.num_threads
         own_threads = max(1, self._threads // count)
         try:
@@ -203,7 +204,9 @@ def _ended(number: int, process: subprocess.Popen[bytes]) -> str:
     return f"rank {number} has ended (process {process.pid}, {how})."
 
 
-def _end(processes: dict[int, subprocess.Popen[bytes]], folder: Path) -> None:
+def _end(owner: int, processes: dict[int, subprocess.Popen[bytes]], folder: Path) -> None:
+    if os.getpid() != owner:  # a fork of it, which ends or lets go of its copy
+        return
     for process in processes.values():
         end_child(process)
     shutil.rmtree(folder, ignore_errors=True)
