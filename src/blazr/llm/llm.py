@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -50,7 +51,7 @@ class LLM(LanguageModel):
 
     def events(
         self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """The events of all replies, as they happen; it raises what `Reply` raises.
 
         Where the queue is full, it waits for room. Leaving the loop ends the replies.
@@ -107,20 +108,12 @@ class LLM(LanguageModel):
         requests = prompt_requests(prompts, sampling_params or params, adapter)
         return by_prompt(self._fold(requests, show=use_tqdm), requests)
 
-    def _fold(self, requests: Sequence[GenerationRequest], *, show: bool) -> list[Completion]:
-        events = self.events(requests, pause_s=WHOLE_PAUSE_S)
-        if not show:
-            return fold(events)
-        from tqdm import tqdm
-
-        with tqdm(total=sum(each.params.n for each in requests), unit="reply") as bar:
-
-            def watched() -> Iterator[Event]:
-                for event in events:
-                    bar.update(isinstance(event, Finished))
-                    yield event
-
-            return fold(watched())
+    def _fold(
+        self, requests: Sequence[GenerationRequest], *, show: bool = False
+    ) -> list[Completion]:
+        # closed whatever happens: the traceback of a Ctrl-C keeps it, and with that what it runs
+        with closing(self.events(requests, pause_s=WHOLE_PAUSE_S)) as events:
+            return fold(_shown(events, requests) if show else events)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
@@ -292,7 +285,7 @@ class LLM(LanguageModel):
 
     def _read(self, reading: Reading[T]) -> list[T]:
         if isinstance(reading, ModelReading):
-            return reading.finish(fold(self.events(reading.requests())))
+            return reading.finish(self._fold(reading.requests()))
         assert self._encoder is not None
         return self._encoder.read(reading)
 
@@ -318,3 +311,13 @@ class LLM(LanguageModel):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _shown(events: Iterator[Event], requests: Sequence[GenerationRequest]) -> Iterator[Event]:
+    """The events, while a progress bar counts the replies that have ended."""
+    from tqdm import tqdm
+
+    with tqdm(total=sum(each.params.n for each in requests), unit="reply") as bar:
+        for event in events:
+            bar.update(isinstance(event, Finished))
+            yield event

@@ -32,7 +32,7 @@ from blazr.llm.missing_tokenizer import MissingTokenizer
 from blazr.llm.results import fold
 from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatTemplate
-from blazr.text.events import Finished, PromptDone, TextDelta
+from blazr.text.events import Event, Finished, PromptDone, TextDelta
 from blazr.text.grammars import compiler
 from tests.support.scripted import SCRIPT, ScriptedEngine, scripted_core, wait_until
 
@@ -128,6 +128,20 @@ def test_loading_that_is_interrupted_leaves_no_engine(monkeypatch: pytest.Monkey
             with pytest.raises(KeyboardInterrupt):
                 LLM(warm_up=True)
         assert set(threading.enumerate()) <= before
+
+
+def test_an_interrupt_ends_replies_though_its_traceback_is_kept(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(events: Iterator[Event]) -> None:
+        next(events)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm_module, "fold", interrupt)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        llm.generate("hello", ENDLESS)
+    wait_until(lambda: engine_of(llm).num_running == 0)
+    assert kept.tb is not None  # as notebooks keep it
 
 
 def test_a_stream_never_begun_costs_nothing(llm: LLM) -> None:
