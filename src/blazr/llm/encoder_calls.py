@@ -8,7 +8,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import EngineError, RequestError
 from blazr.llm.generation import Prompt, Truncation
 from blazr.llm.results import Classification, Embedding, Score
 from blazr.llm.room import with_room
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from blazr.pipelines.encoders.classifier import Classifier
     from blazr.pipelines.encoders.embedder import Embedder
     from blazr.pipelines.encoders.encoder import Encoder, Gathered
+    from blazr.pipelines.encoders.request import TextsRead
+    from blazr.pipelines.jobs import Job
     from blazr.pipelines.pipeline import PipelineInfo
 
 T = TypeVar("T")
@@ -46,10 +48,14 @@ class EncoderCalls:
 
     Args:
         encoder: The model.
+
+    Attributes:
+        info: What there is to know about it.
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
+        self.info: PipelineInfo = encoder.info
+        self._encoder: Encoder | None = encoder
         self._lock = Lock()  # its tokenizer keeps settings of a call
 
     def embed(
@@ -124,9 +130,9 @@ class EncoderCalls:
         request = reading.request
         if not request.texts:
             return []
-        found = Gathered(len(request.texts))
+        found = Gathered(len(request.texts), check=self._open_encoder)
         with self._lock:
-            self._encoder.read_texts(request, found)
+            self._open_encoder().read_texts(request, found)
         return reading.finish(found)
 
     async def read_async(self, reading: EncoderReading[T]) -> list[T]:
@@ -140,9 +146,12 @@ class EncoderCalls:
         if not request.texts:
             return []
         found = Gathered(len(request.texts))
-        job = await with_room(
-            lambda: self._encoder.jobs.start(partial(self._encoder.read_texts, request))
-        )
+
+        def start() -> Job[TextsRead]:
+            encoder = self._open_encoder()
+            return encoder.jobs.start(partial(encoder.read_texts, request))
+
+        job = await with_room(start)
         try:
             async for each in job.items():
                 found.emit(each)
@@ -150,14 +159,15 @@ class EncoderCalls:
             job.abort()
         return reading.finish(found)
 
-    @property
-    def info(self) -> PipelineInfo:
-        """What there is to know about the encoder."""
-        return self._encoder.info
-
     def close(self) -> None:
-        """End the encoder's thread. Idempotent."""
-        self._encoder.close()
+        """End the encoder's thread, and drop the encoder. Idempotent.
+
+        A call that runs ends with an error, after the texts that it computes now; nobody waits for
+        that here, as a signal handler may close what its own thread is calling.
+        """
+        encoder, self._encoder = self._encoder, None
+        if encoder is not None:
+            encoder.close()
 
     def refusal(self, ability: str) -> RequestError:
         """An error that says that the model lacks an ability, and which methods it has."""
@@ -169,9 +179,21 @@ class EncoderCalls:
         )
 
     def _able_to(self, capability: str) -> Encoder:
-        if capability not in self._encoder.info.capabilities:
+        """The encoder, if it can do something.
+
+        Raises:
+            RequestError: It cannot.
+            EngineError: It is closed.
+        """
+        if capability not in self.info.capabilities:
             raise self.refusal(METHODS[capability])
-        return self._encoder
+        return self._open_encoder()
+
+    def _open_encoder(self) -> Encoder:
+        encoder = self._encoder
+        if encoder is None:
+            raise EngineError("the encoder is not running.", found="it was closed")
+        return encoder
 
 
 def _texts_of(prompts: Sequence[Prompt]) -> list[str]:

@@ -152,7 +152,7 @@ class LanguageModel:
         pipeline = load_pipeline(options, capabilities=METHODS)
         if pipeline is not None:
             self._encoder = EncoderCalls(cast("Encoder", pipeline))
-            return pipeline.close
+            return self._encoder.close
         self._core = load_text_engine(options)
         return self._core.close
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +20,10 @@ from blazr.core.errors import EngineError, RequestError
 from blazr.llm.results import Embedding
 from blazr.pipelines.encoders import encoder as encoders
 from blazr.pipelines.encoders.embedder import Embedder
+from blazr.pipelines.encoders.encoder import Encoder
 from tests.support import encoder_models
 from tests.support.encoder_models import save_classifier, save_encoder
+from tests.support.scripted import wait_until
 
 pytestmark = encoder_models.NEEDS_TRANSFORMERS
 TEXTS = ["a cat", "The quick brown fox jumps.", "Dogs bark"]
@@ -319,7 +323,7 @@ def test_closing_ends_what_is_asked(folder: Path) -> None:
     async def ask() -> None:
         llm = AsyncLLM(str(folder), device="cpu")
         await llm.close()
-        with pytest.raises(EngineError, match="stopped"):
+        with pytest.raises(EngineError, match="closed"):
             await llm.embed("a")
 
     asyncio.run(ask())
@@ -374,3 +378,40 @@ def test_a_language_model_takes_the_same_options() -> None:
             llm.embed("a", prompt_name="query")
         with pytest.raises(RequestError, match="cannot classify"):
             llm.classify("a")
+
+
+def test_closing_frees_the_weights_and_ends_what_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(str(folder), device="cpu")
+    calls = llm._encoder
+    assert calls is not None
+    network = weakref.ref(calls._able_to("embedding").network)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    real = Encoder._tokenize
+
+    def wait(*args: Any) -> Mapping[str, list[int]]:
+        has_begun.set()
+        may_go_on.wait(10)
+        return real(*args)
+
+    monkeypatch.setattr(Encoder, "_tokenize", wait)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(llm.embed, TEXTS)
+        has_begun.wait(10)
+        closing = pool.submit(llm.close)
+        wait_until(lambda: calls._encoder is None)
+        may_go_on.set()
+        closing.result()
+        with pytest.raises(EngineError, match="not running"):
+            running.result()
+    del running, closing
+    llm.close()
+    gc.collect()
+    assert network() is None
+    assert "bert" in repr(llm)
+    for call in (llm.embed, llm.classify, llm.generate, lambda text: llm.score(text, text)):
+        with pytest.raises((EngineError, RequestError)) as caught:
+            call("a cat")
+        is_able = call not in (llm.classify, llm.generate)
+        assert isinstance(caught.value, EngineError) == is_able

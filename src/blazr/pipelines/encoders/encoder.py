@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -230,12 +230,14 @@ class Gathered:
 
     Args:
         num_texts: How many there are.
+        check: Raises where the work is to end.
 
     Attributes:
         lengths: How many tokens each text has, by place; 0 of those that are not there yet.
     """
 
-    def __init__(self, num_texts: int) -> None:
+    def __init__(self, num_texts: int, *, check: Callable[[], object] = lambda: None) -> None:
+        self._check = check
         self._found: list[NDArray[np.float32] | None] = [None] * num_texts
         self.lengths = [0] * num_texts
 
@@ -246,7 +248,8 @@ class Gathered:
             self.lengths[place] = length
 
     def check(self) -> None:
-        """Never end."""
+        """Raise where the work is to end."""
+        self._check()
 
     @property
     def num_tokens(self) -> int:
