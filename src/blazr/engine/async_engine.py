@@ -137,6 +137,7 @@ class AsyncEngine:
         self._unfinished: dict[int, _Unfinished] = {}
         self._lock = threading.Lock()
         self._closing = False
+        self._has_ended = False
         self._failure = ""
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._num_restarts = 0
@@ -485,7 +486,7 @@ class AsyncEngine:
             )
 
     def _check_running(self) -> None:
-        if self._closing or not self._thread.is_alive():
+        if self._closing or self._has_ended or not self._thread.is_alive():
             if not self._closing and not self._failure:
                 raise EngineError(
                     "the engine is not running.",
@@ -495,8 +496,10 @@ class AsyncEngine:
             raise EngineError("the engine is not running.", found=self._failure or "it was closed")
 
     def _put(self, work: Callable[[], None]) -> None:
-        self._check_running()
-        self._inbox.put(work)
+        self._check_running()  # without the lock, which another thread may have held in a fork
+        with self._lock:  # the thread takes it before it looks into the inbox for the last time
+            self._check_running()
+            self._inbox.put(work)
 
     def _end_drained_pauses(self) -> None:
         """Stop computing, if that is wanted and nothing is left that was to end before."""
@@ -536,6 +539,8 @@ class AsyncEngine:
                 self._num_restarts += 1
         if not self._failure:
             self._engine.close()
+        with self._lock:
+            self._has_ended = True
         while not self._inbox.empty():  # so that nobody waits for what is in it
             self._inbox.get()()
         self._fail_everything("the engine was closed")

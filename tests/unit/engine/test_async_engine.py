@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
 
 import pytest
@@ -399,6 +400,25 @@ def test_a_step_that_asks_the_engine_is_told_so_and_waits_for_nothing(bench, ask
     assert end.finish_reason is FinishReason.ERROR
     assert "within one of its own steps" in end.error
     assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
+
+
+def test_what_is_asked_in_the_moment_of_closing_gets_an_answer(bench, monkeypatch):
+    engine = bench.engine
+    check = engine._check_running
+
+    def check_then_close():
+        check()
+        threading.Thread(target=engine.close).start()
+        engine._thread.join(0.1)  # where it waits for nobody, it ends in less
+
+    monkeypatch.setattr(engine, "_check_running", check_then_close)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(engine.call, lambda: "an answer")
+        is_answered = bool(wait({asked}, timeout=5).done)
+        while not engine._inbox.empty():  # else nobody could end the pool
+            engine._inbox.get()()
+    assert is_answered
+    assert asked.exception() is None or "closed" in str(asked.exception())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
