@@ -405,11 +405,16 @@ def test_it_drains_and_leaves_nothing_behind(tmp_path: Path, stop: int) -> None:
 
 
 @pytest.mark.slow
-def test_replicas_end_when_the_front_is_killed(tmp_path: Path) -> None:
+def test_replicas_end_when_the_front_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(tmp_path / "log") as server:
         pids = server.pids()
+        assert list(tmp_path.glob("blazr-replicas-*"))
         server.process.kill()
         wait_until(lambda: not any(map(lives, pids)), timeout_s=PATIENCE_S)
+        assert not list(tmp_path.glob("blazr-replicas-*"))
 
 
 def lives(pid: int) -> bool:

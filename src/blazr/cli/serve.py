@@ -178,7 +178,7 @@ def _serve_as_replica(models: Models, sock: socket.socket, stored: Path) -> None
     from blazr.server.replicas.serve import end_with_parent
     from blazr.server.serve import serve as run_server
 
-    end_with_parent()
+    end_with_parent(stored.parent)
     restore_responses(models.state.responses, stored)
     run_server(models, sock)
     save_responses(models.state.responses, stored)

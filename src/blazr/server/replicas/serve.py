@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import monotonic
 
 import uvicorn
@@ -82,12 +84,18 @@ class FrontServer(DrainingServer):
         self.should_exit = True
 
 
-def end_with_parent() -> None:
-    """Stop this process, a replica, when the one in front has gone, however that ended."""
+def end_with_parent(folder: Path) -> None:
+    """Stop this process, a replica, when the one in front has gone, however that ended.
+
+    Args:
+        folder: Where the replicas have their files, responses of clients among them; the process in
+            front may have had no time to remove it.
+    """
 
     def wait() -> None:
         while os.read(0, 1):
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="blazr-parent", daemon=True).start()
