@@ -174,6 +174,7 @@ class AsyncEngine:
         self._engine.check(request)
         choices = request.params.n
         with self._lock:
+            self._check_running()  # again: from now on whoever ends the engine answers
             self._admission.take(request.client, choices)
             request_id = next(self._ids)
             self._unfinished[request_id] = _Unfinished(request.client, set(range(choices)))

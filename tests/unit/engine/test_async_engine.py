@@ -402,16 +402,30 @@ def test_a_step_that_asks_the_engine_is_told_so_and_waits_for_nothing(bench, ask
     assert collect(bench.ask((1, 2, 3))[1])[0] == right_answer((1, 2, 3))
 
 
-def test_what_is_asked_in_the_moment_of_closing_gets_an_answer(bench, monkeypatch):
+@pytest.fixture
+def _closed_once_checked(bench, monkeypatch):
+    """The engine is closed behind each check that it runs, and ends unless it has to wait."""
     engine = bench.engine
     check = engine._check_running
 
     def check_then_close():
         check()
         threading.Thread(target=engine.close).start()
-        engine._thread.join(0.1)  # where it waits for nobody, it ends in less
+        engine._thread.join(0.1)
 
     monkeypatch.setattr(engine, "_check_running", check_then_close)
+
+
+@pytest.mark.usefixtures("_closed_once_checked")
+def test_a_request_in_the_moment_of_closing_is_refused(bench):
+    request = Request(prompt_ids=(1, 2), params=SamplingParams())
+    with pytest.raises(EngineError, match="closed"):
+        bench.engine.submit(request, SimpleQueue().put)
+
+
+@pytest.mark.usefixtures("_closed_once_checked")
+def test_what_is_asked_in_the_moment_of_closing_gets_an_answer(bench):
+    engine = bench.engine
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(engine.call, lambda: "an answer")
         is_answered = bool(wait({asked}, timeout=5).done)
