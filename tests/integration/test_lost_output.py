@@ -77,7 +77,7 @@ def test_the_server_serves_and_stops_as_it_should(lost, log: str, stop: int) -> 
         assert server.poll() is None, "it has ended"
         try:
             return client.get("/ready").is_success
-        except httpx2.ConnectError:
+        except (httpx2.ConnectError, httpx2.TimeoutException):  # it is loading, on a busy machine
             return False
 
     try:
