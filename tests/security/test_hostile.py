@@ -261,6 +261,7 @@ def test_no_field_of_any_endpoint_breaks_it(loopback: Loopback, data: st.DataObj
     spoiled = data.draw(st.sampled_from(fields))
     raw = json.dumps({**body, spoiled: data.draw(VALUES)}).replace("Infinity", "1e999")
     reply = send(loopback, raw.replace("NaN", "null").encode(), row.path)
-    assert reply.status_code < 500, (row.path, raw, reply.text)
+    # 501 is what a server says of endpoints that none of its models has
+    assert reply.status_code < 500 or reply.status_code == 501, (row.path, raw, reply.text)
     if not reply.is_success:
         assert reply.json()["error"]
