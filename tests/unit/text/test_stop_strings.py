@@ -65,8 +65,9 @@ def test_none_ends_where_none_may(
     shown = ""
     for number, part in enumerate(parts):
         shown += matcher.push(part, may_end=number >= num_free)
+        so_far = "".join(parts[: number + 1])
         if number < num_free and not any(
-            each.startswith(part[-n:]) for each in stop for n in range(1, len(part) + 1)
+            each.startswith(so_far[-n:]) for each in stop for n in range(1, len(so_far) + 1)
         ):
             assert shown.endswith(part)
     shown += matcher.flush()
