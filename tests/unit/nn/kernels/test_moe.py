@@ -119,8 +119,11 @@ def _compare(mlps: ExpertMlps, size: int) -> None:
     for isa in compiled.isas():
         compiled.use(isa)
         got = moe.experts(x, weights, chosen, mlps)
-        # a sum in another order may turn the rounding of what is between the products
-        assert (got - expected).norm() < 1e-3 * expected.norm(), isa
+        errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+        # a sum in another order now and then turns the rounding of what is between the products,
+        # a token's by one of 127 steps
+        assert errors.median() < 1e-5, isa
+        assert errors.max() < 1e-2, isa
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.data())
