@@ -114,7 +114,7 @@ def test_it_guesses_as_it_would_alone(large, small):
                 break
             clear += 1
             assert draft == row.argmax(), (tokens, drafts)
-    assert clear > 60
+    assert clear > 30
 
 
 def test_it_reads_no_more_than_a_step_at_once(large, small):
@@ -171,8 +171,8 @@ def test_one_that_fails_is_not_asked_again(large, small, expected, caplog):
 def test_longer_texts_than_it_reads_have_no_drafts_of_it(large, expected):
     small = build_network(("gqa",), seed=4)
     drafter = drafter_of(lab := Lab(large, draft_model=Lab(small)))
-    drafter._max_seq_len = 70
     prompts = some_prompts(6)
+    drafter._max_seq_len = longest = min(map(len, prompts)) + 20  # half of a reply
     lengths = []
     compute = drafter.compute
     drafter.compute = lambda counts: (
@@ -180,7 +180,7 @@ def test_longer_texts_than_it_reads_have_no_drafts_of_it(large, expected):
         or compute(counts)
     )
     assert run(lab, prompts) == expected
-    assert 0 < max(lengths) <= 70
+    assert 0 < max(lengths) <= longest
 
 
 def test_texts_with_tokens_that_it_does_not_have_get_no_drafts_of_it(large, caplog):

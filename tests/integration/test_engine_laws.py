@@ -261,7 +261,7 @@ def test_with_drafts_grammars_and_stops(lab_of, alone):
         for request, (prompt, *_) in zip(asked, asked_for, strict=True)
     ]
     assert len({len(tokens) for _, tokens, _ in expected}) > 1
-    drafter = GuessingDrafter(partial(following, expected), VOCAB, 0.5)
+    drafter = GuessingDrafter(partial(following, expected), VOCAB, 0.8)
     lab = lab_of(drafter=drafter)
     asked = ask_all(lab)
     for step in itertools.count():

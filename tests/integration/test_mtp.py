@@ -156,7 +156,7 @@ def test_its_guesses_are_those_of_the_whole_text(request, networks, turn):
     for prompt in some_prompts(6):
         lab.ask(prompt, max_tokens=20)
     lab.run()
-    assert len(guesses) > 60
+    assert len(guesses) > 30
     clear, some = 0, guesses[::4]  # each takes as long as reading its text
     for tokens, drafts in some:
         for draft, scores in zip(drafts, guess(model, tokens, len(drafts)), strict=True):
