@@ -29,9 +29,9 @@ struct AmxMatmulQ : Amx {
   static constexpr int64_t kManyRows = 128;  // of a part: whole tiles
   static constexpr int64_t kLeastRows = 48;  // fewer do not make up for what is copied and unpacked
   static constexpr bool kWhole = Scales::kAreWhole;
-  // What is multiplied before it is scaled, or with whole scales what fills a tile: steps of a superblock,
-  // columns of one, and bytes of a tile of these.
-  static constexpr int kSteps = kWhole ? 4 : P::kBlocks * Scales::kParts;
+  // A block, or with whole scales two, which fill a tile: steps of a superblock, columns of one, and bytes
+  // of a tile of these.
+  static constexpr int kSteps = kWhole ? P::kBlocks / 2 : P::kBlocks;
   static constexpr int kStep = P::kBlocks * kBlock / kSteps;
   static constexpr int64_t kTile = kSide * kStep;
   // Superblocks and blocks of a panel, and bytes of 16 of its rows.
@@ -88,15 +88,13 @@ struct AmxMatmulQ : Amx {
 
   static void copy(const Activations& x, int64_t m0, int64_t rows, int64_t b0, int64_t blocks,
                    Panel& to) {
-    constexpr int kPiece = kStep < kBlock ? kStep : kBlock;
     for (int64_t r = 0; r < round_up(rows, kSide); r++) {
       const Int8Block* from = x.blocks + (m0 + smaller(r, rows - 1)) * (x.k / kBlock) + b0;
       const int64_t tile = r / kSide, row = r % kSide;
       to.rows[r] = from;
       for (int64_t b = 0; b < blocks; b++) {
-        for (int64_t i = b * kBlock; i < (b + 1) * kBlock; i += kPiece)
-          memcpy(to.tiles[tile] + i / kStep * kTile + row * kStep + i % kStep,
-                 from[b].q + i % kBlock, kPiece);
+        const int64_t i = b * kBlock;
+        memcpy(to.tiles[tile] + i / kStep * kTile + row * kStep + i % kStep, from[b].q, kBlock);
         if constexpr (!kWhole) to.scales[tile][b][row] = from[b].scale;
         if constexpr (!kWhole && Scales::kHasMinima) to.minima[tile][b][row] = from[b].minimum;
       }
@@ -145,19 +143,17 @@ struct AmxMatmulQ : Amx {
     const auto add = [&](auto place, int64_t step) __attribute__((always_inline)) {
       if (step >= steps) return;
       const uint8_t* super = w + step / kSteps * P::kBytes;
-      const int64_t b = step / Scales::kParts, part = step % kSteps;
-      const Floats scale = Scales::scale(super, int(part));
+      const Floats scale = Scales::scale(super, int(step % kSteps));
 #pragma GCC unroll 16
       for (int c = 0; c < kSide; c++)
-        total[c] = I::add(total[c], load_as<Ints>(sums[place] + c * kSide), scale, x.scales[tile][b][c]);
+        total[c] = I::add(total[c], load_as<Ints>(sums[place] + c * kSide), scale, x.scales[tile][step][c]);
       if constexpr (Scales::kHasMinima) {
-        const Floats minimum = Scales::minimum(super, Scales::scale(super, 0));
+        const Floats minimum = Scales::minimum(super, scale);
 #pragma GCC unroll 16
         for (int c = 0; c < kSide; c++)
-          total[c] = I::subtract(total[c], minimum, x.minima[tile][b][c]);
+          total[c] = I::subtract(total[c], minimum, x.minima[tile][step][c]);
       }
     };
-    static_assert(!Scales::kHasMinima || Scales::kParts == 1);
     // one product is computed while the one before is added
     each_of<1>([&](auto first) { multiply(first, 0); });
     for (int64_t step = 0; step < steps; step += 2)
