@@ -231,7 +231,7 @@ def _step(sizes: Sizes) -> ForwardBatch:
 def _error(found: Tensor, truth: Tensor) -> float:
     """Root of the mean square, as a share of the largest."""
     wide = found.double() - truth.double()
-    return float(wide.square().mean().sqrt() / truth.abs().max().clamp(min=1e-3))
+    return float(wide.square().mean().sqrt() / truth.abs().max().clamp(min=1e-2))
 
 
 @pytest.mark.sample(4)
