@@ -50,7 +50,7 @@ def random_adapter(
         for matrix, (rows, columns), dtype in _matrices(part) if is_target else ():
             a = torch.randn(rank, columns) * columns**-0.5
             b = torch.randn(rank, rows) * 0.01
-            found[name + matrix] = LoraFactors(a.to(dtype), b.to(dtype))
+            found[name + matrix] = LoraFactors.of(a.to(dtype), b.to(dtype))
     return found
 
 

@@ -82,7 +82,7 @@ def random_lora(
         a = torch.randn(size) * max(1, inner) ** -0.5
         gain = 1 + 0.1 * torch.randn(outer) if slot == 3 else None
         b = torch.randn(rank, outer) * rank**-0.5
-        table.put(slot, LoraFactors(a.to(dtype), b.to(dtype), gain))
+        table.put(slot, LoraFactors.of(a.to(dtype), b.to(dtype), gain))
     return table
 
 
@@ -382,7 +382,7 @@ def random_expert_adapters(
         for slot, rank in ((1, 1), (2, 16), (4, 5)):
             if (slot + expert) % 3:
                 a, b = torch.rand(rank, columns) / columns, torch.rand(rank, rows) / rank
-                table.put(slot, LoraFactors(a.to(dtype), b.to(dtype)))
+                table.put(slot, LoraFactors.of(a.to(dtype), b.to(dtype)))
     return ExpertAdapters(tables, entries, torch.randint(0, num_slots, (tokens,)))
 
 

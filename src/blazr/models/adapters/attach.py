@@ -79,7 +79,7 @@ def _check_finite(adapter: AdapterFile, tensor: str, made: Mapping[str, LoraFact
         CheckpointError: Some are not: every reply with the adapter would be NaN.
     """
     for factors in made.values():
-        for part in (factors.a, factors.b, factors.gain):
+        for part in (factors.a, factors.groups, factors.gain):
             if part is not None and not part.isfinite().all():
                 dtype = str(part.dtype).removeprefix("torch.")
                 raise CheckpointError(
@@ -198,7 +198,7 @@ def _factors_of_whole(
         a = _contiguous_like(difference, weight, dtype) if is_left else one
         b = one if is_left else _contiguous_like(difference.T, weight, dtype)
         name = placement.parameter.removesuffix(".weight")
-        made[name] = LoraFactors(a, b, is_whole=True)
+        made[name] = LoraFactors.of(a, b, is_whole=True)
     return made
 
 
@@ -282,7 +282,7 @@ def _factors_of_experts(
             expert = placement.slot if is_one else index
             right = _contiguous_like(a[index].float(), stack)
             left = _contiguous_like(_select_rows(b[index], part).float().T * change.scale, stack)
-            found.append((f"{placement.parameter}.{expert}", LoraFactors(right, left)))
+            found.append((f"{placement.parameter}.{expert}", LoraFactors.of(right, left)))
     return found
 
 
@@ -384,7 +384,8 @@ def _factors_of_rows(
         is_turned = isinstance(placement.transform, Transpose)
         pairs = [(own, right) if is_turned else (right, own) for own in lefts]
         return [
-            (f"{placement.parameter}.{head}", LoraFactors(*pair)) for head, pair in enumerate(pairs)
+            (f"{placement.parameter}.{head}", LoraFactors.of(*pair))
+            for head, pair in enumerate(pairs)
         ]
     part = _changeable(module, placement)
     if part is None:
@@ -397,7 +398,7 @@ def _factors_of_rows(
         right = transform.read(right)
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
     dtype = _adapter_dtype(part)
-    factors = LoraFactors(_contiguous_like(a, weight, dtype), _contiguous_like(b, weight, dtype))
+    factors = LoraFactors.of(_contiguous_like(a, weight, dtype), _contiguous_like(b, weight, dtype))
     lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
         lengths = _select_rows(lengths, rows).to(weight.device)
@@ -424,12 +425,8 @@ def _contiguous_like(
 def _refit(table: LoraTable, old: Tensor, new: Tensor) -> None:
     """Adjust factors that depend on a matrix to the one that takes its place."""
     for slot, factors in table.factors.items():
-        if factors.is_whole:  # one of its matrices is 1, the other one the difference
-            more = old.float() - new
-            is_left = factors.a.shape == more.shape
-            difference, more = (factors.a, more) if is_left else (factors.b, more.T)
-            difference.copy_(difference.float() + more)
-        table.put(slot, factors.beside(new))
+        fitting = factors.plus(old.float() - new) if factors.is_whole else factors
+        table.put(slot, fitting.beside(new))
 
 
 class AdapterSlots:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _POINTERS = 4  # of an entry, as kernels.hpp has it: a, b, gain, rank
+_GROUP = 16  # columns of b, as kernels.hpp has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +22,43 @@ class LoraFactors:
 
     Args:
         a: (r, in), contiguous, in the dtype of the products; of an embedding (vocabulary, r).
-        b: (r, out), scaled; the same.
+        groups: ``b``, (r, out), scaled, sixteen columns after the other, so that what a part of a
+            product needs of it is one run of memory: (out / 16 rounded up, r, 16), contiguous;
+            zeros fill the last. The same dtype.
+        out: Columns of ``b``.
         gain: (out,), float32, of adapters that set the length of rows (DoRA); None for 1.
         lengths: (out,), float32, the lengths that ``gain`` gives rows of the sum; None without it.
         is_whole: Whether this is the difference to another matrix, in the place of the model's.
     """
 
     a: Tensor
-    b: Tensor
+    groups: Tensor
+    out: int
     gain: Tensor | None = None
     lengths: Tensor | None = None
     is_whole: bool = False
 
+    @classmethod
+    def of(
+        cls, a: Tensor, b: Tensor, gain: Tensor | None = None, *, is_whole: bool = False
+    ) -> LoraFactors:
+        """The factors with this ``b``, (r, out)."""
+        return cls(a, _in_groups(b), b.shape[1], gain, is_whole=is_whole)
+
+    @property
+    def b(self) -> Tensor:
+        """(r, out)."""
+        return self.groups.transpose(0, 1).flatten(1)[:, : self.out]
+
     @property
     def rank(self) -> int:
         """The rank, r."""
-        return len(self.b)
+        return self.groups.shape[1]
 
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        every = (self.a, self.b, self.gain, self.lengths)
+        every = (self.a, self.groups, self.gain, self.lengths)
         return sum(each.nbytes for each in every if each is not None)
 
     def beside(self, weight: Tensor) -> LoraFactors:
@@ -52,6 +70,13 @@ class LoraFactors:
             return self
         whole = weight.float() + self.b.float().T @ self.a.float()
         return replace(self, gain=(self.lengths / whole.norm(dim=1)).contiguous())
+
+    def plus(self, more: Tensor) -> LoraFactors:
+        """The same with something added to the difference, (out, in), where this is a whole one."""
+        if self.a.shape == more.shape:  # one of the factors is 1, the other one the difference
+            return replace(self, a=(self.a.float() + more).to(self.a.dtype))
+        b = (self.b.float() + more.T).to(self.a.dtype)
+        return replace(self, groups=_in_groups(b))
 
 
 class LoraTable:
@@ -78,13 +103,19 @@ class LoraTable:
         gain = 0 if factors.gain is None else factors.gain.data_ptr()
         self.factors[slot] = factors
         self.max_rank = max(self.max_rank, factors.rank)
-        values = (factors.a.data_ptr(), factors.b.data_ptr(), gain, factors.rank)
+        values = (factors.a.data_ptr(), factors.groups.data_ptr(), gain, factors.rank)
         self.entries[slot] = torch.tensor(values, dtype=torch.int64)
 
     def drop(self, slot: int) -> None:
         """Let rows of a slot take nothing, and forget what they took."""
         self.entries[slot] = 0
         self.factors.pop(slot, None)
+
+
+def _in_groups(b: Tensor) -> Tensor:
+    """See ``groups`` of `LoraFactors`."""
+    filled = functional.pad(b, (0, -b.shape[1] % _GROUP))
+    return filled.unflatten(1, (-1, _GROUP)).transpose(0, 1).contiguous()
 
 
 def empty_entries(*shape: int) -> Tensor:

@@ -213,7 +213,7 @@ def test_a_recorded_layer_sees_adapters_that_come_and_go() -> None:
     plain, inner = layer(x), layer.experts.down_proj.shape[-1]
 
     def factors() -> LoraFactors:
-        return LoraFactors(torch.randn(1, inner), torch.randn(1, HIDDEN))
+        return LoraFactors.of(torch.randn(1, inner), torch.randn(1, HIDDEN))
 
     lora.table.put(1, factors())
     with step.using(torch.tensor([1, 0, 2, 1, 2])):

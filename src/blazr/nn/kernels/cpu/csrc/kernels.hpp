@@ -25,7 +25,7 @@ enum Stored : int { kPlain = 0, kStoredQ8_0 = 1, kStoredFp8 = 2, kNumStored = 3 
 // What one adapter changes in a matrix (n, k): y becomes (y + inner @ b) * gain, before the bias.
 struct LoraEntry {
   const void* a;      // (rank, k), or of an embedding (vocabulary, rank)
-  const void* b;      // (rank, n), scaled
+  const void* b;      // (rank, n), scaled, in groups of columns: (n / kGroup rounded up, rank, kGroup)
   const float* gain;  // (n), or null for 1
   int64_t rank;       // 0 where the adapter leaves the matrix as it is
 };

@@ -8,28 +8,33 @@
 
 namespace {
 
-// Changes columns [n0, n0 + n) of the sums of row `row` of y, which has `columns` in all.
+// Sixteen sums and what `rank` rows of b, whose columns these are, add to them.
 template <class T>
-inline void add_lora(const Lora& lora, int64_t row, int64_t columns, int64_t n0, int64_t n,
-                     float* sums) {
+inline Lanes add_group(const float* inner, const T* b, int64_t rank, Lanes sums) {
+#pragma GCC unroll 8
+  for (int64_t j = 0; j < rank; j++) sums = fma16(all16(inner[j]), load16(b + j * kGroup), sums);
+  return sums;
+}
+
+// Changes columns [n0, n0 + n) of the sums of row `row` of y.
+template <class T>
+inline void add_lora(const Lora& lora, int64_t row, int64_t n0, int64_t n, float* sums) {
   if (!lora.slots) return;
   const LoraEntry& entry = lora.entries[lora.slots[row / lora.repeat]];
   const float* inner = lora.inner + row * lora.stride;
-  const T* b = (const T*)entry.b + n0;
-  int64_t j = 0;
-  for (; j + 4 <= entry.rank; j += 4, b += 4 * columns) {
-    const float f[4] = {inner[j], inner[j + 1], inner[j + 2], inner[j + 3]};
-    for (int64_t i = 0; i < n; i++) {
-      float sum = sums[i];
-      sum += f[0] * to_float(b[i]);
-      sum += f[1] * to_float(b[columns + i]);
-      sum += f[2] * to_float(b[2 * columns + i]);
-      sum += f[3] * to_float(b[3 * columns + i]);
-      sums[i] = sum;
+  for (int64_t i = 0; i < n && entry.rank;) {
+    const int64_t skipped = (n0 + i) % kGroup, some = smaller(kGroup - skipped, n - i);
+    const T* b = (const T*)entry.b + (n0 + i - skipped) * entry.rank;
+    if (some == kGroup) {
+      store16(sums + i, add_group(inner, b, entry.rank, load16(sums + i)));
+    } else {  // a part may begin and end within a group
+      float group[kGroup] = {};
+      memcpy(group + skipped, sums + i, some * sizeof(float));
+      store16(group, add_group(inner, b, entry.rank, load16(group)));
+      memcpy(sums + i, group + skipped, some * sizeof(float));
     }
+    i += some;
   }
-  for (; j < entry.rank; j++, b += columns)
-    for (int64_t i = 0; i < n; i++) sums[i] += inner[j] * to_float(b[i]);
   if (entry.gain)
     for (int64_t i = 0; i < n; i++) sums[i] *= entry.gain[n0 + i];
 }
@@ -72,7 +77,7 @@ struct LoraOf {
       for (int64_t i = 0; i < n; i++) sums[i] = to_float(y[n0 + i]);
       if (bias && entry.gain)  // which is not for the bias
         for (int64_t i = 0; i < n; i++) sums[i] -= to_float(bias[n0 + i]);
-      add_lora<T>(call.lora, m, call.n, n0, n, sums);
+      add_lora<T>(call.lora, m, n0, n, sums);
       if (bias && entry.gain)
         for (int64_t i = 0; i < n; i++) sums[i] += to_float(bias[n0 + i]);
       narrow(sums, n, y + n0);

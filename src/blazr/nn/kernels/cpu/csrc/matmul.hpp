@@ -38,8 +38,8 @@ template <class T>
 void finish_linear(const Linear& call, int64_t m, int64_t rows, int64_t n0, int64_t n, float* sums,
                    float* ups, int64_t ld) {
   for (int64_t row = m; row < m + rows; row++, sums += ld, ups += ld) {
-    add_lora<T>(call.lora, row, call.n, n0, n, sums);
-    add_lora<T>(call.lora2, row, call.n, n0, n, ups);
+    add_lora<T>(call.lora, row, n0, n, sums);
+    add_lora<T>(call.lora2, row, n0, n, ups);
     const auto write = [&](auto* y) {
       const auto* residual = (decltype(y))call.residual;
       finish((const T*)call.bias, call.w2 != nullptr, n0, n, sums, ups, y + row * call.ldy,

@@ -389,8 +389,8 @@ void finish_packed(const PackedLinear& call, int64_t row, int64_t n0, int64_t n1
     for (int64_t i = 0; i < n; i++) sums[i] *= call.w.row_scales[n0 + i];
   if (call.w2.row_scales)
     for (int64_t i = 0; i < n; i++) ups[i] *= call.w2.row_scales[n0 + i];
-  add_lora<T>(call.lora, row, call.n, n0, n, sums);
-  add_lora<T>(call.lora2, row, call.n, n0, n, ups);
+  add_lora<T>(call.lora, row, n0, n, sums);
+  add_lora<T>(call.lora2, row, n0, n, ups);
   finish((const T*)call.bias, call.w2.blocks != nullptr, n0, n, sums, ups, (Y*)call.y + at,
          residual ? residual + at : nullptr, call.scale);
 }
