@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from blazr.core.errors import ShapeError
-from blazr.nn.kernels.cpu import compiled, matmul
-from blazr.nn.operands.lora import HeadLoras
+from blazr.nn.kernels.cpu import compiled, lora, matmul
+from blazr.nn.operands.lora import HeadLoras, LoraDelta
 from tests.support.op_samples import random_lora
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -31,6 +32,35 @@ def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
             rows = slice(130 - batch, 130)
             assert torch.equal(matmul.linear(x[rows], gate, bias), plain[rows]), batch
             assert torch.equal(matmul.gated_linear(x[rows], gate, up), gated[rows]), batch
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_so_does_a_row_with_an_adapter(dtype: torch.dtype) -> None:
+    inner, outer = 203, 150
+    x, gate, up = (torch.randn(size, inner).to(dtype) for size in (130, outer, outer))
+    first, second = (random_lora(dtype, inner, outer) for _ in range(2))
+    slots = torch.arange(130) % 6
+
+    def products(rows: slice) -> tuple[Tensor, Tensor]:
+        one, two = (
+            LoraDelta(each, slots[rows], lora.lora_shrink(x[rows], each, slots[rows]))
+            for each in (first, second)
+        )
+        own = x[rows]
+        return matmul.linear(own, gate, None, one), matmul.gated_linear(own, gate, up, (one, two))
+
+    torch.set_num_threads(1)
+    alone = [
+        torch.cat(every)
+        for every in zip(*(products(slice(i, i + 1)) for i in range(130)), strict=True)
+    ]
+    for num_threads in (1, 2, 4):
+        torch.set_num_threads(num_threads)
+        for batch in (2, 9, 33, 130):
+            rows = slice(130 - batch, 130)
+            for got, expected in zip(products(rows), alone, strict=True):
+                assert torch.equal(got, expected[rows]), (batch, num_threads)
 
 
 @pytest.mark.usefixtures("isa")
