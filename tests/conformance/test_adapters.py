@@ -315,6 +315,56 @@ def test_experts_in_one_tensor(case: str, tmp_path: Path) -> None:
     assert beside == alone
 
 
+def turn_experts(directory: Path, experts: int, release: str | None) -> None:
+    """Write factors of experts for the transposed matrices, as releases of PEFT before 0.20 did."""
+    path = directory / "adapter_model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if "experts" in name and "lora_A" in name]:
+        other = name.replace("lora_A", "lora_B")
+        a = tensors[name].unflatten(0, (experts, -1))  # (E, r, in)
+        b = tensors[other].unflatten(1, (-1, experts))  # (out, r, E)
+        tensors[name] = b.permute(2, 1, 0).flatten(0, 1).contiguous()
+        tensors[other] = a.permute(2, 1, 0).flatten(1).contiguous()
+    save_file(tensors, path)
+    about = json.loads((directory / "adapter_config.json").read_text())
+    about |= {"peft_version": release}
+    (directory / "adapter_config.json").write_text(json.dumps(about))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("case", "sizes", "parameters", "release"),
+    [
+        ("olmoe", {}, ["experts.gate_up_proj", "experts.down_proj"], "0.18.1"),
+        # what is square is what the others are, or else what the release makes
+        ("olmoe", {"intermediate_size": 12}, EXPERTS["mixtral"], "main"),
+        ("olmoe", {"intermediate_size": 12}, EXPERTS["mixtral"][:1], "0.18.1"),
+        ("olmoe", {"intermediate_size": 12}, EXPERTS["mixtral"][:1], "0.19.0"),
+        ("olmoe", {"intermediate_size": 12}, EXPERTS["mixtral"][:1], None),  # before 0.18
+        ("gpt_oss", {"intermediate_size": 24}, EXPERTS["gpt_oss"][1:], "0.19.1"),
+    ],
+)
+def test_experts_as_older_peft_wrote_them(
+    case: str, sizes: dict[str, int], parameters: list[str], release: str | None, tmp_path: Path
+) -> None:
+    """They were refused where that shows, and multiplied the wrong way round in square matrices."""
+    peft = pytest.importorskip("peft")
+    kind, changes = CASES[case]
+    model = save_reference(kind, tmp_path / "model", changes={**changes, **sizes})
+    config = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["o_proj"], target_parameters=parameters
+    )
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    experts = changes.get("num_experts") or changes["num_local_experts"]
+    turn_experts(tmp_path / "adapter", experts, release)
+    with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
+        assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "config",

@@ -10,6 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import CapacityError, CheckpointError
+from blazr.models.adapters.experts import (
+    ExpertChange,
+    ExpertChanges,
+    owner_of,
+    select_rows,
+    stack_of,
+)
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
 from blazr.models.causal_lm import CausalLM
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
@@ -55,8 +62,9 @@ def plan_adapter(adapter: AdapterFile, module: CausalLM, rules: RuleBook) -> dic
             numbers that overflow in the network's dtype.
     """
     found: dict[str, LoraFactors] = {}
+    experts = ExpertChanges(adapter, module, rules)
     for change in adapter.low_rank:
-        made = dict(_factors_of_change(adapter, change, module, rules))
+        made = dict(_factors_of_change(adapter, change, module, rules, experts=experts))
         _check_finite(adapter, change.name, made)
         if made.keys() & found.keys():
             raise adapter.changes_twice(change.name)
@@ -114,19 +122,23 @@ def _is_tied_head(module: CausalLM, placements: Sequence[Placement]) -> bool:
 
 
 def _factors_of_change(
-    adapter: AdapterFile, change: LowRankChange, module: CausalLM, rules: RuleBook
+    adapter: AdapterFile,
+    change: LowRankChange,
+    module: CausalLM,
+    rules: RuleBook,
+    *,
+    experts: ExpertChanges,
 ) -> list[tuple[str, LoraFactors]]:
     """The factors of one change of a tensor, by the module that each is attached to."""
+    of_experts = experts.of(change)
+    if of_experts is not None:
+        return _factors_of_experts(of_experts, module)
     known = [
         (meant, tensor, found)
         for meant in change.meanings
         for tensor in spellings(meant.name)
         if (found := rules.placements(tensor))
     ]
-    for meant, _, found in known:  # PEFT does not say which of a module's parameters is meant
-        of_experts = _factors_of_experts(meant, found, module)
-        if of_experts is not None:
-            return of_experts
     if not known and change.name.startswith(IMAGE_PREFIXES):
         if change.b.any():
             raise _unsupported_tower(adapter.path, change)
@@ -141,7 +153,7 @@ def _factors_of_change(
     if any(_matrix_of(module, each.parameter) is None for each in placements):
         if adapter.is_redundant(saved):
             return []
-        is_stack = [_stack_of(module, each.parameter) is not None for each in placements]
+        is_stack = [stack_of(module, each.parameter) is not None for each in placements]
         if change.magnitude is not None and all(is_stack):
             raise _unsupported_dora(adapter.path, change)
         if _is_tied_head(module, placements):
@@ -185,7 +197,7 @@ def _factors_of_whole(
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
     for part, placement, own in zip(parts, placements, rows, strict=True):
-        numbers = _select_rows(change.numbers, own)
+        numbers = select_rows(change.numbers, own)
         weight = part.weight
         stored = placement.transform.read(numbers).to(weight.device, torch.float32)
         difference = stored - _as_floats(weight)
@@ -226,13 +238,6 @@ def _rows_of(
     return [None] if cut is None else cut.rows(shapes)
 
 
-def _select_rows(numbers: Tensor, rows: Rows | None) -> Tensor:
-    """Some rows, in their order; None for all as they are."""
-    if rows is None:
-        return numbers
-    return torch.cat([numbers[run.start : run.stop : run.step] for run in rows])
-
-
 def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | None:
     """The layer that multiplies with a matrix and can add an adapter's product; else None."""
     part = _module_of(module, placement.parameter)
@@ -241,56 +246,18 @@ def _changeable(module: CausalLM, placement: Placement) -> Linear | Embedding | 
 
 
 def _factors_of_experts(
-    change: LowRankChange, placements: Sequence[Placement], module: CausalLM
-) -> list[tuple[str, LoraFactors]] | None:
-    """The factors of a change of experts, by expert's matrix; None where it is of no experts.
-
-    A file has a matrix for each expert, or those of all in one tensor. There the change is a stack,
-    too: A is (E * r, in), and B is (out, r * E), the experts' numbers side by side.
-    """
-    if change.magnitude is not None or change.is_flipped:
-        return None
+    changes: Sequence[ExpertChange], module: CausalLM
+) -> list[tuple[str, LoraFactors]]:
+    """The factors of changes of experts, by expert's matrix."""
     found: list[tuple[str, LoraFactors]] = []
-    stacks = [_stack_of(module, placement.parameter) for placement in placements]
-    known = [stack for stack in stacks if stack is not None]
-    if len(known) < len(stacks):
-        return None
-    (rank, columns), (rows, ranks) = change.a.shape, change.b.shape
-    count = known[0].shape[0]
-    is_one = placements[0].slot is not None
-    if is_one:
-        a, b = change.a[None], change.b[None]
-    elif rank == ranks == count * change.rank:
-        a = change.a.unflatten(0, (count, -1))
-        b = change.b.unflatten(1, (-1, count)).movedim(-1, 0)
-    else:
-        return None
-    wanted = sum(stack.shape[1] for stack in known)
-    if (rows, columns) != (wanted, known[0].shape[2]):
-        return None
-    cut = placements[0].cut
-    shapes = [(stack.shape[1], stack.shape[2]) for stack in known]
-    parts: Sequence[Rows | None] = [None]
-    if isinstance(cut, Cut):
-        # rows of gate and up in turns are those of files with clamped activations (GPT-OSS); other
-        # models have them joined where transformers has loaded them, whatever their files have
-        owner = module.get_submodule(placements[0].parameter.rpartition(".")[0])
-        in_turns = isinstance(owner, Experts) and owner.config.swiglu_limit is not None
-        parts = Cut(groups="rows" if in_turns else 1).rows(shapes)
-    for placement, stack, part in zip(placements, known, parts, strict=True):
-        for index in range(len(a)):
-            expert = placement.slot if is_one else index
-            right = _contiguous_like(a[index].float(), stack)
-            left = _contiguous_like(_select_rows(b[index], part).float().T * change.scale, stack)
-            found.append((f"{placement.parameter}.{expert}", LoraFactors.of(right, left)))
+    for change in changes:
+        stack = stack_of(module, change.parameter)
+        assert stack is not None
+        factors = LoraFactors.of(
+            _contiguous_like(change.right, stack), _contiguous_like(change.left.T, stack)
+        )
+        found.append((f"{change.parameter}.{change.expert}", factors))
     return found
-
-
-def _stack_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
-    """The matrices of all experts that a parameter is; None where it is another."""
-    part, leaf = _owner_of(module, parameter)
-    stack = getattr(part, leaf, None) if isinstance(part, Experts) else None
-    return stack if isinstance(stack, Tensor | Weight) and len(stack.shape) == 3 else None
 
 
 def _unsupported_change(path: Path, change: LowRankChange) -> CheckpointError:
@@ -332,14 +299,14 @@ def _unsupported(path: Path, which: str, known: str) -> CheckpointError:
 
 def _module_of(module: CausalLM, parameter: str) -> nn.Module | None:
     """Whose weight a parameter is; None where there is none of that name."""
-    part, leaf = _owner_of(module, parameter)
+    part, leaf = owner_of(module, parameter)
     weight = getattr(part, "weight", None)
     return part if leaf == "weight" and isinstance(weight, Tensor | Weight) else None
 
 
 def _heads_of(module: CausalLM, parameter: str) -> Tensor | None:
     """The matrices of all heads of latent attention that a parameter is; None for another."""
-    part, leaf = _owner_of(module, parameter)
+    part, leaf = owner_of(module, parameter)
     found = getattr(part, leaf, None) if isinstance(part, Mla) and leaf in part.loras else None
     return found if isinstance(found, Tensor) else None
 
@@ -352,15 +319,6 @@ def _matrix_of(module: CausalLM, parameter: str) -> Tensor | Weight | None:
     return found
 
 
-def _owner_of(module: CausalLM, parameter: str) -> tuple[nn.Module | None, str]:
-    """The module a parameter belongs to, None where there is none, and what it is called there."""
-    name, _, leaf = parameter.rpartition(".")
-    try:
-        return module.get_submodule(name), leaf
-    except AttributeError:
-        return None, leaf
-
-
 def _factors_of_rows(
     change: LowRankChange,
     module: CausalLM,
@@ -371,7 +329,7 @@ def _factors_of_rows(
 ) -> list[tuple[str, LoraFactors]]:
     """The factors of a change of some rows of a tensor, by module, or by head of one."""
     left, right = change.factors
-    left = _select_rows(left, rows)
+    left = select_rows(left, rows)
     heads = _heads_of(module, placement.parameter)
     if heads is not None:
         if rows is None:
@@ -401,7 +359,7 @@ def _factors_of_rows(
     factors = LoraFactors.of(_contiguous_like(a, weight, dtype), _contiguous_like(b, weight, dtype))
     lengths = change.lengths(path, change.name, hint=_HINT)
     if lengths is not None:
-        lengths = _select_rows(lengths, rows).to(weight.device)
+        lengths = select_rows(lengths, rows).to(weight.device)
         factors = replace(factors, lengths=lengths).beside(_as_floats(weight))
     return [(placement.parameter.removesuffix(".weight"), factors)]
 

@@ -106,6 +106,8 @@ class AdapterFile:
         low_rank: Changes of low rank.
         whole: Tensors that take the place of the base model's.
         nbytes: Bytes of all its tensors, as they are stored.
+        release: Of PEFT that wrote it, major and minor number; zeros where it is of a time before
+            these were written; None for others than PEFT.
     """
 
     path: Path
@@ -115,6 +117,7 @@ class AdapterFile:
     low_rank: tuple[LowRankChange, ...]
     whole: tuple[WholeChange, ...] = ()
     nbytes: int
+    release: tuple[int, int] | None = None
 
     def is_redundant(self, change: LowRankChange) -> bool:
         """Whether a change of what the model lacks is zero, or repeats another change.

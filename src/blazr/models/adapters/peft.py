@@ -114,7 +114,14 @@ def read_peft(directory: Path) -> AdapterFile:
         low_rank=tuple(changes),
         whole=tuple(whole),
         nbytes=sum(info.nbytes for info in header.values()),
+        release=_release(config),
     )
+
+
+def _release(config: Mapping[str, object]) -> tuple[int, int]:
+    """Which PEFT wrote a configuration; before 0.18 it did not say so."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", str(config.get("peft_version")), re.ASCII)
+    return (0, 0) if found is None else (int(found[1]), int(found[2]))
 
 
 def _missing(directory: Path, name: str) -> CheckpointError:
