@@ -21,6 +21,7 @@ from blazr.core.errors import BlazrError, CheckpointError, ConfigError, RequestE
 from blazr.engine.outputs import TokenOutput
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion
+from blazr.models.loading.convert import convert
 from blazr.nn.operands.lora import LoraFactors
 from tests.support.adapters import projections, save_adapter
 from tests.support.references import CASES, reference_logits, save_reference
@@ -363,6 +364,9 @@ def test_experts_as_older_peft_wrote_them(
     turn_experts(tmp_path / "adapter", experts, release)
     with LLM(str(tmp_path / "model"), adapter=f"mine={tmp_path / 'adapter'}") as llm:
         assert distance(ask(llm, "mine"), adapted.eval()) < 1e-5
+    convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    with LLM(str(tmp_path / "out")) as llm:
+        assert distance(ask(llm), adapted.eval()) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore")

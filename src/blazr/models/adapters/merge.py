@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError
+from blazr.models.adapters.experts import ExpertChange, ExpertChanges, stack_of
 from blazr.models.adapters.file import AdapterFile, LowRankChange, WholeChange, spellings
+from blazr.models.causal_lm import CausalLM
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
-from blazr.models.families.rules import Conv1d, RuleBook
+from blazr.models.families.rules import (
+    AsStored,
+    Conv1d,
+    Placement,
+    RuleBook,
+    Shape,
+    Stack,
+    Transpose,
+)
 
 _EMBEDDING = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -43,34 +54,63 @@ class StoredChange:
         return merged
 
 
+@dataclass(frozen=True, slots=True)
+class StackedChange:
+    """What becomes of a stored stack of matrices, those of experts in one tensor.
+
+    Args:
+        height: Rows of each matrix as it is stored.
+        changes: Of some of the matrices, by their number.
+    """
+
+    height: int
+    changes: Mapping[int, StoredChange]
+
+    def apply(self, rows: slice, numbers: Tensor) -> Tensor:
+        """Change some rows of all matrices one below the other; see `StoredChange.apply`."""
+        parts = []
+        for index in range(rows.start // self.height, -(-rows.stop // self.height)):
+            first = index * self.height
+            low, high = max(rows.start, first), min(rows.stop, first + self.height)
+            own = numbers[low - rows.start : high - rows.start]
+            change = self.changes.get(index)
+            within = slice(low - first, high - first)
+            parts.append(own.float() if change is None else change.apply(within, own))
+        return torch.cat(parts)
+
+
 def plan_merge(
-    adapter: AdapterFile, checkpoint: Checkpoint, rules: RuleBook, *, is_tied: bool
-) -> dict[str, StoredChange]:
+    adapter: AdapterFile,
+    checkpoint: Checkpoint,
+    rules: RuleBook,
+    module: CausalLM,
+) -> dict[str, StoredChange | StackedChange]:
     """What an adapter changes in a checkpoint, by the names of its tensors.
 
     Args:
         adapter: What its files say.
         checkpoint: The base model.
         rules: From the names of its tensors to those of parameters.
-        is_tied: Whether the head is the embedding.
+        module: The network, whose weights are not read.
 
     Raises:
         CheckpointError: The adapter is of another model, or changes what merging cannot change.
     """
+    is_tied = module.config.tie_word_embeddings
+    experts = ExpertChanges(adapter, module, rules)
+    of_experts: dict[tuple[str, int], ExpertChange] = {}
     found = _replacements(adapter, checkpoint, rules, is_tied=is_tied)
     redundant = []
     for change in adapter.low_rank:
+        split = experts.of(change)
+        if split is not None:
+            own = {(each.parameter, each.expert): each for each in split}
+            if own.keys() & of_experts.keys():
+                raise adapter.changes_twice(change.name)
+            of_experts |= own
+            continue
         known = ((each, _info_of(each.name, checkpoint, rules)) for each in change.meanings)
         meant, info = next((pair for pair in known if pair[1] is not None), (change, None))
-        is_stack = change.a.shape[0] != change.rank and (info is None or len(info.shape) > 2)
-        if is_stack:
-            raise CheckpointError(
-                f"{adapter.path}: the change of {change.name[:100]} cannot be merged.",
-                found=f"several matrices in one: A {list(change.a.shape)}, rank {change.rank}",
-                expected="a change of each matrix by itself",
-                hint="merge it with PEFT's merge_and_unload(); that of experts can be served with "
-                "--adapter",
-            )
         if info is None:
             if not adapter.is_redundant(change):
                 is_head = is_tied and any(each.name.endswith(_HEAD) for each in change.meanings)
@@ -84,9 +124,71 @@ def plan_merge(
         if first is not None and isinstance(first.transform, Conv1d):
             meant = replace(meant, is_flipped=True)
         found[info.name] = _stored(adapter, meant, info, found.get(info.name))
-    if redundant and not found:
+    stacked = _of_experts(adapter, of_experts.values(), checkpoint, rules, module=module)
+    for name in stacked.keys() & found.keys():
+        raise adapter.changes_twice(name)
+    if redundant and not found and not stacked:
         raise adapter.lacks(redundant[0])
+    return {**found, **stacked}
+
+
+def _of_experts(
+    adapter: AdapterFile,
+    changes: Iterable[ExpertChange],
+    checkpoint: Checkpoint,
+    rules: RuleBook,
+    *,
+    module: CausalLM,
+) -> dict[str, StoredChange | StackedChange]:
+    """Changes of experts, by the names of the tensors that hold these, one by one or together."""
+    parts: dict[str, dict[int | None, list[StoredChange]]] = {}
+    for change in changes:
+        names = rules.sources(change.parameter, change.expert)
+        name = next((each for each in names if each in checkpoint.tensors), None)
+        if name is None:
+            raise adapter.lacks(change.parameter)
+        placements = rules.placements(name)
+        own = next(each for each in placements if each.parameter == change.parameter)
+        if not isinstance(own.transform, AsStored | Stack | Transpose):
+            raise CheckpointError(
+                f"{adapter.path}: the change of {name[:100]} cannot be merged.",
+                found="experts that are stored in blocks of four-bit numbers",
+                expected="a checkpoint of plain numbers",
+                hint="serve it with --adapter, or merge it into a copy of the model in bfloat16",
+            )
+        shapes = [_stored_shape(each, module) for each in placements]
+        whole = shapes[0] if own.cut is None else own.cut.whole(shapes)
+        adapter.check_size(name, whole, checkpoint.tensors[name].shape)
+        left = change.left
+        if own.cut is not None:  # rows of others stay as they are
+            rows = own.cut.rows(shapes)[placements.index(own)]
+            left = left.new_zeros(whole[own.cut.dim], left.shape[1])
+            left[[row for run in rows for row in run]] = change.left
+        stored = StoredChange(left, change.right)
+        if isinstance(own.transform, Transpose):
+            stored = StoredChange(change.right.T, left.T)
+        index = change.expert if own.slot is None else None
+        parts.setdefault(name, {}).setdefault(index, []).append(stored)
+    found: dict[str, StoredChange | StackedChange] = {}
+    for name, by_expert in parts.items():
+        sums = {index: _sum_of(each) for index, each in by_expert.items()}
+        height = checkpoint.tensors[name].shape[-2]
+        stack = {index: each for index, each in sums.items() if index is not None}
+        found[name] = StackedChange(height, stack) if stack else sums[None]
     return found
+
+
+def _stored_shape(placement: Placement, module: CausalLM) -> Shape:
+    """The shape of a tensor of experts, had it no others' rows."""
+    stack = stack_of(module, placement.parameter)
+    assert stack is not None
+    return placement.transform.stored_shape(tuple(stack.shape))
+
+
+def _sum_of(changes: Sequence[StoredChange]) -> StoredChange:
+    """Changes of low rank of one matrix, as of gate and up together, as one."""
+    rights = [each.right for each in changes if each.right is not None]
+    return StoredChange(torch.cat([each.left for each in changes], dim=1), torch.cat(rights))
 
 
 def _replacements(

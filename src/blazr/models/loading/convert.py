@@ -20,7 +20,7 @@ from torch import Tensor
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
 from blazr.core.sizes import size_text
-from blazr.models.adapters.merge import StoredChange, plan_merge
+from blazr.models.adapters.merge import StackedChange, StoredChange, plan_merge
 from blazr.models.adapters.peft import read_peft
 from blazr.models.checkpoint.base import (
     Checkpoint,
@@ -89,7 +89,7 @@ class _Job:
     dtype: torch.dtype
     quantization: str | None = None  # a name of WRITABLE, where there is a quantizer
     quantizer: Quantizer | None = None
-    change: StoredChange | None = None  # by an adapter
+    change: StoredChange | StackedChange | None = None  # by an adapter
 
     @property
     def group(self) -> int:
@@ -273,8 +273,7 @@ def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[
     if path is None:
         return jobs
     found = planned.derivation
-    is_tied = found.config.tie_word_embeddings
-    changes = plan_merge(read_peft(path), planned.checkpoint, found.rules, is_tied=is_tied)
+    changes = plan_merge(read_peft(path), planned.checkpoint, found.rules, planned.module)
     unread = sorted(changes.keys() - {job.info.name for job in jobs})
     if unread:
         raise ConfigError(f"{path}: it changes what the model does not use.", found=unread[0][:100])

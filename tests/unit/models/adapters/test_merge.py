@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from blazr import LLM
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.models.adapters.merge import StackedChange, StoredChange
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
@@ -134,17 +136,105 @@ def test_more_numbers_than_the_rank_of_one_matrix_are_refused_as_in_serving(
         llm.core.adapters.load("mine", tmp_path / "adapter")
 
 
-@pytest.mark.parametrize(("family", "experts"), [("olmoe", 6), ("gpt_oss", 4)])
-def test_changes_of_all_experts_at_once_are_told_what_to_do(
-    family: str, experts: int, tmp_path: Path
+_BOTH = ("experts.gate_up_proj", "experts.down_proj")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    [
+        ("qwen2_moe", _BOTH),
+        ("mixtral", _BOTH),
+        ("gpt_oss", _BOTH),  # rows of gate and up in turns, on their sides
+        ("llama4_text", _BOTH),  # on their sides
+        ("granitemoe", _BOTH),
+        ("deepseek_v3", _BOTH[:1]),
+    ],
+)
+def test_experts_in_one_tensor(
+    family: str, parameters: tuple[str, ...], tmp_path: Path, *, is_apart: bool
 ) -> None:
-    """Of models whose files have the experts one by one, and in one tensor."""
+    """As PEFT changes them, and as serving does, whether files have them one by one or together."""
+    peft = pytest.importorskip("peft")
     kind, changes = CASES[family]
     model = save_reference(kind, tmp_path / "model", changes=changes)
+    if not is_apart:
+        model.save_pretrained(tmp_path / "model", save_original_format=False)
+    config = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["o_proj"], target_parameters=[*parameters]
+    )
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, 0, 0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    ids = torch.arange(8)[None]
+    with torch.inference_mode():
+        expected = adapted.eval()(ids).logits[0]
+        found = load(str(made.path), device=resolve_device("cpu"), dtype="float32").module
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(
+            found.forward_sequences(ids)[0], expected, rtol=1e-5, atol=1e-5 * scale
+        )
+
+
+def test_experts_one_by_one_merged_into_one_tensor(tmp_path: Path) -> None:
+    """Some matrices of some experts, as PEFT has them where they are modules."""
+    kind, changes = CASES["qwen2_moe"]
+    model = save_reference(kind, tmp_path / "model", changes=changes)
+    model.save_pretrained(tmp_path / "model", save_original_format=False)
+    experts = model.model.layers[1].mlp.experts
+    gate_up, down = experts.gate_up_proj.clone(), experts.down_proj.clone()
+    inner = down.shape[-1]
+    written: dict[str, Tensor] = {}
+    for expert, name in ((0, "gate"), (3, "down"), (1, "up"), (1, "gate")):
+        rows = {"gate": slice(None, inner), "up": slice(inner, None), "down": slice(None)}[name]
+        part = (down if name == "down" else gate_up)[expert, rows]
+        a, b = torch.randn(4, part.shape[1]), torch.randn(part.shape[0], 4)
+        at = f"base_model.model.model.layers.1.mlp.experts.{expert}.{name}_proj"
+        written |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
+        part += 2 * (b @ a)
+    save_adapter(tmp_path / "adapter", model, [], tensors=lambda x: x.update(written))
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    found = load_file(made.path / "model.safetensors")
+    at = "model.layers.1.mlp.experts."
+    torch.testing.assert_close(found[f"{at}gate_up_proj"], gate_up, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[f"{at}down_proj"], down, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stack_is_changed_a_tile_at_a_time() -> None:
+    """Tiles end within matrices, and may hold several."""
+    stack = torch.randn(4, 5, 3)
+    left, right = torch.randn(5, 2), torch.randn(2, 3)
+    change = StackedChange(5, {1: StoredChange(left, right), 3: StoredChange(left, 2 * right)})
+    expected = stack.clone()
+    expected[1] += left @ right
+    expected[3] += 2 * left @ right
+    rows = stack.flatten(0, 1)
+    for step in (1, 3, 7, 20):
+        parts = [slice(low, min(low + step, 20)) for low in range(0, 20, step)]
+        found = torch.cat([change.apply(part, rows[part]) for part in parts])
+        torch.testing.assert_close(found, expected.flatten(0, 1))
+
+
+def test_experts_in_blocks_of_four_bits_cannot_be_merged(tmp_path: Path) -> None:
+    """As GPT-OSS's files have them; the sum would be rounded to four bits, too."""
+    kind, changes = CASES["gpt_oss"]
+    sizes = {"hidden_size": 32, "intermediate_size": 32}
+    model = save_reference(kind, tmp_path / "model", changes=changes | sizes)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    for name in [name for name in tensors if re.search("experts.*proj$", name)]:
+        count, columns, rows = tensors.pop(name).shape
+        blocks = (count, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.zeros(*blocks, 16, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full(blocks, 120, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj"
-    about = _with_parameter(name, 24, 44, rank=4 * experts)
+    about = _with_parameter(name, 32, 32, rank=4 * model.config.num_local_experts)
     save_adapter(tmp_path / "adapter", model, [], rank=4, **about)
-    with pytest.raises(CheckpointError, match="down_proj cannot be merged") as caught:
+    with pytest.raises(CheckpointError, match="cannot be merged") as caught:
         convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
     assert "--adapter" in caught.value.hint
     assert not (tmp_path / "out").exists()
