@@ -283,6 +283,7 @@ EXPERTS = {
     "deepseek_v3": ["mlp.experts.down_proj"],
     "gpt_oss": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     "qwen3_5_moe_text": ["mlp.experts.gate_up_proj"],
+    "nemotron_h experts": ["mixer.experts.up_proj", "mixer.experts.down_proj"],
 }
 
 

@@ -162,6 +162,7 @@ def _nemotron_rules(checkpoint: Checkpoint) -> RuleBook:
         Rule(at + "gate.weight", FEED + "router.weight"),
         Rule(at + "gate.e_score_correction_bias", FEED + "correction_bias"),
         Rule(at + "experts.{e}." + shared, experts, Stack("e"), p=("up", "down")),
+        Rule(at + "experts.{p}_proj", experts, p=("up", "down")),  # as the library's modules are
         Rule(at + "shared_experts.{p}", FEED + "shared_expert.{p}", p=projections),
         *renamed(at, FEED, latent),
     ]
