@@ -114,7 +114,13 @@ def test_kinds(config: dict[str, object], tmp_path: Path) -> None:
         assert distance(ask(llm, "mine"), merged) < 2e-5
 
 
-def test_an_adapter_fits_the_weights_that_come_after_it(tmp_path: Path) -> None:
+_ROWS = "token_adapter.trainable_tokens_delta"
+
+
+@pytest.mark.parametrize("rows", [None, [30, 5, 2]])
+def test_an_adapter_fits_the_weights_that_come_after_it(
+    rows: list[int] | None, tmp_path: Path
+) -> None:
     """Also one that sets the lengths of rows, which are those of the sum with new weights."""
     old = save_reference("llama", tmp_path / "old", seed=1)
     new = save_reference("llama", tmp_path / "new", seed=2)
@@ -128,9 +134,13 @@ def test_an_adapter_fits_the_weights_that_come_after_it(tmp_path: Path) -> None:
     def add_whole(written: dict[str, torch.Tensor]) -> None:
         for name, part in whole.items():
             numbers = part.weight + 0.1 * torch.randn(part.weight.shape)
-            written[f"base_model.model.{name}.modules_to_save.weight"] = numbers.detach()
+            kind = "modules_to_save.weight" if rows is None else _ROWS
+            own = numbers if rows is None else numbers[rows]
+            written[f"base_model.model.{name}.{kind}"] = own.detach()
 
     config = {"use_dora": True}
+    if rows is not None:
+        config["trainable_token_indices"] = {"embed_tokens": rows, "lm_head": rows}
     save_adapter(tmp_path / "adapter", old, names, config=config, tensors=add_whole)
     adapter = f"mine={tmp_path / 'adapter'}"
     with LLM(str(tmp_path / "old"), adapter=adapter) as llm:
@@ -162,6 +172,11 @@ PEFT = {
     "mixtral router": {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
     "olmoe router": {"target_modules": ["q_proj"], "modules_to_save": ["gate"]},
     "llama whole": {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    "llama tokens": {"target_modules": ["v_proj"], "trainable_token_indices": [30, 5, 2]},
+    "llama tokens of both": {
+        "target_modules": ["v_proj"],
+        "trainable_token_indices": {"embed_tokens": [30, 5], "lm_head": [*range(12, 40)]},
+    },
     "llama more": {"target_modules": ["v_proj"], "modules_to_save": ["q_proj", "down_proj"]},
     "phi3 whole": {"target_modules": ["o_proj"], "modules_to_save": ["qkv_proj", "gate_up_proj"]},
     "llama embedding": {"target_modules": ["embed_tokens", "q_proj"]},
@@ -200,7 +215,7 @@ def test_peft_gives_the_same(case: str, tmp_path: Path) -> None:
     for name, parameter in adapted.named_parameters():
         if "lora_" in name and "magnitude" not in name:
             nn.init.normal_(parameter, 0, 0.2)
-        elif "modules_to_save" in name:
+        elif "modules_to_save" in name or "tokens_delta" in name:
             parameter.data += 0.1 * torch.randn_like(parameter)
         elif "magnitude" in name:
             parameter.data *= 1 + 0.2 * torch.rand_like(parameter)
@@ -483,6 +498,33 @@ def test_a_change_of_a_tied_head_says_what_helps(tmp_path: Path) -> None:
     unloaded.save_pretrained(tmp_path / "unloaded")
     with LLM(str(tmp_path / "unloaded")) as llm:
         assert distance(ask(llm), adapted.eval()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "words"),
+    [
+        ([3, 53], 2, "rows of model.embed_tokens.weight are not of this model"),
+        ([3, 4, 5], 2, "not those that adapter_config.json names"),
+        ([3, 3], 2, "not those that adapter_config.json names"),
+        ([3, -1], 2, "not those that adapter_config.json names"),
+        ({"lm_head": [3, 4]}, 2, "not those that adapter_config.json names"),
+        ([3, 4], 0, "not those that adapter_config.json names"),
+    ],
+)
+def test_rows_of_tokens_that_are_not_there_are_refused(
+    indices: object, count: int, words: str, tmp_path: Path
+) -> None:
+    model = save_reference("llama", tmp_path / "model")
+    name = f"base_model.model.model.embed_tokens.{_ROWS}"
+    rows = {name: torch.ones(count, 24)} if count else {}
+    config = {"trainable_token_indices": indices}
+    names = [*projections(model, "q_proj")]
+    where = tmp_path / "adapter"
+    save_adapter(where, model, names, config=config, tensors=lambda x: x.update(rows))
+    with LLM(str(tmp_path / "model")) as llm, pytest.raises(CheckpointError, match=words):
+        llm.core.adapters.load("mine", where)
+    with pytest.raises(CheckpointError, match=words):
+        convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=where)
 
 
 # What chooses experts, which is a linear layer in some versions of the library, and where those

@@ -101,6 +101,8 @@ def _check_finite(adapter: AdapterFile, tensor: str, made: Mapping[str, LoraFact
 
 def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -> bool:
     """Whether a whole tensor is what the model has anyway."""
+    if change.rows is not None:
+        return False
     for name in spellings(change.name):
         for placement in rules.placements(name)[:1]:
             is_tied_head = _is_tied_head(module, [placement])
@@ -185,7 +187,7 @@ def _turned(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
 def _factors_of_whole(
     adapter: AdapterFile, change: WholeChange, module: CausalLM, rules: RuleBook
 ) -> dict[str, LoraFactors]:
-    """The difference to a whole tensor of an adapter, as factors of full rank, by module."""
+    """The difference to a whole tensor of an adapter, or to rows of one, as factors, by module."""
     known = [(each, found) for each in spellings(change.name) if (found := rules.placements(each))]
     tensor, placements = next(iter(known), ("", ()))
     parts = [part for each in placements if (part := _changeable(module, each)) is not None]
@@ -193,6 +195,12 @@ def _factors_of_whole(
         raise adapter.changes_tied_head(change.name, is_whole=True)
     if not parts or len(parts) < len(placements):
         raise _unsupported_whole(adapter.path, change)
+    if change.rows is not None:
+        return {
+            placements[0].parameter.removesuffix(".weight"): _factors_of_tokens(
+                adapter, change, module, parts[0], is_plain=_is_plain(placements)
+            )
+        }
     size = tuple(change.numbers.shape)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
@@ -212,6 +220,51 @@ def _factors_of_whole(
         name = placement.parameter.removesuffix(".weight")
         made[name] = LoraFactors.of(a, b, is_whole=True)
     return made
+
+
+def _is_plain(placements: Sequence[Placement]) -> bool:
+    """Whether a tensor is all of one parameter, as it is stored."""
+    return all(each.cut is None and isinstance(each.transform, AsStored) for each in placements)
+
+
+def _factors_of_tokens(
+    adapter: AdapterFile,
+    change: WholeChange,
+    module: CausalLM,
+    part: Linear | Embedding,
+    *,
+    is_plain: bool,
+) -> LoraFactors:
+    """The difference to some rows of the embedding or the head, as factors of as high a rank.
+
+    Args:
+        adapter: For messages.
+        change: The rows.
+        module: The network.
+        part: What has the matrix.
+        is_plain: Whether that is stored as it is.
+    """
+    assert change.rows is not None
+    if not is_plain:
+        raise _unsupported_whole(adapter.path, change)
+    if part is module.embed_tokens and module.config.tie_word_embeddings:
+        raise _unsupported_tied_tokens(adapter.path, change)
+    weight = part.weight
+    change.check_rows(adapter.path, tuple(weight.shape))
+    rows = torch.tensor(change.rows, device=weight.device)
+    own = weight.rows(rows) if isinstance(weight, Weight) else weight[rows]
+    difference = change.numbers.to(weight.device, torch.float32) - own.float()
+    dtype = _adapter_dtype(part)
+    picking = torch.zeros(weight.shape[0], len(rows), device=weight.device)
+    picking[rows, torch.arange(len(rows), device=weight.device)] = 1
+    is_embedding = isinstance(part, Embedding)
+    a, b = (picking, difference) if is_embedding else (difference, picking.T)
+    return LoraFactors.of(
+        _contiguous_like(a, weight, dtype),
+        _contiguous_like(b, weight, dtype),
+        is_whole=True,
+        rows=rows,
+    )
 
 
 def _rows_of(
@@ -282,6 +335,16 @@ def _unsupported_tower(path: Path, change: LowRankChange) -> CheckpointError:
         expected="changes of the language model",
         hint="train it with exclude_modules or a pattern in target_modules, or merge it with "
         "PEFT's merge_and_unload()",
+    )
+
+
+def _unsupported_tied_tokens(path: Path, change: WholeChange) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: rows of {change.name[:100]} for some tokens are not supported, as the model's "
+        "head is its embedding.",
+        found="trainable_token_indices, which changes both",
+        expected="a model with a head of its own, or other changes",
+        hint="merge it with blazr convert --merge-adapter, and serve what that saves",
     )
 
 

@@ -82,15 +82,36 @@ class LowRankChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeChange:
-    """Another tensor in the place of the base model's.
+    """Another tensor in the place of the base model's, or other rows in it.
 
     Args:
         name: What the tensor is called.
-        numbers: The other one.
+        numbers: The other one, or its rows, (r, in).
+        rows: Which rows these are; None for all.
     """
 
     name: str
     numbers: Tensor
+    rows: tuple[int, ...] | None = None
+
+    def check_rows(self, path: Path, size: tuple[int, ...]) -> None:
+        """Refuse rows that the model's tensor has not, or that are of another length.
+
+        Args:
+            path: The adapter, for messages.
+            size: Of the model's tensor.
+
+        Raises:
+            CheckpointError: They do not fit.
+        """
+        assert self.rows is not None
+        if max(self.rows) >= size[0] or self.numbers.shape[1:] != size[1:]:
+            raise CheckpointError(
+                f"{path}: the rows of {self.name[:100]} are not of this model.",
+                found=f"row {max(self.rows)}, of {list(self.numbers.shape[1:])}",
+                expected=f"rows of a tensor of {list(size)}",
+                hint="a vocabulary that was enlarged is saved whole: save the embedding along",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

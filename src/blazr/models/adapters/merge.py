@@ -55,6 +55,27 @@ class StoredChange:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsChange:
+    """What becomes of a stored matrix of which some rows are replaced.
+
+    Args:
+        rows: Which.
+        numbers: The others, (r, in), float32.
+    """
+
+    rows: tuple[int, ...]
+    numbers: Tensor
+
+    def apply(self, rows: slice, numbers: Tensor) -> Tensor:
+        """Replace some of the rows of a part of the matrix, given as plain numbers."""
+        merged = numbers.float().clone()
+        for row, other in zip(self.rows, self.numbers, strict=True):
+            if rows.start <= row < rows.stop:
+                merged[row - rows.start] = other
+        return merged
+
+
+@dataclass(frozen=True, slots=True)
 class StackedChange:
     """What becomes of a stored stack of matrices, those of experts in one tensor.
 
@@ -79,12 +100,15 @@ class StackedChange:
         return torch.cat(parts)
 
 
+Change = StoredChange | RowsChange | StackedChange
+
+
 def plan_merge(
     adapter: AdapterFile,
     checkpoint: Checkpoint,
     rules: RuleBook,
     module: CausalLM,
-) -> dict[str, StoredChange | StackedChange]:
+) -> dict[str, Change]:
     """What an adapter changes in a checkpoint, by the names of its tensors.
 
     Args:
@@ -139,7 +163,7 @@ def _of_experts(
     rules: RuleBook,
     *,
     module: CausalLM,
-) -> dict[str, StoredChange | StackedChange]:
+) -> dict[str, Change]:
     """Changes of experts, by the names of the tensors that hold these, one by one or together."""
     parts: dict[str, dict[int | None, list[StoredChange]]] = {}
     for change in changes:
@@ -169,7 +193,7 @@ def _of_experts(
             stored = StoredChange(change.right.T, left.T)
         index = change.expert if own.slot is None else None
         parts.setdefault(name, {}).setdefault(index, []).append(stored)
-    found: dict[str, StoredChange | StackedChange] = {}
+    found: dict[str, Change] = {}
     for name, by_expert in parts.items():
         sums = {index: _sum_of(each) for index, each in by_expert.items()}
         height = checkpoint.tensors[name].shape[-2]
@@ -193,8 +217,8 @@ def _sum_of(changes: Sequence[StoredChange]) -> StoredChange:
 
 def _replacements(
     adapter: AdapterFile, checkpoint: Checkpoint, rules: RuleBook, *, is_tied: bool
-) -> dict[str, StoredChange]:
-    found: dict[str, StoredChange] = {}
+) -> dict[str, Change]:
+    found: dict[str, Change] = {}
     for replaced in adapter.whole:
         name = replaced.name
         if is_tied and name.endswith(_HEAD) and name not in checkpoint.tensors:
@@ -205,6 +229,10 @@ def _replacements(
             raise adapter.lacks(name)
         if info.name in found:
             raise adapter.changes_twice(name)
+        if replaced.rows is not None:  # where the head is the embedding, PEFT changes both
+            replaced.check_rows(adapter.path, info.shape)
+            found[info.name] = RowsChange(replaced.rows, replaced.numbers.float())
+            continue
         adapter.check_size(info.name, tuple(replaced.numbers.shape), info.shape)
         if is_tied and info.name.endswith(_EMBEDDING):
             _check_head_follows(adapter, replaced, checkpoint.read(info.name))
@@ -250,14 +278,18 @@ def _check_head_follows(adapter: AdapterFile, embedding: WholeChange, own: Tenso
 def _check_same_head(adapter: AdapterFile, head: WholeChange, checkpoint: Checkpoint) -> None:
     """PEFT saves a head along with an embedding that has changes, also where both are one."""
     names = [each for each in checkpoint.tensors if each.endswith(_EMBEDDING)]
-    others = [each.numbers for each in adapter.whole if each.name.endswith(_EMBEDDING)]
+    others = [
+        each.numbers
+        for each in adapter.whole
+        if each.name.endswith(_EMBEDDING) and each.rows is None
+    ]
     others += [checkpoint.read(name) for name in names[:1]]
     if not others or not torch.equal(others[0].float(), head.numbers.float()):
         raise adapter.changes_tied_head(head.name, is_whole=True)
 
 
 def _stored(
-    adapter: AdapterFile, change: LowRankChange, info: TensorInfo, before: StoredChange | None
+    adapter: AdapterFile, change: LowRankChange, info: TensorInfo, before: Change | None
 ) -> StoredChange:
     """A change of low rank, of the tensor as it is stored, or of the one that took its place."""
     adapter.check_rank(change)
@@ -266,7 +298,7 @@ def _stored(
     added = StoredChange(left, right, change.lengths(adapter.path, info.name))
     if before is None:
         return added
-    if before.right is not None:
+    if not isinstance(before, StoredChange) or before.right is not None:
         raise adapter.changes_twice(change.name)
     # PEFT saves a wrapped embedding as it was, beside its change
     return StoredChange(added.apply(slice(None), before.left), None)

@@ -35,6 +35,8 @@ _PART = re.compile(
     r"(?P<path>.+)\.(?P<part>lora_(?:embedding_)?[AB]|lora_magnitude_vector)"
     r"(?:\.(?!weight$|bias$)[^.]+)?(?:\.(?P<end>weight|bias))?"
 )
+# The rows of tokens that were trained.
+_TOKENS = re.compile(r"(?P<path>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
 _INNER = ".base_layer"  # of a module that is wrapped
 # A name of a module, or a regular expression of no power to take long: nothing repeated within what
 # is repeated, and little side by side.
@@ -48,7 +50,6 @@ _TRAIN_PLAIN = "train it as an ordinary LoRA"
 _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("lora_bias", (False,), "train it without lora_bias"),
     ("layer_replication", ((), []), "save the model whose layers are repeated, merged"),
-    ("trainable_token_indices", ((), [], {}), "train it with modules_to_save instead"),
     ("alora_invocation_tokens", ((), []), _TRAIN_PLAIN),
     ("use_qalora", (False,), _TRAIN_PLAIN),
     ("use_bdlora", (False,), _TRAIN_PLAIN),
@@ -88,7 +89,12 @@ def read_peft(directory: Path) -> AdapterFile:
     for name, numbers in read_numbers(path, header):
         match = _PART.fullmatch(name)
         if match is None:
-            whole.append(_whole(path, name, numbers))
+            tokens = _TOKENS.fullmatch(name)
+            whole.append(
+                _rows(path, config, name=tokens["path"], numbers=numbers)
+                if tokens is not None
+                else _whole(path, name, numbers)
+            )
             continue
         if match["end"] == "bias":
             raise _unsupported(path, name, "train it without lora_bias")
@@ -103,6 +109,9 @@ def read_peft(directory: Path) -> AdapterFile:
         own[match["part"]] = numbers
     if not parts and not whole:
         raise CheckpointError(f"{path} holds no tensors.", expected="lora_A and lora_B of modules")
+    indices = config.get("trainable_token_indices")
+    if indices and all(each.rows is None for each in whole):
+        raise _wrong_tokens(path, "trainable_token_indices", indices)
     changes = [
         _low_rank(path, config, scales, module=module, parts=each) for module, each in parts.items()
     ]
@@ -258,6 +267,36 @@ def _whole(path: Path, name: str, numbers: Tensor) -> WholeChange:
     own = name.removeprefix(_PREFIX)
     own = re.sub(r"\.(?:base_layer|modules_to_save(?:\.[^.]+)?)(?=\.)", "", own)
     return WholeChange(name=own, numbers=numbers)
+
+
+def _rows(path: Path, config: Mapping[str, object], *, name: str, numbers: Tensor) -> WholeChange:
+    """The rows of an embedding or a head that ``trainable_token_indices`` names, in its order.
+
+    Args:
+        path: The file, for messages.
+        config: Says which rows, of the embedding or by modules' names.
+        name: The module's.
+        numbers: The rows; not their difference, whatever PEFT calls them.
+    """
+    own = name.removeprefix(_PREFIX).replace(_INNER, "")
+    given = config.get("trainable_token_indices")
+    if isinstance(given, dict):
+        given = next((rows for key, rows in given.items() if own.endswith(key)), None)
+    is_list = isinstance(given, list) and all(
+        type(each) is int and 0 <= each < 2**31 for each in given
+    )
+    rows = tuple(given) if isinstance(given, list) and is_list else ()
+    if not rows or len(set(rows)) < len(rows) or numbers.dim() != 2 or len(numbers) != len(rows):
+        raise _wrong_tokens(path, f"{own} of {list(numbers.shape)}", given)
+    return WholeChange(name=f"{own}.weight", numbers=numbers, rows=rows)
+
+
+def _wrong_tokens(path: Path, what: str, indices: object) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: the rows of tokens are not those that {CONFIG} names.",
+        found=f"{what[:150]}, trainable_token_indices = {str(indices)[:60]}",
+        expected="trainable_tokens_delta with a row for each token of the list, each token once",
+    )
 
 
 def _unsupported(path: Path, name: str, hint: str) -> CheckpointError:

@@ -20,7 +20,7 @@ from torch import Tensor
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.core.gguf_header import Value
 from blazr.core.sizes import size_text
-from blazr.models.adapters.merge import StackedChange, StoredChange, plan_merge
+from blazr.models.adapters.merge import Change, plan_merge
 from blazr.models.adapters.peft import read_peft
 from blazr.models.checkpoint.base import (
     Checkpoint,
@@ -89,7 +89,7 @@ class _Job:
     dtype: torch.dtype
     quantization: str | None = None  # a name of WRITABLE, where there is a quantizer
     quantizer: Quantizer | None = None
-    change: StoredChange | StackedChange | None = None  # by an adapter
+    change: Change | None = None  # by an adapter
 
     @property
     def group(self) -> int:

@@ -29,6 +29,8 @@ class LoraFactors:
         gain: (out,), float32, of adapters that set the length of rows (DoRA); None for 1.
         lengths: (out,), float32, the lengths that ``gain`` gives rows of the sum; None without it.
         is_whole: Whether this is the difference to another matrix, in the place of the model's.
+        rows: (r,), int64, the rows that another one has, where the others are the model's own: one
+            of ``a`` and ``b`` picks them, and the other is their difference. None for all rows.
     """
 
     a: Tensor
@@ -37,13 +39,20 @@ class LoraFactors:
     gain: Tensor | None = None
     lengths: Tensor | None = None
     is_whole: bool = False
+    rows: Tensor | None = None
 
     @classmethod
     def of(
-        cls, a: Tensor, b: Tensor, gain: Tensor | None = None, *, is_whole: bool = False
+        cls,
+        a: Tensor,
+        b: Tensor,
+        gain: Tensor | None = None,
+        *,
+        is_whole: bool = False,
+        rows: Tensor | None = None,
     ) -> LoraFactors:
         """The factors with this ``b``, (r, out)."""
-        return cls(a, _in_groups(b), b.shape[1], gain, is_whole=is_whole)
+        return cls(a, _in_groups(b), b.shape[1], gain, is_whole=is_whole, rows=rows)
 
     @property
     def b(self) -> Tensor:
@@ -73,6 +82,11 @@ class LoraFactors:
 
     def plus(self, more: Tensor) -> LoraFactors:
         """The same with something added to the difference, (out, in), where this is a whole one."""
+        if self.rows is not None:
+            more = more[self.rows.to(more.device)]
+            if self.a.shape != more.shape:  # of an embedding ``a`` picks the rows
+                b = (self.b.float() + more).to(self.a.dtype)
+                return replace(self, groups=_in_groups(b))
         if self.a.shape == more.shape:  # one of the factors is 1, the other one the difference
             return replace(self, a=(self.a.float() + more).to(self.a.dtype))
         b = (self.b.float() + more.T).to(self.a.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from blazr import LLM
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.models.adapters.merge import StackedChange, StoredChange
+from blazr.models.adapters.merge import RowsChange, StackedChange, StoredChange
 from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
@@ -108,6 +108,44 @@ def test_whole_tensors_take_the_place_of_the_model_s(tmp_path: Path) -> None:
     found = load_file(made.path / "model.safetensors")
     assert torch.equal(found["lm_head.weight"], head)
     assert torch.equal(found["model.norm.weight"], norm)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_rows_of_some_tokens(tmp_path: Path, *, is_tied: bool) -> None:
+    """PEFT's trainable_token_indices, of the embedding and of a head that is the same."""
+    changes = {"tie_word_embeddings": is_tied}
+    model = save_reference("llama", tmp_path / "model", changes=changes)
+    numbers = torch.randn(3, 24)
+    rows = {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": numbers}
+    save_adapter(
+        tmp_path / "adapter",
+        model,
+        [*projections(model, "q_proj")],
+        config={"trainable_token_indices": [30, 5, 52]},
+        tensors=lambda tensors: tensors.update(rows),
+    )
+    made = convert(str(tmp_path / "model"), tmp_path / "out", merge_adapter=tmp_path / "adapter")
+    found = load_file(made.path / "model.safetensors")
+    expected = model.model.embed_tokens.weight.clone()
+    expected[[30, 5, 52]] = numbers
+    assert torch.equal(found["model.embed_tokens.weight"], expected)
+    assert ("lm_head.weight" in found) is not is_tied
+    if not is_tied:
+        assert torch.equal(found["lm_head.weight"], model.lm_head.weight)
+        return
+    with LLM(str(tmp_path / "model")) as llm, pytest.raises(CheckpointError) as caught:
+        llm.core.adapters.load("mine", tmp_path / "adapter")
+    assert "blazr convert --merge-adapter" in caught.value.hint
+
+
+def test_rows_are_replaced_a_tile_at_a_time() -> None:
+    whole, other = torch.randn(9, 3), torch.randn(2, 3)
+    change = RowsChange((7, 2), other)
+    expected = whole.clone()
+    expected[[7, 2]] = other
+    parts = [slice(0, 3), slice(3, 8), slice(8, 9)]
+    found = torch.cat([change.apply(part, whole[part]) for part in parts])
+    assert torch.equal(found, expected)
 
 
 def _with_parameter(name: str, rows: int, columns: int, rank: int) -> dict[str, object]:
