@@ -876,6 +876,42 @@ def test_bad_adapters_are_refused_and_the_model_goes_on(
     assert ask(llm).token_ids == expected
 
 
+def test_a_refusal_never_leads_to_another_one(tmp_path: Path) -> None:
+    """Merging by blazr was advised where it refuses the same, and by PEFT where it cannot."""
+    model = save_reference("llama", tmp_path / "model")
+    names = [*projections(model, "q_proj")]
+    save_adapter(tmp_path / "prompt", model, names, config={"peft_type": "PROMPT_TUNING"})
+    save_adapter(tmp_path / "factors", model, names, config={"peft_type": "LOHA"})
+    score = {"base_model.model.score.weight": torch.ones(3, 24)}
+    save_adapter(tmp_path / "classifier", model, names, tensors=lambda x: x.update(score))
+    at = "base_model.model.model.embed_tokens.lora_"
+    of_embedding = {f"{at}magnitude_vector": torch.ones(24)}
+    of_embedding |= {f"{at}embedding_A": torch.ones(4, 53), f"{at}embedding_B": torch.ones(24, 4)}
+    save_adapter(
+        tmp_path / "embedding",
+        model,
+        [],
+        config={"use_dora": True},
+        tensors=lambda x: x.update(of_embedding),
+    )
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "adapter_config.json").write_text('{"fine_tune_type": "lora"}')
+    save_file({"a": torch.ones(1)}, tmp_path / "mlx" / "adapters.safetensors")
+    wanted = {
+        "prompt": ("kind of adapter", "ordinary LoRA"),
+        "factors": ("kind of adapter", "PEFT's merge_and_unload"),
+        "classifier": ("no matrix 'score.weight'", ""),
+        "embedding": ("magnitudes of model.embed_tokens.weight", "PEFT's merge_and_unload"),
+        "mlx": ("mlx-lm", "mlx_lm.fuse"),
+    }
+    with LLM(str(tmp_path / "model")) as llm:
+        for name, (words, hint) in wanted.items():
+            with pytest.raises(BlazrError, match=words) as caught:
+                llm.core.adapters.load("mine", tmp_path / name)
+            assert hint in (caught.value.hint or ""), name
+            assert "--merge-adapter" not in (caught.value.hint or ""), name
+
+
 def test_numbers_of_eight_bits(tmp_path: Path) -> None:
     model = save_reference("llama", tmp_path / "model")
     one = torch.full((4, 24), 0.5)

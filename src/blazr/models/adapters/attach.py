@@ -193,6 +193,8 @@ def _factors_of_whole(
     parts = [part for each in placements if (part := _changeable(module, each)) is not None]
     if _is_tied_head(module, placements):
         raise adapter.changes_tied_head(change.name, is_whole=True)
+    if not known and not change.name.startswith(IMAGE_PREFIXES):
+        raise adapter.lacks(change.name)  # as the head of a classifier
     if not parts or len(parts) < len(placements):
         raise _unsupported_whole(adapter.path, change)
     if change.rows is not None:
@@ -420,7 +422,7 @@ def _factors_of_rows(
     a, b = (left, right) if isinstance(part, Embedding) else (right, left.T)
     dtype = _adapter_dtype(part)
     factors = LoraFactors.of(_contiguous_like(a, weight, dtype), _contiguous_like(b, weight, dtype))
-    lengths = change.lengths(path, change.name, hint=_HINT)
+    lengths = change.lengths(path, change.name)
     if lengths is not None:
         lengths = select_rows(lengths, rows).to(weight.device)
         factors = replace(factors, lengths=lengths).beside(_as_floats(weight))

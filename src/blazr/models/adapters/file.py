@@ -56,13 +56,12 @@ class LowRankChange:
         left, right = self.b.float() * self.scale, self.a.float()
         return (right.T, left.T) if self.is_flipped else (left, right)
 
-    def lengths(self, path: Path, tensor: str, *, hint: str = "") -> Tensor | None:
+    def lengths(self, path: Path, tensor: str) -> Tensor | None:
         """The lengths that rows of the sum get, (out,) float32; None leaves theirs.
 
         Args:
             path: The adapter, for messages.
             tensor: What W is called in them.
-            hint: What to try where lengths are not supported.
 
         Raises:
             CheckpointError: There is not one for each row of a projection.
@@ -75,7 +74,7 @@ class LowRankChange:
                 f"{path}: the magnitudes of {tensor[:100]} are not supported.",
                 found=f"{len(found)} numbers",
                 expected="one for each row of a projection",
-                hint=hint,
+                hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
             )
         return found
 

@@ -28,6 +28,7 @@ from blazr.models.checkpoint.base import read_json
 from blazr.models.checkpoint.safetensors import read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MLX = "adapters.safetensors"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt")
 _PREFIX = "base_model.model."
 # What a change is made of; where several adapters were in memory, the name of this one follows.
@@ -46,6 +47,11 @@ _MAX_REPEATS = 4
 
 _MERGE = "merge it with PEFT's merge_and_unload()"
 _TRAIN_PLAIN = "train it as an ordinary LoRA"
+# Kinds of adapters that are no change of weights, so that PEFT cannot merge them.
+_NOT_MERGED = (
+    *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE"),
+    *("ADAPTION_PROMPT", "XLORA", "POLY"),
+)
 # Keys that would change the result, the values that do not, and what to do.
 _REFUSED: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("lora_bias", (False,), "train it without lora_bias"),
@@ -134,6 +140,13 @@ def _release(config: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _missing(directory: Path, name: str) -> CheckpointError:
+    if name == WEIGHTS and (directory / _MLX).exists():
+        return CheckpointError(
+            f"{directory} is an adapter of mlx-lm, which has another format.",
+            found=_MLX,
+            expected=f"{WEIGHTS}, as PEFT's save_pretrained() writes it",
+            hint="merge it with mlx_lm.fuse, and serve what that saves",
+        )
     found = next((each for each in _PICKLES if (directory / each).exists()), None)
     if name == WEIGHTS and found is not None:
         return CheckpointError(
@@ -162,7 +175,7 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
             f"{path}: this kind of adapter is not supported.",
             found=f"peft_type {str(kind)[:50]!r}",
             expected="'LORA'",
-            hint=f"{_MERGE}, and serve what that saves",
+            hint=_TRAIN_PLAIN if kind in _NOT_MERGED else f"{_MERGE}, and serve what that saves",
         )
     for key, harmless, instead in _REFUSED:
         value = config.get(key)
