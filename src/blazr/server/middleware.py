@@ -195,7 +195,11 @@ class AuthMiddleware:
         config = state.config
         # where a client shows a key, a web page of another name could not
         self._checks_host = not config.uds and not config.api_keys
-        self._is_open = _matches(each for each in routes if each.is_open)
+        # a path may be a page for all, and an endpoint for those who have a key
+        self._open = {
+            method: _matches(each for each in routes if each.is_open and each.method == method)
+            for method in {each.method for each in routes if each.is_open}
+        }
         self._is_command = _matches(each for each in routes if each.is_command)
         self._needs_operator = _matches(x for x in routes if x.is_command or x.needs_operator)
         # the keys themselves are not looked at again
@@ -218,12 +222,16 @@ class AuthMiddleware:
         if scope["method"] == "POST":
             _check_site(headers, self._state.config)
         path = scope["path"]
-        if not self._is_open(path):
+        if not self._is_open(scope["method"], path):
             digest = self._check_key(headers, path)
             scope["tenant"] = digest.hex()
             scope["is_operator"] = not self._admins or digest in self._admins
             self._state.check_not_draining()
         await self._app(scope, receive, send)
+
+    def _is_open(self, method: str, path: str) -> bool:
+        matches = self._open.get("GET" if method == "HEAD" else method)
+        return matches is not None and matches(path)
 
     def _check_key(self, headers: Headers, path: str) -> bytes:
         """The digest of the key that a request shows; empty where it needs none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import ssl
 import stat
@@ -284,3 +285,15 @@ def test_a_limit_is_a_number_above_zero(value: float) -> None:
     error = raised.value
     assert error.found == repr(value)
     assert (error.expected, error.hint) == ("a finite number above 0", "leave it out for 600.0")
+
+
+def test_without_a_key_nothing_but_what_is_open_answers() -> None:
+    """Where a page is open, what else is asked of its path is not."""
+    with serving(scripted_core(), api_keys=("secret",)) as running:
+        for row in ROUTES.values():
+            path = re.sub(r"{[^}]*}", "x", row.path)
+            reply = running.client.request(row.method, path, content=b"{}")
+            assert (reply.status_code == 401) is not row.is_open, (row.method, row.path)
+            if row.is_open:
+                assert running.client.head(path).status_code != 401
+                assert running.client.post(path, content=b"{}").status_code == 401
