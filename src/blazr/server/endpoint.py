@@ -61,6 +61,9 @@ _worker = ThreadPoolExecutor(1, thread_name_prefix="blazr-large-bodies")
 # Types of decoded JSON that hold no other values.
 _LEAVES = frozenset({int, float, str, bool, NoneType})
 
+# Fields of the bodies that ask for a reply, of which each has one.
+_SAMPLING = frozenset({"temperature", "options", "parameters"})
+
 _FIELD = re.compile(r"(?:at|in) `\$\.(\w+)")
 _LONG_VALUE = re.compile(r"^(Invalid enum value '.{60}).+('(?: - at .*)?)$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`$")  # of the body itself
@@ -421,7 +424,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes) -> msgspec.Struct:
             raise HttpError(400, "the body is empty: send JSON.", code="invalid_json")
         raw.decode()  # the decoder skips unknown fields without looking at their bytes
         body: msgspec.Struct = decoder.decode(raw)
-        if not {"temperature", "options"}.isdisjoint(body.__struct_fields__):  # it generates
+        if not _SAMPLING.isdisjoint(body.__struct_fields__):
             refuse_foreign(raw, body)
     except UnicodeDecodeError:
         raise HttpError(400, "the body is not UTF-8.", code="invalid_json") from None

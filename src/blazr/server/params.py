@@ -67,6 +67,7 @@ _OBJECT = {"type": {"const": "json_object"}, "schema": _JSON_SCHEMA, "value": _J
 _NESTED = {"type": {"const": "json_schema"}, "json_schema": {"type": "object", **_WITH_SCHEMA}}
 _FLAT = {"type": {"const": "json_schema"}, "schema": _JSON_SCHEMA, "json_schema": False}
 _TGI_JSON = {"type": {"const": "json"}, "value": _JSON_SCHEMA}
+_TGI_SCHEMA = {"type": {"const": "json_schema"}, "value": {"type": "object", **_WITH_SCHEMA}}
 _TGI_REGEX = {"type": {"const": "regex"}, "value": {"type": "string"}}
 ResponseFormat = Annotated[
     dict[str, Any],
@@ -77,6 +78,7 @@ ResponseFormat = Annotated[
             {"properties": _NESTED, "required": ["type", "json_schema"]},
             {"properties": _FLAT, "required": ["type", "schema"]},
             {"properties": _TGI_JSON, "required": ["type", "value"]},
+            {"properties": _TGI_SCHEMA, "required": ["type", "value"]},
             {"properties": _TGI_REGEX, "required": ["type", "value"]},
         ]
     ),
@@ -146,7 +148,7 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     (_SAMPLE, "adaptive_target", -1),
     ("send the prompt itself", "prompt_template", 0),
     ("send the prompt to /tokenize", "return_token_ids return_tokens_as_token_ids", 0),
-    ("send top_logprobs or n_probs", "logprob_token_ids post_sampling_probs", 0),
+    ("send top_logprobs or n_probs", "logprob_token_ids post_sampling_probs top_n_tokens", 0),
     ("ask /v1/completions for logprobs", "return_logprob", 0),
     ("ask /v1/embeddings for their mean", "return_hidden_states", 0),
     ("send stop, and include_stop_str_in_output", "stop_regex no_stop_trim", 0),
@@ -167,7 +169,7 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("send the adapter's name as model", "adapter adapters lora lora_path", 0),
     ('send "truncation": "auto" to /v1/responses', "context_management", 0),
 )
-_INSIDE = ("options", "sampling_params")  # objects in which a body has more fields
+_INSIDE = ("options", "sampling_params", "parameters")  # objects in which a body has more fields
 _REFUSED = {
     name: (instead, nothing) for instead, names, nothing in _REFUSALS for name in names.split()
 }
@@ -208,8 +210,8 @@ def _advice(name: str, body: msgspec.Struct) -> str:
     for inside, others in ALIASES.items():
         if name in {inside, *others}:
             names += [inside, *others]
-    options = get_args(get_type_hints(type(body)).get("options"))
-    kinds = {"": type(body), "options.": next(iter(options), None)}
+    hints = get_type_hints(type(body))
+    kinds = {"": type(body)} | {f"{x}.": next(iter(get_args(hints.get(x))), None) for x in _INSIDE}
     for prefix, kind in kinds.items():
         known = getattr(kind, "__struct_fields__", ())
         found = next((each for each in names if each in known), None)
@@ -233,9 +235,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "typical_p": ("typ_p",),
     "seed": ("sampling_seed",),
     "stop": ("stop_sequences",),
-    "logprobs": ("top_logprobs", "n_probs"),
+    "logprobs": ("top_logprobs", "n_probs", "top_n_tokens"),
     "input": ("content", "inputs", "prompt", "texts"),
-    "prompt": ("input", "messages"),
+    "prompt": ("input", "inputs", "messages"),
     "messages": ("input", "prompt"),
     "suffix": ("input_suffix",),
     "dimensions": ("output_dimension",),
@@ -493,10 +495,10 @@ def grammar_of(
     if kind == "json_object":  # llama.cpp's server takes a schema with it, and TGI a "value"
         name = next((name for name in ("schema", "value") if name in form), None)
         return {"json_object": True} if name is None else _of_schema(form[name], param)
-    inner = form.get("json_schema", form)  # the newer API has it flat
+    value = form.get("value")  # what TGI's kinds have, of which huggingface_hub's docs tell
+    inner = form.get("json_schema", form if value is None else value)  # the newer API has it flat
     if kind == "json_schema" and isinstance(inner, Mapping) and "schema" in inner:
         return _of_schema(inner["schema"], param)
-    value = form.get("value")  # what TGI's two kinds have, of which huggingface_hub's docs tell
     if kind == "json" and value is not None:
         return _of_schema(value, param)
     if kind == "regex" and isinstance(value, str):

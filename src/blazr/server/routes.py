@@ -28,7 +28,6 @@ from blazr.server.native import (
     cache_events,
     commands,
     completion,
-    generate,
     kv_cache,
     pages,
     profile,
@@ -36,9 +35,11 @@ from blazr.server.native import (
     router,
     slots,
     status,
+    tgi,
     tokens,
     weights,
 )
+from blazr.server.native.tgi import tgi_error
 from blazr.server.ollama import catalog
 from blazr.server.ollama import embed as ollama_embed
 from blazr.server.ollama import generate as ollama_generate
@@ -176,7 +177,10 @@ _ROWS = (
     Route("POST", "/v1/responses/compact", unsupported.refuse_compact),
     _Anthropic("POST", "/v1/messages", messages.answer),
     _Anthropic("POST", "/v1/messages/count_tokens", messages.count_tokens),
-    Route("POST", "/generate", generate.generate),
+    Route("POST", "/generate", tgi.generate_either),  # SGLang, text-generation-inference
+    # text-generation-inference
+    Route("POST", "/", tgi.generate_compatibly, error=tgi_error, framing=ENDLESS_DATA),
+    Route("POST", "/generate_stream", tgi.generate_stream, error=tgi_error, framing=ENDLESS_DATA),
     _LlamaCpp("POST", "/completion", completion.complete),  # llama.cpp, here and below
     _LlamaCpp("POST", "/completions", completion.complete),
     _Any("GET", "/props", props.show_props, needs_model=True),

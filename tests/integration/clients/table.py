@@ -186,6 +186,14 @@ CLIENTS = (
         unsupported="agents on the built-in model, which is too small",
     ),
     Client(
+        "huggingface_hub",
+        "hub_inference.py",
+        "hub",
+        ("huggingface_hub==2.4.0",),
+        ("text", "stream", "json", "errors"),
+        unsupported="`best_of` and `watermark` of `text_generation`",
+    ),
+    Client(
         "Haystack",
         "haystack_generator.py",
         "sdk",

@@ -31,6 +31,7 @@ QUESTIONS = [
     {"type": "score", "levels": [{"label": "a"}, {"label": "b"}]},
 ]
 # Bodies by endpoint; those that nothing is said of here get none.
+TGI = {"details": True, "decoder_input_details": True, "top_n_tokens": 2}
 BODIES: dict[str, list[dict]] = {
     "/v1/completions": [
         {"prompt": "a", "echo": True, "logprobs": 2, "prompt_logprobs": 1},
@@ -70,7 +71,16 @@ BODIES: dict[str, list[dict]] = {
     ],
     "/v1/messages": [MESSAGES, {**MESSAGES, "stream": True}, {"messages": HELLO, "max_tokens": 2}],
     "/v1/messages/count_tokens": [{"messages": HELLO}],
-    "/generate": [{"text": "a", "sampling_params": {"max_new_tokens": 2}}, {"prompt": "a"}],
+    "/generate": [
+        {"text": "a", "sampling_params": {"max_new_tokens": 2}},
+        {"prompt": "a"},
+        {"inputs": "a", "parameters": TGI},
+    ],
+    "/": [
+        {"inputs": "a", "parameters": TGI},
+        {"inputs": "a", "stream": True, "parameters": {"details": True, "top_n_tokens": 2}},
+    ],
+    "/generate_stream": [{"inputs": "a"}, {"inputs": "a", "parameters": {"details": None}}],
     "/completion": [
         {"prompt": ["a", "b"], "n_predict": 2, "n_probs": 2, "return_tokens": True},
         {"prompt": "a", "n_predict": 2, "n_probs": 1, "stream": True},
@@ -168,6 +178,12 @@ WRONG: list[tuple[str, dict]] = [
     ("/generate", {"prompt": None}),
     ("/generate", {"prompt": "a", "text": "b"}),
     ("/generate", {"input_ids": []}),
+    ("/generate", {"prompt": "a", "inputs": "b"}),
+    ("/", {"inputs": "a", "parameters": {"best_of": 2}}),
+    ("/", {"inputs": "a", "parameters": {"watermark": True}}),
+    ("/", {"inputs": "a", "parameters": {"max_new_tokens": 0}}),
+    ("/generate_stream", {"inputs": "a", "parameters": {"truncate": 0}}),
+    ("/", {"inputs": "a", "parameters": {"grammar": {"type": "json_schema", "value": {}}}}),
     ("/v1/completions", {"prompt": []}),
     ("/v1/completions", {"prompt": [[]]}),
     ("/v1/completions", {"prompt": [-1]}),
@@ -239,6 +255,7 @@ TAKEN: list[tuple[str, dict]] = [
     ("/v1/completions", {"prompt": "a", "response_format": {"type": "regex", "value": "a"}}),
     ("/generate", {"prompt": "a", "text": None}),
     ("/generate", {"input_ids": [1]}),
+    ("/", {"inputs": "a", "parameters": {"watermark": False, "best_of": 1, "stop": []}}),
     ("/api/chat", {"messages": HELLO, "format": ""}),
     ("/api/chat", {"messages": HELLO, "format": '{"type": "object"}'}),
 ]
