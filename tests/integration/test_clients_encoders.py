@@ -519,6 +519,19 @@ def test_a_cross_encoder_puts_documents_in_order(server: Loopback, path: str) ->
     assert reply["usage"]["prompt_tokens"] == sum(len(text) + len("a cat") + 3 for text in TEXTS)
 
 
+@pytest.mark.parametrize("model", ["ranks", "vectors"])
+def test_an_encoder_s_documents_may_be_cut(server: Loopback, model: str) -> None:
+    body = {"model": model, "query": "a cat", "documents": ["a b c d " + LONG, "b"]}
+    refused = post(server, "/v2/rerank", **body)
+    assert (refused.status_code, "max_tokens_per_doc" in refused.text) == (400, True)
+    found = post(server, "/v2/rerank", **body, max_tokens_per_doc=4).json()["results"]
+    (short,) = (each for each in found if each["index"] == 0)
+    assert short["document"]["text"] == body["documents"][0]
+    cut = {**body, "documents": ["a b "]}
+    expected = post(server, "/v2/rerank", **cut).json()["results"][0]["relevance_score"]
+    assert short["relevance_score"] == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_texts_are_labelled(server: Loopback, path: str) -> None:
     reply = post(server, path, input=TEXTS, model="labels").json()

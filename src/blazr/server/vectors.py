@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from blazr.pipelines.encoders.embedder import Embedder
     from blazr.pipelines.encoders.encoder import Encoder, Gathered
+    from blazr.pipelines.jobs import Outlet
 
 MAX_INPUTS = 2048
 _OWN_IDS = "send text: ids are this model's own (LangChain: check_embedding_ctx_length=False)"
@@ -135,6 +137,35 @@ async def read_states(
         texts=texts, prompt_name=prompt_name, cut=cut_of(truncation), per_token=True
     )
     return (await _read_by(call, cast("Encoder", call.model.pipeline), request)).rows
+
+
+async def beginnings(call: Call[object], texts: Sequence[str], most: int) -> list[str]:
+    """The beginnings of texts, of so many tokens of the model's at most.
+
+    Args:
+        call: Who asks.
+        texts: The texts.
+        most: Tokens, 1 or more.
+    """
+    if isinstance(call.model, ServedPipeline):
+        encoder = cast("Encoder", call.model.pipeline)
+
+        def work(outlet: Outlet[str]) -> None:
+            for text in texts:
+                outlet.emit(encoder.beginning(text, most))
+
+        return await PipelineRun[str](call, work).result()
+    tokenizer = call.llm.tokenizer
+
+    def beginning(text: str) -> str:
+        ids = tokenizer.encode(text)
+        if len(ids) <= most:
+            return text
+        kept = tokenizer.decode(ids[:most])
+        # the last character may lack some of its tokens
+        return kept if text.startswith(kept) else kept.rstrip("\ufffd")
+
+    return await asyncio.to_thread(lambda: [beginning(text) for text in texts])
 
 
 async def _read_by(call: Call[object], encoder: Encoder, request: ReadRequest) -> Gathered:

@@ -133,11 +133,40 @@ def test_documents_come_in_order(loopback: Loopback, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"documents": []}, "documents"), ({"top_n": 0}, "top_n"), ({"top_n": -(2**70)}, "top_n")],
+    [
+        ({"documents": []}, "documents"),
+        ({"top_n": 0}, "top_n"),
+        ({"top_n": -(2**70)}, "top_n"),
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+    ],
 )
 def test_rerank_names_what_is_wrong(loopback: Loopback, body: dict, param: str) -> None:
     reply = loopback.client.post("/v1/rerank", json={"query": "q", "documents": ["a"], **body})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("method", ["labels", "embedding"])
+def test_documents_may_be_cut_to_a_number_of_tokens(loopback: Loopback, method: str) -> None:
+    """As Cohere's clients have it; the answer has them whole."""
+    body = {"query": "q", "method": method, "max_tokens_per_doc": 5}
+    documents = ["一二三四五六七", "one", LONG]
+    reply = post(loopback, "/v2/rerank", **body, documents=documents)
+    assert reply.status_code == 200, reply.text
+    results = sorted(reply.json()["results"], key=lambda each: each["index"])
+    assert [each["document"]["text"] for each in results] == documents
+    tokenizer = loopback.core.tokenizer
+    short = [tokenizer.decode(tokenizer.encode(each)[:5]).rstrip("\ufffd") for each in documents]
+    assert documents[0].startswith(short[0])
+    again = post(loopback, "/v2/rerank", query="q", method=method, documents=short).json()
+    scores = {each["index"]: each["relevance_score"] for each in again["results"]}
+    assert [each["relevance_score"] for each in results] == [scores[at] for at in range(3)]
+
+
+def test_how_long_documents_can_be_kept_is_told(loopback: Loopback) -> None:
+    reply = post(loopback, "/v1/rerank", query="q", documents=[LONG])
+    assert "max_tokens_per_doc" in reply.json()["error"]["message"]
+    reply = post(loopback, "/v1/rerank", query=LONG, documents=["a"])
+    assert "max_tokens_per_doc" not in reply.json()["error"]["message"]
 
 
 def test_too_many_documents_are_counted_as_they_were_sent(loopback: Loopback) -> None:

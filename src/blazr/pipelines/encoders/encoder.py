@@ -174,6 +174,18 @@ class Encoder(TransformersPipeline):
             raise outside_vocabulary(size)
         return str(self.tokenizer.decode(ids))
 
+    def beginning(self, text: str, most: int) -> str:
+        """The beginning of a text, of so many tokens; on the pipeline's thread."""
+        cleaned = self.clean(text)
+        if getattr(self.tokenizer, "is_fast", False):  # it knows where tokens are in the text
+            row = self.tokenizer(
+                cleaned, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            places = row["offset_mapping"]
+            return text if len(places) <= most else cleaned[: places[most - 1][1]]
+        ids = [token_id for token_id, _ in self.tokenize(text, adds_special=False)]
+        return text if len(ids) <= most else self.detokenize(ids[:most])
+
     def _tokenize(
         self, text: str | tuple[str, str], prompt: str, cut: Cut | None
     ) -> Mapping[str, list[int]]:

@@ -23,7 +23,7 @@ from blazr.server.openai.shared import CachedTokens, EmbeddingUsage, Name
 from blazr.server.params import TruncatingBody, prompt_truncation, rename_field, unix_time
 from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
-from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_texts
+from blazr.server.vectors import MAX_INPUTS, beginnings, embed_inputs, read_texts
 from blazr.text.messages import Message
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class RerankBody(TruncatingBody, kw_only=True):
     adapter: Name = None
     top_n: Annotated[int, schema_hint(minimum=1)] | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: Annotated[int, schema_hint(minimum=1)] | None = None  # Cohere's
     method: Method | None = None
     instruction: str | None = None
     example: ClassVar[Example] = {"query": "a cat", "documents": ["The cat sat.", "The sun rose."]}
@@ -143,12 +144,16 @@ async def rerank(call: Call[RerankBody]) -> RerankReply:
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     if not texts:
         raise RequestError("there is nothing to put in order.", param="documents")
-    if body.top_n is not None and body.top_n < 1:
-        found = str(body.top_n)[:20]
-        raise RequestError(
-            "top_n is out of range.", param="top_n", found=found, expected="at least 1"
-        )
-    pairs = [(body.query, text) for text in texts]
+    for name in ("top_n", "max_tokens_per_doc"):
+        value = getattr(body, name)
+        if value is not None and value < 1:
+            raise RequestError(
+                f"{name} is out of range.", param=name, found=str(value)[:20], expected="at least 1"
+            )
+    read = texts
+    if body.max_tokens_per_doc is not None:
+        read = await beginnings(call, texts, body.max_tokens_per_doc)
+    pairs = [(body.query, text) for text in read]
     with _naming("query", "documents", pairs):
         scores, usage = await _compare(call, pairs, body.method, default="labels")
     rows = [RerankRow(index, each) for index, each in enumerate(scores)]
@@ -178,6 +183,8 @@ def _naming(first: str, second: str, pairs: Sequence[tuple[str, str]]) -> Iterat
             is_long = isinstance(error, ContextLengthError) or error.found
             is_first = max(left) >= max(right) if is_long else min(left) <= min(right)
             rename_field(error, first if is_first else second)
+            if is_long and not is_first and second == "documents":
+                error.hint = "max_tokens_per_doc keeps the beginning of each"
         raise
 
 
