@@ -32,6 +32,8 @@ _SHOWN = (
     "instructions",
     "messages",
     "input",
+    "inputs",
+    "input_ids",
     "prompt",
     "input_prefix",
     "text",

@@ -44,6 +44,18 @@ def test_what_is_sampled_differently_is_the_same_prompt() -> None:
     assert shared(first, second) == len(block_names("", second))
 
 
+@pytest.mark.parametrize(
+    "field", ["prompt", "input", "inputs", "text", "content", "input_ids", "input_prefix"]
+)
+def test_a_prompt_is_looked_at_whatever_its_dialect_calls_it(field: str) -> None:
+    given: list[object] = ["a" * 2000, "b" * 2000]
+    if field == "input_ids":
+        given = [[11] * 1000, [12] * 1000]
+    first, second = ({field: each} for each in given)
+    assert shared(first, first) >= 2000 // BLOCK_BYTES
+    assert shared(first, second) == 0
+
+
 @pytest.mark.parametrize("change", [{"model": "n"}, {"adapter": "x"}, {"cache_salt": "s"}])
 def test_nothing_is_shared_across(change: dict[str, object]) -> None:
     assert shared(chat("a" * 1000), {**chat("a" * 1000), **change}) == 0
