@@ -532,6 +532,20 @@ def test_an_encoder_s_documents_may_be_cut(server: Loopback, model: str) -> None
     assert short["relevance_score"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.skipif(not HAS_GGUF, reason="gguf writes the files")
+def test_documents_are_cut_alike_by_the_tokenizer_of_a_file(server: Loopback) -> None:
+    text = "a cat sat on the mat"
+    body = {"query": "a cat", "documents": [text], "max_tokens_per_doc": 3}
+    found = [
+        post(server, "/v1/rerank", model=model, **body).json()["results"][0]
+        for model in ("hf-ranks", "file-ranks")
+    ]
+    assert found[0]["relevance_score"] == pytest.approx(found[1]["relevance_score"], abs=1e-5)
+    body.pop("max_tokens_per_doc")
+    whole = post(server, "/v1/rerank", model="hf-ranks", **body).json()["results"][0]
+    assert whole["relevance_score"] != pytest.approx(found[0]["relevance_score"], abs=1e-5)
+
+
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_texts_are_labelled(server: Loopback, path: str) -> None:
     reply = post(server, path, input=TEXTS, model="labels").json()
