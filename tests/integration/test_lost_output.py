@@ -62,13 +62,15 @@ def test_the_server_serves_and_stops_as_it_should(lost, log: str, stop: int) -> 
     port = free_port()
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     command = [sys.executable, "-m", "blazr", *words, "--memory", "24MiB", "--access-log", log]
+    # what Python has not written yet is tried again when it exits
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}  # noqa: TID251
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what the server is to inherit
     try:
         if lost is None:
-            server = subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", *command])
+            server = subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], env=env)
         else:
             with lost() as descriptor:
-                server = subprocess.Popen(command, stderr=descriptor)
+                server = subprocess.Popen(command, stderr=descriptor, env=env)
     finally:
         signal.signal(signal.SIGHUP, hangup)
     client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)

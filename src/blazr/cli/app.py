@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from difflib import get_close_matches
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +20,7 @@ from blazr.core import env, log
 from blazr.core.errors import BlazrError, ContextLengthError, RequestError
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from typer._click import Command, Context
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -110,44 +111,96 @@ def _take_any_text() -> None:
             stream.reconfigure(errors=errors)
 
 
+class _Lossy(FileIO):
+    """A file that what it cannot take goes nowhere: no reason to end, or to fail."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write what can be written; what cannot counts as written."""
+        nbytes = memoryview(data).nbytes
+        try:
+            return super().write(data) or nbytes  # None where it would have to wait
+        except OSError:
+            return nbytes
+
+
+def _let_stderr_be_lost() -> None:
+    """Let a command work on when stderr is on a full disk, or a pipe that nobody reads.
+
+    Also when Python exits, which would turn the exit code into 120.
+    """
+    if isinstance(sys.stderr, TextIOWrapper):
+        file = _Lossy(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = TextIOWrapper(
+            BufferedWriter(file),
+            encoding=sys.stderr.encoding,
+            errors=sys.stderr.errors,
+            line_buffering=True,
+            write_through=sys.stderr.write_through,
+        )
+
+
 def main() -> None:
     """Run the command line and exit: 0 is success, 1 a failure, 2 a wrong command line."""
     _replace_closed_streams()
     _take_any_text()
+    _let_stderr_be_lost()
     log.setup()
     stdout = sys.stdout
     try:
-        app(prog_name="blazr")
-    except SystemExit:
-        if sys.stdout is stdout:
-            raise
-        # Typer replaces stdout when its reader has gone (``| head``), which is no failure. What is
-        # left in the buffer goes nowhere, so that Python does not complain when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-        sys.exit(0)
+        status = _run()
+        stdout.flush()
+    except BrokenPipeError:  # its reader has gone (``| head``), which is no failure
+        status = 0
     except Exception as error:  # noqa: BLE001  (users get one screen, not a traceback)
-        shows_all = env.flag("BLAZR_DEBUG") or logging.getLogger("blazr").isEnabledFor(
-            logging.DEBUG
-        )
-        if shows_all:
-            traceback.print_exception(error)
-        if isinstance(error, BlazrError):
-            log.write_line(f"error: {error}")
-        elif isinstance(error, MemoryError):
-            log.write_line("error: the system has no memory left.")
-            log.write_line("  try       close other programs, or ask for less (--memory)")
-        elif isinstance(error, OSError) and error.errno in _FULL:
-            log.write_line("error: the disk is full.")
-            log.write_line(f"  found     {error}")
-            log.write_line("  try       make room, or write to another place")
-        elif isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
-            log.write_line("error: a file or directory cannot be used.")
-            log.write_line(f"  found     {error.strerror}: {str(error.filename)[:200]}")
-            log.write_line("  try       another one, or look who may use it")
-        else:
-            log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
-            if not shows_all:
-                log.write_line("  this is a bug; -v shows where")
-        # what the flags asked for is impossible: wrong usage, unless the text is only too long
-        is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
-        sys.exit(2 if is_usage else 1)
+        status = _show(error)
+    try:
+        stdout.flush()
+    except OSError:
+        # what is left goes nowhere, or Python would try again, complain and exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    sys.exit(status)
+
+
+def _run() -> int:
+    """Run the command that the command line names; its exit code.
+
+    Raises:
+        BrokenPipeError: Nobody reads what is printed.
+    """
+    stdout = sys.stdout
+    try:
+        app(prog_name="blazr")
+    except SystemExit as end:
+        if sys.stdout is not stdout:  # Typer has replaced it
+            raise BrokenPipeError from end
+        if isinstance(end.code, int):
+            return end.code
+        raise
+    return 0
+
+
+def _show(error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    shows_all = env.flag("BLAZR_DEBUG") or logging.getLogger("blazr").isEnabledFor(logging.DEBUG)
+    if shows_all:
+        traceback.print_exception(error)
+    if isinstance(error, BlazrError):
+        log.write_line(f"error: {error}")
+    elif isinstance(error, MemoryError):
+        log.write_line("error: the system has no memory left.")
+        log.write_line("  try       close other programs, or ask for less (--memory)")
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        log.write_line("error: the disk is full.")
+        log.write_line(f"  found     {error}")
+        log.write_line("  try       make room, or write to another place")
+    elif isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        log.write_line("error: a file or directory cannot be used.")
+        log.write_line(f"  found     {error.strerror}: {str(error.filename)[:200]}")
+        log.write_line("  try       another one, or look who may use it")
+    else:
+        log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
+        if not shows_all:
+            log.write_line("  this is a bug; -v shows where")
+    # what the flags asked for is impossible: wrong usage, unless the text is only too long
+    is_usage = isinstance(error, RequestError) and not isinstance(error, ContextLengthError)
+    return 2 if is_usage else 1

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def blazr_cli(*args: str, stdin: str = "", check: int | None = 0) -> subprocess.
     return done
 
 
+def run_blazr(
+    line: list[str], *, unbuffered: str, **more: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command whose stdout or stderr is given; other keywords are its environment."""
+    streams = {name: more.pop(name, subprocess.PIPE) for name in ("stdout", "stderr")}
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered, **more}  # noqa: TID251
+    command = [sys.executable, "-m", "blazr", *line]
+    return subprocess.run(command, env=env, timeout=60, check=False, **streams)
+
+
 @pytest.mark.smoke
 def test_help_lists_every_command() -> None:
     text = blazr_cli("--help").stdout
@@ -73,20 +84,17 @@ def test_a_mistyped_command_is_told_what_was_meant(typed: str, meant: str) -> No
     assert f"There is no command '{typed}'. Did you mean '{meant}'?" in done.stderr
 
 
-def test_a_reader_that_leaves_is_no_failure() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", [["--help"], ["--version"], ["encode", "a b c"]])
+def test_a_reader_that_leaves_is_no_failure(line: list[str], unbuffered: str) -> None:
     """As in ``blazr ... | head``: the reader is gone before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
-    for args in (["--help"], ["encode", "a b c"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "blazr", *args],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, ""), args
-    os.close(writer)
+    try:
+        done = run_blazr(line, stdout=writer, unbuffered=unbuffered)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -357,15 +365,44 @@ def test_errors_take_one_screen_and_exit_1() -> None:
     assert "Traceback" in blazr_cli("decode", "-v", "--ids", "1", "--vocab", "x", check=1).stderr
 
 
-@pytest.mark.parametrize("line", [["encode", "hi"], ["info", "nano", "--json"]])
-def test_a_full_disk_is_not_called_a_bug(line: list[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", [["--version"], ["encode", "hi"], ["info", "nano", "--json"]])
+def test_a_full_disk_is_not_called_a_bug(line: list[str], unbuffered: str) -> None:
+    """What is printed may reach the disk only when Python exits; containers have it unbuffered."""
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "blazr", *line], stdout=full, stderr=subprocess.PIPE, check=False
-        )
+        done = run_blazr(line, stdout=full, unbuffered=unbuffered)
     assert done.returncode == 1
-    assert done.stderr.decode().startswith("error: the disk is full.")
-    assert b"bug" not in done.stderr
+    told = done.stderr.decode()
+    assert told.splitlines()[0] == "error: the disk is full."
+    assert len(told.splitlines()) == 3, told
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("lost", ["full", "unread"])
+@pytest.mark.parametrize(
+    ("line", "status", "printed"),
+    [
+        (["--version"], 0, f"blazr {blazr.__version__}\n"),
+        (["list"], 0, ""),  # says on stderr that there is no model
+        (["info", "no/such/folder/"], 1, ""),
+        (["encode", "--vocab", "x", "a"], 1, ""),
+        (["generate", "--max-token"], 2, ""),
+    ],
+)
+def test_a_lost_stderr_changes_nothing_else(
+    tmp_path: Path, line: list[str], status: int, printed: str, lost: str, unbuffered: str
+) -> None:
+    """What it would say is lost; neither the output nor the exit code may go with it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if lost == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = run_blazr(line, stderr=writer, unbuffered=unbuffered, HF_HOME=str(tmp_path))
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stdout.decode()) == (status, printed)
 
 
 @pytest.mark.parametrize(
