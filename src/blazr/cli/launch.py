@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import typer
 
 from blazr.cli import options
 from blazr.cli.programs import PROGRAMS, LaunchTarget, Program
+from blazr.cli.signals import exiting_on_signals
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError
 from blazr.core.remote import auth_headers, root_url
@@ -73,7 +73,7 @@ def launch(
         _print_settings(row, args or (), url=url or DEFAULT_URL, key=api_key, model=model)
         return
     with ExitStack() as stack:
-        stack.enter_context(_exiting_on_signals())
+        stack.enter_context(exiting_on_signals())
         target = stack.enter_context(_find_or_start_server(url, api_key, model))
         if target.context is not None and target.context < SMALL_CONTEXT:
             _note(
@@ -110,21 +110,6 @@ def _print_settings(
     for name, text in settings.files.items():
         print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
     print(shlex.join([program.command, *settings.args_in(folder), *args]))
-
-
-@contextmanager
-def _exiting_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit, so that what was started is stopped, too."""
-
-    def leave(number: int, _frame: object) -> None:
-        sys.exit(128 + number)  # the status that shells give a process that a signal has ended
-
-    before = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

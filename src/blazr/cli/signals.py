@@ -1,0 +1,23 @@
+"""Signals that end a command, as exits: what it has begun is then stopped or taken away."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def exiting_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exit, so that what was started is stopped, too."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)  # the status that shells give a process that a signal has ended
+
+    before = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
