@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blazr.cli import options
+from blazr.cli.signals import exiting_on_signals
 from blazr.core.json_text import dump_json
 
 
@@ -42,7 +43,11 @@ def convert(
     from blazr.pipelines.fallback import own_networks_only
     from blazr.text.tokenizers.to_gguf import gguf_vocabulary
 
-    with own_networks_only("blazr convert", model), options.progress_bar("converting") as progress:
+    with (
+        exiting_on_signals(),
+        own_networks_only("blazr convert", model),
+        options.progress_bar("converting") as progress,
+    ):
         made = run(
             model,
             out,

@@ -199,31 +199,46 @@ def _write_directory(
     entries = dict(entry for job in jobs for entry in job.entries())
     nbytes = sum(entry.nbytes for entry in entries.values())
     _check_disk(out, nbytes)
-    with writing(out), _new_directory(out):
-        with safetensors_writer(out / "model.safetensors", entries) as writer:
-            _write_tensors(jobs, checkpoint, writer, progress)
+    with (
+        writing(out),
+        _new_directory(out),
+        safetensors_writer(out / "model.safetensors", entries) as writer,
+    ):
+        _write_tensors(jobs, checkpoint, writer, progress)
+        # before the weights get their name: what a crash leaves must not be taken for a model
         _write_config(out, checkpoint, jobs)
-        source = checkpoint.directory
-        beside = (path for pattern in _COPIED_FILES for path in sorted(source.glob(pattern)))
-        for path in filter(Path.is_file, beside):
-            copy = out / path.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, copy)
+        _copy_files(checkpoint.directory, out)
     num_quantized = sum(job.quantizer is not None for job in jobs)
     return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
 
 
+def _copy_files(source: Path, out: Path) -> None:
+    """Copy what goes with a model's weights, such as its tokenizer."""
+    beside = (path for pattern in _COPIED_FILES for path in sorted(source.glob(pattern)))
+    for path in filter(Path.is_file, beside):
+        copy = out / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
 @contextmanager
 def _new_directory(path: Path) -> Iterator[None]:
-    """Make a directory, and take it away again after an error."""
+    """Make a directory, and take it away again after an error.
+
+    One that was there is emptied: it may be a link or a volume, which cannot be made again.
+    """
     was_there = path.exists()
     path.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        shutil.rmtree(path)
-        if was_there:
-            path.mkdir()
+        for each in path.iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+        if not was_there:
+            path.rmdir()
         raise
 
 

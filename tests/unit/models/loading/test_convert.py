@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,78 @@ def test_nothing_is_left_behind_after_an_error(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(ConfigError, match="in use"):
         convert(str(source), tmp_path / "c", quantize="q8_0")
     assert (tmp_path / "c" / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (signal.SIGTERM, "converted"),
+        (signal.SIGTERM, "converted.gguf"),
+        (signal.SIGHUP, "converted"),
+        (signal.SIGINT, "converted.gguf"),
+    ],
+)
+def test_nothing_is_left_behind_after_a_signal(number: int, name: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert _end_in_the_middle(number, tmp_path, name) == 128 + number
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+@pytest.mark.parametrize("name", ["converted", "converted.gguf"])
+def test_what_is_left_behind_after_a_crash_is_no_model(name: str, tmp_path: Path) -> None:
+    assert _end_in_the_middle(signal.SIGKILL, tmp_path, name) == -signal.SIGKILL
+    left = {path.suffix for path in tmp_path.joinpath("out").rglob("*")}
+    assert ".partial" in left
+    assert left.isdisjoint({".safetensors", ".gguf"})
+
+
+def test_a_hangup_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
+    assert _end_in_the_middle(signal.SIGHUP, tmp_path, "converted", before="nohup") == 0
+    assert (tmp_path / "out" / "converted" / "model.safetensors").exists()
+
+
+def _end_in_the_middle(number: int, folder: Path, name: str, *, before: str = "") -> int:
+    """Send a signal to ``blazr convert`` when the last tensor is written; its exit status."""
+    source = tiny.save(LLAMA, folder / "source", layout="hf")
+    program = f"""
+import os, signal, sys
+from blazr.models.loading import convert
+
+def then_signal(function):
+    def run(*args):
+        function(*args)
+        os.kill(os.getpid(), {int(number)})
+    return run
+
+convert._write_config = then_signal(convert._write_config)
+convert.write_gguf = then_signal(convert.write_gguf)
+sys.argv = ["blazr", "convert", {str(source)!r}, {str(folder / "out" / name)!r}]
+from blazr.__main__ import main
+main()
+"""
+    # a parent that ignores signals leaves that to its children
+    usual = ["env", "--default-signal=HUP,INT,TERM", *before.split()]
+    command = [*usual, sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_an_empty_directory_stays_after_an_error(is_link: bool, tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    out = tmp_path / "b"
+    out.mkdir()
+    if is_link:
+        out = tmp_path / "c"
+        out.symlink_to("b")
+    place = out.stat().st_ino
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), out, progress=fail)
+    assert out.stat().st_ino == place
+    assert not [*out.iterdir()]
 
 
 def test_a_directory_gets_no_name_of_a_file(tmp_path: Path) -> None:
