@@ -197,6 +197,11 @@ def _show(error: Exception) -> int:
         log.write_line("error: a file or directory cannot be used.")
         log.write_line(f"  found     {error.strerror}: {str(error.filename)[:200]}")
         log.write_line("  try       another one, or look who may use it")
+    elif isinstance(error, RuntimeError) and "home directory" in str(error):
+        # of pathlib and platformdirs, where neither HOME nor the system's users say it
+        log.write_line("error: this user has no home directory.")
+        log.write_line(f"  found     {error}")
+        log.write_line("  try       set HOME to a directory in which this user may write")
     else:
         log.write_line(f"error: {type(error).__name__}: {str(error)[:500]}")
         if not shows_all:

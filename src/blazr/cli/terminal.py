@@ -210,7 +210,8 @@ class LineReader:
 
         history: History = InMemoryHistory()
         if not env.flag("BLAZR_NO_HISTORY"):
-            with suppress(OSError):  # no home, or one that takes nothing, as in containers
+            # no home, or one that takes nothing, as in containers
+            with suppress(OSError, RuntimeError):
                 path = user_state_path("blazr", ensure_exists=True) / "history"
                 path.touch(mode=0o600)
                 path.open("ab").close()

@@ -416,6 +416,14 @@ def test_a_path_that_cannot_be_is_not_called_a_bug(line: str) -> None:
     assert "bug" not in told
 
 
+def test_a_user_without_a_home_is_not_called_a_bug() -> None:
+    """As containers have them, which know neither HOME nor the number of the user."""
+    done = run_blazr(["list"], unbuffered="", HOME="~", HF_HOME="~/models", HF_HUB_CACHE="~/models")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: this user has no home directory.")
+    assert b"bug" not in done.stderr
+
+
 def test_no_character_is_called_a_bug() -> None:
     """Locales with another encoding than UTF-8, and files in one."""
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # noqa: TID251

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import pwd
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from blazr.cli.terminal import Screen, WordWrap
+from blazr.cli.terminal import LineReader, Screen, WordWrap
 
 TALK = """
 from tests.support.scripted import scripted_core
@@ -145,6 +146,20 @@ def test_a_place_that_takes_no_history(terminal: Terminal) -> None:
     terminal.type("\x04")
     terminal.wait(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] != 0)
     assert "error" not in terminal.shown
+
+
+def test_a_user_without_a_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers, which know neither HOME nor the number of the user."""
+
+    def unknown(number: int) -> object:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_STATE_HOME", "BLAZR_NO_HISTORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, Tty())
+    assert LineReader(("/help",)).is_interactive
 
 
 def test_a_person_talks(terminal: Terminal) -> None:
