@@ -18,12 +18,12 @@ import blazr
 from blazr.cli import COMMANDS
 from blazr.core import env, log
 from blazr.core.errors import BlazrError, ContextLengthError, RequestError
+from blazr.core.files import FULL
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from typer._click import Command, Context
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # What a path that was named may be: for somebody else, too long, on a disk that fails.
 _UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.EIO})
 _ALIASES = {"show": "info", "ls": "list"}
@@ -189,7 +189,7 @@ def _show(error: Exception) -> int:
     elif isinstance(error, MemoryError):
         log.write_line("error: the system has no memory left.")
         log.write_line("  try       close other programs, or ask for less (--memory)")
-    elif isinstance(error, OSError) and error.errno in _FULL:
+    elif isinstance(error, OSError) and error.errno in FULL:
         log.write_line("error: the disk is full.")
         log.write_line(f"  found     {error}")
         log.write_line("  try       make room, or write to another place")

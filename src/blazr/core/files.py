@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
 from tempfile import mkstemp
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk that has no room, or none for this user."""
 
 _PARTIAL = re.compile(r"tmp\w{8}\.part")  # as `mkstemp` names it; browsers have .part, too
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from blazr.core.errors import CapacityError
+from blazr.core.files import FULL
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, element_type
 from blazr.models.checkpoint.gguf import type_numbers
@@ -124,10 +125,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_full = error.errno in FULL
         raise CapacityError(
             f"{path} cannot be written.",
             found=error.strerror or str(error)[:100],
-            expected="a disk with room for it",
+            expected="a disk with room for it" if is_full else "a place where this user may write",
         ) from error
 
 

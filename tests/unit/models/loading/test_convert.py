@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -217,6 +218,18 @@ def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch) -> None:
     assert raised.value.found.startswith("2 kB are free in ")
     assert re.fullmatch(r"67\.[1-9] MB", raised.value.expected)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_place_that_takes_nothing_is_not_called_full(tmp_path: Path, monkeypatch) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # whoever runs the tests may write anywhere
+    with pytest.raises(module.CapacityError) as raised:
+        convert(str(source), tmp_path / "b")
+    assert raised.value.expected == "a place where this user may write"
 
 
 def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
