@@ -21,7 +21,7 @@ EXTENSIBLE = {
         lambda row: row.__module__,
         {
             *("app", "conversation", "model_plans", "options", "partners", "pipelines"),
-            *("programs", "terminal", "tools"),
+            *("programs", "signals", "terminal", "tools"),
         },
     ),
     "models/families": (
