@@ -108,8 +108,7 @@ def _equals_own_weight(change: WholeChange, module: CausalLM, rules: RuleBook) -
             is_tied_head = _is_tied_head(module, [placement])
             part = module.embed_tokens if is_tied_head else _module_of(module, placement.parameter)
             weight = None if part is None else part.weight
-            is_as_stored = placement.cut is None and isinstance(placement.transform, AsStored)
-            if is_as_stored and isinstance(weight, Tensor):
+            if _is_plain(placement) and isinstance(weight, Tensor):
                 own = change.numbers.to(weight.device, weight.dtype)
                 return own.shape == weight.shape and bool((own == weight).all())
     return False
@@ -198,11 +197,10 @@ def _factors_of_whole(
     if not parts or len(parts) < len(placements):
         raise _unsupported_whole(adapter.path, change)
     if change.rows is not None:
-        return {
-            placements[0].parameter.removesuffix(".weight"): _factors_of_tokens(
-                adapter, change, module, parts[0], is_plain=_is_plain(placements)
-            )
-        }
+        if not all(_is_plain(each) for each in placements):
+            raise _unsupported_whole(adapter.path, change)
+        name = placements[0].parameter.removesuffix(".weight")
+        return {name: _factors_of_tokens(adapter, change, module, parts[0])}
     size = tuple(change.numbers.shape)
     rows = _rows_of(adapter, tensor, placements, module, size=size)
     made: dict[str, LoraFactors] = {}
@@ -224,31 +222,16 @@ def _factors_of_whole(
     return made
 
 
-def _is_plain(placements: Sequence[Placement]) -> bool:
+def _is_plain(placement: Placement) -> bool:
     """Whether a tensor is all of one parameter, as it is stored."""
-    return all(each.cut is None and isinstance(each.transform, AsStored) for each in placements)
+    return placement.cut is None and isinstance(placement.transform, AsStored)
 
 
 def _factors_of_tokens(
-    adapter: AdapterFile,
-    change: WholeChange,
-    module: CausalLM,
-    part: Linear | Embedding,
-    *,
-    is_plain: bool,
+    adapter: AdapterFile, change: WholeChange, module: CausalLM, part: Linear | Embedding
 ) -> LoraFactors:
-    """The difference to some rows of the embedding or the head, as factors of as high a rank.
-
-    Args:
-        adapter: For messages.
-        change: The rows.
-        module: The network.
-        part: What has the matrix.
-        is_plain: Whether that is stored as it is.
-    """
+    """The difference to some rows of the embedding or the head, as factors of as high a rank."""
     assert change.rows is not None
-    if not is_plain:
-        raise _unsupported_whole(adapter.path, change)
     if part is module.embed_tokens and module.config.tie_word_embeddings:
         raise _unsupported_tied_tokens(adapter.path, change)
     weight = part.weight
