@@ -38,7 +38,7 @@ FAMILIES = (
     *("deepseek_v2", "deepseek_v3"),
     *("mamba", "mamba2", "bamba", "nemotron_h", "falcon_h1", "zamba2 untied", "lfm2"),
     *("qwen3_next", "qwen3_5_text", "kimi_linear", "olmo_hybrid", "lfm3", "recurrent_gemma"),
-    "zamba untied",
+    *("zamba untied", "bailing_hybrid"),
 )
 
 

@@ -33,6 +33,7 @@ from blazr.models.families.rules import (
     OURS,
     Cut,
     HeadsOfKinds,
+    Reshape,
     Rule,
     RuleBook,
     Squeeze,
@@ -245,6 +246,23 @@ def delta_names(at: str, filters: Transform, decays: Transform = AS_STORED) -> l
     ]
 
 
+def delta_module_names(at: str) -> list[Rule]:
+    """Names of the modules of transformers, which have one filter for all and a part for decays.
+
+    Args:
+        at: What they begin with.
+    """
+    return [
+        Rule(at + "conv1d.weight", queries_keys_values(MIXER, "_conv1d.weight"), Squeeze(1)),
+        *(
+            Rule(f"{at}forget_gate.{name}_proj.weight", f"{MIXER}{name}_proj.weight")
+            for name in ("f", "f_a", "f_b")
+        ),
+        Rule(at + "forget_gate.dt_bias", MIXER + "dt_bias"),
+        Rule(at + "forget_gate.A_log", MIXER + "a_log", Reshape()),
+    ]
+
+
 def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
     """What both kinds of mixer put out goes through a matrix of one name."""
     at = LAYER + "self_attn."
@@ -254,11 +272,7 @@ def _kimi_rules_of(checkpoint: Checkpoint) -> RuleBook:
         [
             *delta_names(at, Squeeze(1)),
             Rule(at + projection, MIXER + projection, p=("b", "f_a", "f_b", "g_a", "g_b")),
-            # of the library's own modules
-            Rule(at + "conv1d.weight", queries_keys_values(MIXER, "_conv1d.weight"), Squeeze(1)),
-            Rule(at + "forget_gate." + projection, MIXER + projection, p=("f_a", "f_b")),
-            Rule(at + "forget_gate.dt_bias", MIXER + "dt_bias"),
-            Rule(at + "forget_gate.A_log", MIXER + "a_log"),
+            *delta_module_names(at),
             Rule(sparse + projection, FEED + projection, p=GATE_UP_DOWN),
             Rule(sparse + "gate.e_score_correction_bias", FEED + "correction_bias"),
             Rule(

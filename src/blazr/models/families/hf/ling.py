@@ -9,7 +9,12 @@ from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import value_or
 from blazr.models.families.hf.deepseek import read_latent_attention
-from blazr.models.families.hf.delta import deepseek_words, delta_names, read_kimi_delta
+from blazr.models.families.hf.delta import (
+    deepseek_words,
+    delta_module_names,
+    delta_names,
+    read_kimi_delta,
+)
 from blazr.models.families.hf.derive import SILU, Reading, Traits, attends
 from blazr.models.families.hf.names import LAYER, attention_names, hf_rules
 from blazr.models.families.hf.rope import read_rope
@@ -29,6 +34,7 @@ from blazr.nn.layers.lightning import LightningConfig, alibi_slopes
 from blazr.nn.layers.mla import DeepseekMlaConfig
 
 _AT = LAYER + "attention."
+_MODULE = LAYER + "self_attn."  # as transformers names its modules, and PEFT their adapters
 _NAMES = [
     Rule("model.word_embeddings.weight", "embed_tokens.weight"),
     *(rule for rule in attention_names(_AT) if not rule.source.startswith(_AT + "o_proj")),
@@ -43,14 +49,23 @@ _NAMES = [
     Rule(_AT + "key_layernorm.weight", MIXER + "k_norm.weight"),
     Rule(_AT + "g_norm.weight", MIXER + "norm.weight"),
 ]
-_GATE = Rule(_AT + "g_proj.weight", MIXER + "gate_proj.weight")
+_GATE, _MODULE_GATE = (
+    Rule(at + "g_proj.weight", MIXER + "gate_proj.weight") for at in (_AT, _MODULE)
+)
 _ATTENDS = [
     *(Rule(f"{_AT}{n}.{{p}}", MIXER + "o_proj.{p}", p=PARTS) for n in ("o_proj", "dense")),
     _GATE,
 ]
-# Tensors that layers with lightning attention alone have, or with latent attention.
+_DELTA_MODULE = [
+    *delta_module_names(_MODULE),
+    Rule(_MODULE + "{p}_proj.weight", MIXER + "{p}_proj.weight", p=("b", "g")),
+    Rule(_MODULE + "o_norm.weight", MIXER + "norm.weight"),
+    Rule(_MODULE + "o_proj.weight", MIXER + "out_proj.weight"),
+]
+# Tensors that layers with lightning attention alone have, with latent attention, or with deltas.
 _LIGHTNING = r"model\.layers\.(\d+)\.attention\.g_norm\.weight"
-_LATENT = r"model\.layers\.(\d+)\.attention\.kv_a_layernorm\.weight"
+_LATENT = r"model\.layers\.(\d+)\.(?:attention|self_attn)\.kv_a_layernorm\.weight"
+_DELTA = r"model\.layers\.(\d+)\.(?:attention|self_attn\.forget_gate)\.A_log"
 
 
 def _ling_rules(checkpoint: Checkpoint) -> RuleBook:
@@ -58,8 +73,9 @@ def _ling_rules(checkpoint: Checkpoint) -> RuleBook:
     return hf_rules(
         [
             *_NAMES,
-            *rules_where(checkpoint, _LATENT, _ATTENDS),
+            *rules_where(checkpoint, _LATENT, [*_ATTENDS, _MODULE_GATE]),
             *rules_where(checkpoint, _LIGHTNING, [_GATE]),
+            *rules_where(checkpoint, _DELTA, _DELTA_MODULE),
         ]
     )
 
