@@ -128,7 +128,7 @@ def find_model(model: str, *, revision: str | None = None) -> ModelFiles:
         path = fetch_model(model, revision=revision)
         return ModelFiles(path.stem, path)
     raise CheckpointError(
-        f"no model at {model[:100]!r}.", found=_closest(model) or "nothing there", hint=_HINT
+        f"no model at {model[:100]!r}.", found=_closest(model) or _obstacle(model), hint=_HINT
     )
 
 
@@ -198,6 +198,17 @@ def _existing_path(model: str) -> Path | None:
         return path if model and path.exists() else None
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def _obstacle(model: str) -> str:
+    """Why there is nothing at a path, or nothing that can be seen."""
+    try:
+        Path(model).expanduser().stat()
+    except PermissionError as error:
+        return f"{error.strerror}: what is there cannot be seen"
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return "nothing there"
 
 
 def _closest(model: str) -> str:

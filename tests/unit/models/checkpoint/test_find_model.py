@@ -1,5 +1,6 @@
 """Paths, the built-in model and Hub ids; no test here reaches for the network."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_the_closest_name_is_proposed(typed: str, near: str) -> None:
     with pytest.raises(CheckpointError, match="no model at") as caught:
         find_model(typed)
     assert near in caught.value.found
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_path_that_may_not_be_looked_at_is_not_said_to_be_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(CheckpointError, match="no model at") as caught:
+        find_model("/secret/model")
+    assert "Permission denied" in caught.value.found
 
 
 @pytest.mark.usefixtures("cache")
