@@ -163,8 +163,11 @@ class DiskCache:
         """Whether there is a file."""
         path = self._path(item_class, name)
         try:
-            if path not in self._known and path.exists():
+            if path not in self._known:
+                path.stat()  # not exists(), which since Python 3.14 hides that a disk fails
                 self._known.add(path)
+        except FileNotFoundError:
+            return False
         except OSError as error:  # a disk that fails, a directory that may no longer be read
             self._note_error(f"{path} cannot be looked for", error)
         return path in self._known
