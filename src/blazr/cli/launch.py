@@ -154,10 +154,12 @@ def _find_server(url: str, key: str | None, model: str | None) -> LaunchTarget |
             cards = {str(each["id"]): each for each in json.loads(reply.read())["data"]}
     # what answers may be a server of another kind
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, urllib.error.HTTPError) and error.code in {401, 403}:
-            raise ConfigError(
-                "the server refuses the API key.", found=request.full_url, hint="--api-key"
-            ) from None
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            if error.code in {401, 403}:
+                raise ConfigError(
+                    "the server refuses the API key.", found=request.full_url, hint="--api-key"
+                ) from None
         return None
     name = next(iter(cards), None) if model is None else model
     if name is None or name not in cards:
