@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
-import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
-from tests.simulation.faults import Fault, parse
-from tests.simulation.run import simulate
-
-
-def _run(faults: tuple[Fault, ...] | None, seed: int) -> tuple[int, str, Counter[str], str]:
-    """A seed, its trace, how its requests ended, and what is wrong."""
-    logging.disable(logging.CRITICAL)  # faults are reported there
-    try:
-        result = simulate(seed, faults)
-    except BaseException:  # noqa: BLE001  (it is reported with its seed)
-        return seed, "", Counter(), traceback.format_exc()
-    ends: Counter[str] = Counter()
-    for how, count in result.outcomes.items():
-        ends[how.partition(": ")[2]] += count
-    ends["faults"] = len(result.hit)
-    ends["steps"] = result.steps
-    ends["preemptions"] = result.preempted
-    return seed, result.trace, ends, ""
+from tests.simulation.faults import parse
+from tests.simulation.run import run_seed
 
 
 def _say(line: str) -> None:
@@ -57,7 +39,7 @@ def main() -> int:
     total: Counter[str] = Counter()
     failed = []
     with ProcessPoolExecutor(given.workers) as pool:
-        for each in as_completed(pool.submit(partial(_run, faults), seed) for seed in seeds):
+        for each in as_completed(pool.submit(partial(run_seed, faults), seed) for seed in seeds):
             seed, trace, ends, failure = each.result()
             total += ends
             if failure:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
 import signal
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -373,3 +375,19 @@ def simulate(
     finally:
         if is_collecting:
             gc.enable()
+
+
+def run_seed(faults: tuple[Fault, ...] | None, seed: int) -> tuple[int, str, Counter[str], str]:
+    """A seed, its trace, how its requests ended, and what is wrong."""
+    logging.disable(logging.CRITICAL)  # faults are reported there
+    try:
+        result = simulate(seed, faults)
+    except BaseException:  # noqa: BLE001  (it is reported with its seed)
+        return seed, "", Counter(), traceback.format_exc()
+    ends: Counter[str] = Counter()
+    for how, count in result.outcomes.items():
+        ends[how.partition(": ")[2]] += count
+    ends["faults"] = len(result.hit)
+    ends["steps"] = result.steps
+    ends["preemptions"] = result.preempted
+    return seed, result.trace, ends, ""
