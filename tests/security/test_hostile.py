@@ -51,7 +51,7 @@ def check_error(response, status: int) -> dict:
         b'{"prompt": [true]}',
         b"{}",
         b'{"prompt": "a", "logit_bias": {"x": 1}}',
-        b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "a", "x": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
         b'{"prompt": "a", "response_format": {"a":' + b"[" * 70 + b"]" * 70 + b"}}",
         b"\xef\xbb\xbf{}",
     ],

@@ -82,7 +82,7 @@ def test_a_body_of_any_depth_is_looked_at_or_left_to_the_replica() -> None:
         front = Front(pool, ROUTES["POST /v1/completions"])
         found = [
             front._look({}, b'{"prompt": ' + b"[" * depth + b"]" * depth + b"}")
-            for depth in range(1, 1100)
+            for depth in (*range(1, 1100), 1_000_000)
         ]
     finally:
         pool.close()
