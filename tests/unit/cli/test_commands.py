@@ -410,9 +410,12 @@ def test_a_lost_stderr_changes_nothing_else(
 )
 def test_a_path_that_cannot_be_is_not_called_a_bug(line: str) -> None:
     told = blazr_cli(*line.split(), 300 * "a", check=1).stderr.partition("error: ")[2]
-    assert told.startswith(
-        "a file or directory cannot be used.\n  found     File name too long: aa"
-    )
+    assert "this is a bug" not in told
+    assert 100 * "a" in told
+    if sys.version_info < (3, 14):  # later Path.exists() and its like say no more than that
+        assert told.startswith(
+            "a file or directory cannot be used.\n  found     File name too long"
+        )
     assert "bug" not in told
 
 
