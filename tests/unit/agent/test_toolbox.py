@@ -153,6 +153,7 @@ def test_what_a_server_gets_wrong_costs_no_later_call(tmp_path: Path) -> None:
             assert call(toolbox, "look") == Outcome("look")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "arguments", ['{"a": "\\ud83d"}', '{"\\ude00": 1}', f'{{"a": {"[" * 300}{"]" * 300}}}']
 )

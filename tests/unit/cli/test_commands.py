@@ -365,6 +365,7 @@ def test_errors_take_one_screen_and_exit_1() -> None:
     assert "Traceback" in blazr_cli("decode", "-v", "--ids", "1", "--vocab", "x", check=1).stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", [["--version"], ["encode", "hi"], ["info", "nano", "--json"]])
 def test_a_full_disk_is_not_called_a_bug(line: list[str], unbuffered: str) -> None:
@@ -377,6 +378,7 @@ def test_a_full_disk_is_not_called_a_bug(line: list[str], unbuffered: str) -> No
     assert len(told.splitlines()) == 3, told
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("lost", ["full", "unread"])
 @pytest.mark.parametrize(
@@ -405,6 +407,7 @@ def test_a_lost_stderr_changes_nothing_else(
     assert (done.returncode, done.stdout.decode()) == (status, printed)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "line", ["decode 1 --vocab", "convert nano", "serve --files-dir", "generate hi --cache-dir"]
 )

@@ -131,6 +131,7 @@ def test_nothing_is_left_behind_after_an_error(tmp_path: Path, monkeypatch) -> N
     assert (tmp_path / "c" / "file").read_text() == "mine"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("number", "name"),
     [
