@@ -143,7 +143,8 @@ async def read_file(call: Call[None]) -> FileContent:
     """What is in a file."""
     store = _jobs(call).store
     file = store.find(call.tenant, call.path["id"])
-    return FileContent(store.path_of(file.id))
+    # starlette guesses by the name, each release otherwise
+    return FileContent(store.path_of(file.id), media_type=FileContent.media_type)
 
 
 async def delete_file(call: Call[None]) -> FileDeleted:
