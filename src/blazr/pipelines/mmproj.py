@@ -23,6 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.core.errors import BlazrError, CheckpointError
+from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.core.table import Table
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.checkpoint.open import find_mmproj, find_model
@@ -608,10 +609,10 @@ def open_mmproj(path: Path, language_model: CausalLM) -> Projector:
         UnknownNameError: Files of its kind are not read.
     """
     header = read_header(path)
-    if header.metadata.get("general.architecture") != "clip":
+    if header.metadata.get(ARCHITECTURE_KEY) != "clip":
         raise CheckpointError(
             f"{path.name} is no mmproj file.",
-            found=f"architecture {str(header.metadata.get('general.architecture'))[:50]!r}",
+            found=f"architecture {str(header.metadata.get(ARCHITECTURE_KEY))[:50]!r}",
             expected="'clip'",
         )
     keys = ("clip.projector_type", "clip.vision.projector_type")

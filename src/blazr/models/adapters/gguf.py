@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError, ConfigError
-from blazr.core.gguf_header import Value
+from blazr.core.gguf_header import ARCHITECTURE_KEY, Value
 from blazr.models.adapters.file import (
     AdapterFile,
     LowRankChange,
@@ -29,7 +29,6 @@ from blazr.models.families.gguf.architectures import ARCHITECTURES, written_name
 from blazr.models.families.gguf.as_file import architecture_of
 from blazr.models.families.rules import RuleBook
 
-_ARCHITECTURE = "general.architecture"
 _ALPHA = "adapter.lora.alpha"
 _ENDS = (".lora_a", ".lora_b")
 _EMBEDDING = "token_embd.weight"
@@ -62,8 +61,8 @@ def read_gguf(path: Path) -> AdapterFile:
         raise CheckpointError(f"{path} holds no tensors.", expected=" and ".join(_ENDS))
     return AdapterFile(
         path=path,
-        base=str(metadata.get("general.base_model.0.name") or metadata[_ARCHITECTURE])[:300],
-        architecture=str(metadata[_ARCHITECTURE])[:100],
+        base=str(metadata.get("general.base_model.0.name") or metadata[ARCHITECTURE_KEY])[:300],
+        architecture=str(metadata[ARCHITECTURE_KEY])[:100],
         fingerprint=hash_of(path.read_bytes()),
         low_rank=tuple(_change(path, name, pair, alpha) for name, pair in parts.items()),
         nbytes=sum(info.nbytes for info in header.tensors.values()),
@@ -80,12 +79,12 @@ def _rules_for_peft(metadata: Mapping[str, Value], adapter: AdapterFile) -> Rule
     Raises:
         CheckpointError: The names in the file's architecture differ from model to model.
     """
-    row = ARCHITECTURES[str(metadata[_ARCHITECTURE])]
+    row = ARCHITECTURES[str(metadata[ARCHITECTURE_KEY])]
     name = next(iter(row.families or row.read_by.values())).partition(" ")[0]
     if row.is_folded or row.is_hybrid:
         raise CheckpointError(
             f"{adapter.path}: PEFT adapters are not supported beside such a GGUF file.",
-            found=f"{_ARCHITECTURE} {metadata[_ARCHITECTURE]!r}",
+            found=f"{ARCHITECTURE_KEY} {metadata[ARCHITECTURE_KEY]!r}",
             hint="convert the adapter with llama.cpp's convert_lora_to_gguf.py",
         )
     return FAMILIES[name].rules
@@ -114,12 +113,12 @@ def rules_for_adapter(
     """
     if not adapter.architecture:
         return _rules_for_peft(metadata, adapter) if metadata else rules
-    own = metadata.get(_ARCHITECTURE) if metadata else architecture_of(family, config)
+    own = metadata.get(ARCHITECTURE_KEY) if metadata else architecture_of(family, config)
     row = ARCHITECTURES.get(adapter.architecture)
     if own != adapter.architecture or row is None:
         raise CheckpointError(
             f"{adapter.path}: the adapter is of another model.",
-            found=f"{_ARCHITECTURE} {adapter.architecture!r}",
+            found=f"{ARCHITECTURE_KEY} {adapter.architecture!r}",
             expected=repr(own) if own else f"a PEFT adapter, as for other {family} models",
         )
     if metadata:
@@ -127,7 +126,7 @@ def rules_for_adapter(
     if row.is_folded:  # what it changes was multiplied, as the matrices of such files are
         raise CheckpointError(
             f"{adapter.path}: the adapter fits the model's GGUF file alone.",
-            found=f"{_ARCHITECTURE} {adapter.architecture!r}, whose files are scaled",
+            found=f"{ARCHITECTURE_KEY} {adapter.architecture!r}, whose files are scaled",
             hint="serve that file, or the adapter as PEFT saved it",
         )
     return written_names(row, config)
@@ -153,11 +152,11 @@ def _check_metadata(path: Path, metadata: Mapping[str, Value]) -> float:
             hint="train it as an ordinary LoRA",
         )
     alpha = metadata.get(_ALPHA, 0.0)
-    own = metadata.get(_ARCHITECTURE)
+    own = metadata.get(ARCHITECTURE_KEY)
     if not isinstance(own, str) or not own or not isinstance(alpha, float):
         raise ConfigError(
             f"{path} does not say what it is an adapter of, or how it is scaled.",
-            expected=f"{_ARCHITECTURE}, a text, and {_ALPHA}, a number",
+            expected=f"{ARCHITECTURE_KEY}, a text, and {_ALPHA}, a number",
         )
     return alpha
 

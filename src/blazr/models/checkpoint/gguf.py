@@ -18,7 +18,13 @@ from struct import calcsize
 from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
-from blazr.core.gguf_header import GgufHeader, TensorEntry, Value, read_gguf_header
+from blazr.core.gguf_header import (
+    ARCHITECTURE_KEY,
+    GgufHeader,
+    TensorEntry,
+    Value,
+    read_gguf_header,
+)
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Checkpoint,
@@ -161,7 +167,7 @@ def _numbers(path: Path, header: GgufHeader) -> Iterator[NumberInfo]:
     Raises:
         CheckpointError: There are more of them than there could be layers.
     """
-    architecture = str(header.metadata.get("general.architecture"))
+    architecture = str(header.metadata.get(ARCHITECTURE_KEY))
     num_layers = header.metadata.get(f"{architecture}.block_count")
     for key, shape in NUMBERS.get(architecture, {}).items():
         values = header.metadata.get(key)
@@ -275,7 +281,7 @@ def _tensor_info(path: Path, entry: TensorEntry, header: GgufHeader) -> TensorIn
 
 def as_llama_cpp(header: Header) -> Header:
     """A header in the words of llama.cpp's converter; its own come back as they are."""
-    name = header.metadata.get("general.architecture")
+    name = header.metadata.get(ARCHITECTURE_KEY)
     if not isinstance(name, str):
         return header
     dialect = OLLAMA_DIALECTS.get(name, OllamaDialect(name))
@@ -294,7 +300,7 @@ def as_llama_cpp(header: Header) -> Header:
         if key.startswith(begin)
     }
     metadata = {k: value for k, value in header.metadata.items() if not k.startswith(begin)}
-    metadata["general.architecture"] = ours
+    metadata[ARCHITECTURE_KEY] = ours
     if dialect.pre_tokenizer and metadata.get(_PRE_TOKENIZER, "") in _UNRECOGNISED:
         metadata[_PRE_TOKENIZER] = dialect.pre_tokenizer
     keys = {**dialect.defaults, **_keys_of_ollama(own, _OLLAMA_KEYS), **own}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import BlazrError, ConfigError
-from blazr.core.gguf_header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Value
+from blazr.core.gguf_header import ALIGNMENT_KEY, ARCHITECTURE_KEY, DEFAULT_ALIGNMENT, Value
 from blazr.models.causal_lm import CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
@@ -173,7 +173,7 @@ def plan_gguf(planned: PlannedModel, policy: QuantizePolicy, dtype: str) -> Gguf
     row = ARCHITECTURES[name]
     target = as_gguf(config, row)
     own = {f"{name}.{key}": value for key, value in metadata_of(target, row).items()}
-    metadata = {"general.architecture": name, "general.name": planned.name, **own}
+    metadata = {ARCHITECTURE_KEY: name, "general.name": planned.name, **own}
     metadata |= _numbers(planned, name)
     plan = GgufPlan(metadata, tuple(_jobs(planned, name, target, dtype)), _factors(target))
     draft = _read_back(plan, target)

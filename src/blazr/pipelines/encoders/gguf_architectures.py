@@ -15,6 +15,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from blazr.core.errors import CheckpointError
+from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.core.table import Table
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class EncoderFile:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.architecture = str(checkpoint.metadata.get("general.architecture"))
+        self.architecture = str(checkpoint.metadata.get(ARCHITECTURE_KEY))
         self.row: GgufEncoder = ENCODERS[self.architecture]
         if self.row.without_types is not None and not self.has("token_types.weight"):
             self.row = self.row.without_types

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from blazr.core.errors import RequestError
+from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.pipelines.kinds import AUDIO, COMPLETION, EMBEDDING, VISION
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
@@ -187,7 +188,7 @@ async def show(call: Call[ShowBody]) -> ShownModel:
     tag = _tag(call, slot, untagged(call.body.model or "", slot.adapters))
     info = model.info
     facts: dict[str, str | int] = {
-        "general.architecture": info.family,
+        ARCHITECTURE_KEY: info.family,
         "general.parameter_count": info.num_parameters,
     }
     if info.max_seq_len is not None:

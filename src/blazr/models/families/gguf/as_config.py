@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from statistics import NormalDist
 
 from blazr.core.errors import CheckpointError, ConfigError, ShapeError
+from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families.base import ConfigReader, value_or
 from blazr.models.families.gguf.architectures import ARCHITECTURES
@@ -164,7 +165,7 @@ class GgufFile:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        name = checkpoint.metadata.get("general.architecture")
+        name = checkpoint.metadata.get(ARCHITECTURE_KEY)
         row = ARCHITECTURES.get(name) if isinstance(name, str) else None
         if row is None:
             raise ConfigError(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from blazr.core.errors import ConfigError, ShapeError
+from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.models.causal_lm import ModelConfig
 from blazr.models.checkpoint.base import Checkpoint
 from blazr.models.families import FAMILIES
@@ -94,7 +95,7 @@ def _derive(checkpoint: Checkpoint) -> Derivation:
         logits_scaling=scale or config.logits_scaling,
         logit_softcap=file.number("final_logit_softcapping", 0.0) or None,
     )
-    name = Derived("architecture", file.architecture, "the metadata: general.architecture")
+    name = Derived("architecture", file.architecture, f"the metadata: {ARCHITECTURE_KEY}")
     return Derivation(
         config,
         (name, *derived.values),
@@ -444,7 +445,7 @@ def unused_beginnings(file: GgufFile) -> tuple[str, ...]:
 
 GGUF = Family(
     name="gguf",
-    matches=lambda checkpoint: "general.architecture" in checkpoint.metadata,
+    matches=lambda checkpoint: ARCHITECTURE_KEY in checkpoint.metadata,
     derive=_derive,
     rules=gguf_names(Architecture()),
     ignored=(ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS),
