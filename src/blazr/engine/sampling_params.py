@@ -285,7 +285,7 @@ class SamplingParams:
             object.__setattr__(self, "max_tokens", None)
 
     def _check_ranges(self) -> None:
-        for name, low, high in RANGES:
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is None:
                 continue
@@ -411,33 +411,34 @@ _LISTS: Mapping[str, tuple[Any, str]] = {
 }
 """What the lists are of."""
 
-RANGES = (
-    ("temperature", 0, 2),
-    ("top_p", 0, 1),
-    ("top_k", 0, 2**31 - 1),
-    ("min_p", 0, 1),
-    ("repetition_penalty", 0.01, 100),  # scores divided by less could become infinite
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-    ("repeat_last_n", -1, 2**31 - 1),
-    ("typical_p", 0, 1),
-    ("top_n_sigma", -1, 1000),
-    ("xtc_probability", 0, 1),
-    ("xtc_threshold", 0, 1),
-    ("mirostat", 0, 2),
-    ("mirostat_tau", 0, 100),
-    ("mirostat_eta", 0, 1),
-    ("dry_multiplier", 0, 100),
-    ("dry_base", 1, 10),
-    ("dry_allowed_length", 0, 2**31 - 1),
-    ("dry_penalty_last_n", -1, 2**31 - 1),
-    ("seed", -(2**63), 2**64 - 1),
-    ("max_tokens", 0, 2**31 - 1),
-    ("min_tokens", 0, 2**31 - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("n", 1, MAX_CHOICES),
-)
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),  # scores divided by less could become infinite
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repeat_last_n": (-1, 2**31 - 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-1, 1000),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0, 100),
+    "mirostat_eta": (0, 1),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 10),
+    "dry_allowed_length": (0, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "max_tokens": (0, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "n": (1, MAX_CHOICES),
+}
+"""The least and the greatest value of each number, both included."""
 
 
 def _are(kind: Any, values: Iterable[object]) -> bool:

@@ -25,7 +25,6 @@ _GGUF_NAMES = {
 # llama.cpp's numbers; what ranks looks at the last token, too.
 _NONE = 0
 _POOLINGS: Mapping[int, Pooling] = {1: "mean", 3: "last", 4: "last"}
-_RANGES = {name: (low, high) for name, low, high in RANGES}
 
 
 def sampling_defaults(
@@ -94,9 +93,8 @@ def own_pooling(metadata: Mapping[str, object]) -> tuple[Pooling, bool]:
 def _is_in_range(name: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    low, high = _RANGES[name]
+    low, high = RANGES[name]
     # before anything is computed of it: JSON has ints that no float can be; NaN is in no range
     if not low <= value <= high:
         return False
-    is_whole = name != "top_k" or value == int(value)
-    return is_whole and (name != "repetition_penalty" or value > 0)
+    return name != "top_k" or value == int(value)

@@ -32,7 +32,6 @@ _DIALECTS = {
     "native": "blazr",
 }
 _NUMBERS = {"integer", "number"}
-_BOUNDS = {name: (low, high) for name, low, high in RANGES}
 # Sampling parameters by what dialects call them.
 _NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 # What each sampling parameter does, from where that is written.
@@ -241,7 +240,7 @@ def _explain(field: str, schema: Schema) -> None:
     for choice in schema.get("anyOf", [schema]):
         if choice.get("type") not in _NUMBERS:
             continue
-        low, high = _BOUNDS.get(name, (None, None))
+        low, high = RANGES.get(name, (None, None))
         bounds = {"minimum": _LOWEST.get(field, low), "maximum": high}
         for key, bound in bounds.items():
             if bound is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from random import Random
 
 import pytest
@@ -111,7 +112,7 @@ _FILTERS = {
     name: st.sampled_from([low, high, (low + high) // 2]) | st.integers(low, high)
     if name in {"top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"}
     else st.sampled_from([low, high, max(low, 1e-320), max(low, 1e-9)]) | st.floats(low, high)
-    for name, low, high in RANGES[: [name for name, *_ in RANGES].index("seed")]
+    for name, (low, high) in takewhile(lambda row: row[0] != "seed", RANGES.items())
     if name != "mirostat"
 } | {"mirostat": st.sampled_from([0, 2])}
 
