@@ -243,15 +243,15 @@ class SamplingParams:
                 given = (given,)
             elif isinstance(given, Array):
                 given = given.tolist()
-            if not isinstance(given, Iterable) or not _are(kind, values := tuple(given)):
+            if not isinstance(given, Iterable) or not are_all(kind, values := tuple(given)):
                 _refuse(name, repr(given), expected)
             object.__setattr__(self, name, values)
         for name in _FLAGS:
             if getattr(self, name) not in (True, False):  # "no" would count as true
                 _refuse(name, repr(getattr(self, name)), "True or False")
         bias = self.logit_bias
-        are_numbers = isinstance(bias, Mapping) and _are(Real, bias.values())
-        if bias != {} and not (are_numbers and _are(Integral, bias)):
+        are_numbers = isinstance(bias, Mapping) and are_all(Real, bias.values())
+        if bias != {} and not (are_numbers and are_all(Integral, bias)):
             _refuse("logit_bias", repr(bias), "{id of a token: number}")
         if self.grammar is not None and not isinstance(self.grammar, Mapping):
             _refuse("grammar", repr(self.grammar), '{"json_schema": {...}}, {"regex": "..."}, ...')
@@ -441,7 +441,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
 """The least and the greatest value of each number, both included."""
 
 
-def _are(kind: Any, values: Iterable[object]) -> bool:
+def are_all(kind: type, values: Iterable[object]) -> bool:
     """Whether all are of a kind; of many values hardly more are looked at than there are types."""
     return all(issubclass(each, kind) for each in set(map(type, values)))
 

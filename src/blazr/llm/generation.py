@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, cast
 
 from blazr.core.errors import RequestError
 from blazr.engine.request import Pooling
-from blazr.engine.sampling_params import Array, DefaultInt, SamplingParams
+from blazr.engine.sampling_params import Array, DefaultInt, SamplingParams, are_all
 from blazr.text.images import (
     Image,
     Sound,
@@ -181,10 +181,11 @@ def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [as_prompt(prompts)]
-    items = _listed(prompts)
-    if items and _are_ids(items):
-        return [list(map(int, items))]
-    return [as_prompt(item) for item in items]
+    items = _items(prompts)
+    if items is None:
+        raise _no_prompt(prompts)
+    ids = _ids(items)
+    return [ids] if ids else [as_prompt(item) for item in items]
 
 
 def as_prompt(prompt: object) -> Prompt:
@@ -197,23 +198,26 @@ def as_prompt(prompt: object) -> Prompt:
         prompt = _in_dictionary(prompt)
     if isinstance(prompt, str):
         return prompt
-    ids = _listed(prompt)
-    if not _are_ids(ids):
+    ids = _ids(_items(prompt))
+    if ids is None:
         raise _no_prompt(prompt)
-    return list(map(int, ids))
+    return ids
 
 
-def _listed(given: object) -> list[Any]:
-    """The items of a list, an array or a tensor, of which numpy's become Python's."""
+def _items(given: object) -> list[Any] | None:
+    """The items of a list, an array or a tensor, of which numpy's become Python's; else None."""
     if isinstance(given, Array):
         given = given.tolist()
-    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
-        raise _no_prompt(given)
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | bytearray):
+        return None
     return list(given)
 
 
-def _are_ids(items: Iterable[object]) -> bool:
-    return all(issubclass(each, Integral) for each in set(map(type, items)))
+def _ids(items: list[Any] | None) -> list[int] | None:
+    """Token ids as integers of Python's; None for anything else."""
+    if items is None or not are_all(Integral, items):
+        return None
+    return list(map(int, items))
 
 
 def _no_prompt(found: object) -> RequestError:
@@ -231,18 +235,15 @@ def as_token_ids(given: object) -> list[int]:
     Raises:
         RequestError: They are something else.
     """
-    listed = given.tolist() if isinstance(given, Array) else given
-    if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
-        listed = [None]
-    items = list(listed)
-    if not _are_ids(items):
+    ids = _ids(_items(given))
+    if ids is None:
         raise RequestError(
             "token ids cannot be read.",
             param="token_ids",
             found=f"{given!r:.80}",
             expected="a list of whole numbers, as llm.tokenizer.encode(text) returns it",
         )
-    return list(map(int, items))
+    return ids
 
 
 def _in_dictionary(prompt: Mapping[str, object]) -> object:
