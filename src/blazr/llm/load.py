@@ -28,7 +28,6 @@ from blazr.text.tokenizers.choose import find_tokenizer, load_tokenizer
 from blazr.text.tool_calls.choose import choose_tool_format
 
 if TYPE_CHECKING:
-    from blazr.core.gguf_header import Value
     from blazr.engine.ranks.processes import RankProcesses
     from blazr.models.loading.load import LoadedModel, Progress
     from blazr.nn.device import Device
@@ -328,7 +327,7 @@ def _load_tokenizer(
         directory=loaded.directory,
         vocab=options.vocab,
         vocab_size=vocab_size,
-        metadata=_gguf_of(loaded),
+        metadata=loaded.gguf,
         declared=declared if isinstance(declared, str) else None,
     )
     tokenizer = load_tokenizer(choice)
@@ -340,7 +339,7 @@ def _load_tokenizer(
         family=loaded.family,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        metadata=_gguf_of(loaded),
+        metadata=loaded.gguf,
         # calls that are left in the text are still shown as the model knows them
         tool_parser=None if options.tool_parser == "none" else options.tool_parser,
         reasoning_parser=options.reasoning_parser,
@@ -351,12 +350,11 @@ def _load_tokenizer(
 def _model_info(
     loaded: LoadedModel | FallbackModel, options: LoadOptions, *, device: str
 ) -> ModelInfo:
-    from blazr.models.loading.load import LoadedModel
     from blazr.nn.quant.weight import stored_weights
 
     weights = list(stored_weights(loaded.module))
     directory = loaded.directory
-    pooling, ends_vectors = own_pooling(_gguf_of(loaded))
+    pooling, ends_vectors = own_pooling(loaded.gguf)
     return ModelInfo(
         name=loaded.name,
         family=loaded.family,
@@ -367,17 +365,9 @@ def _model_info(
         device=device,
         adds_bos=loaded.family not in _FAMILIES_WITHOUT_BOS,
         stop_ids=frozenset(sidecars.eos_ids(directory) if directory is not None else ()),
-        # what transformers runs has a context by its config, and keeps its caches to itself
-        is_unbounded=isinstance(loaded, LoadedModel) and loaded.is_unbounded,
-        is_recurrent=isinstance(loaded, LoadedModel) and loaded.is_recurrent,
-        sampling=sampling_defaults(directory, _gguf_of(loaded)),
+        is_unbounded=loaded.is_unbounded,
+        is_recurrent=loaded.is_recurrent,
+        sampling=sampling_defaults(directory, loaded.gguf),
         pooling=pooling,
         ends_vectors=ends_vectors,
     )
-
-
-def _gguf_of(loaded: LoadedModel | FallbackModel) -> Mapping[str, Value]:
-    """The metadata of a GGUF file; empty for models of other files."""
-    from blazr.models.loading.load import LoadedModel
-
-    return loaded.gguf if isinstance(loaded, LoadedModel) else {}

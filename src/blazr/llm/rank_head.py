@@ -88,7 +88,7 @@ def read_rank_head(loaded: LoadedModel | FallbackModel) -> RankHead | None:
     from blazr.models.loading.load import LoadedModel
     from blazr.pipelines.network import decoded
 
-    template = loaded.gguf.get(_TEMPLATE) if isinstance(loaded, LoadedModel) else None
+    template = loaded.gguf.get(_TEMPLATE)
     if not isinstance(loaded, LoadedModel) or not isinstance(template, str):
         return None
     checkpoint = open_checkpoint(loaded.path)

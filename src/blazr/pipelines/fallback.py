@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from blazr.pipelines.network import load_without_code, network_from
 from blazr.pipelines.padded import PaddedBatch, cache_name, can_join, join
 
 if TYPE_CHECKING:
+    from blazr.core.gguf_header import Value
     from blazr.engine.config import EngineConfig
     from blazr.engine.sequence import Sequence as RunningSequence
     from blazr.models.checkpoint.base import Checkpoint
@@ -79,6 +80,11 @@ class FallbackModel:
     metadata: Mapping[str, object]
     vocab_size: int
     max_seq_len: int
+
+    # as a LoadedModel says it: transformers has a context by its config, and caches of its own
+    gguf: ClassVar[Mapping[str, Value]] = {}
+    is_unbounded: ClassVar[bool] = False
+    is_recurrent: ClassVar[bool] = False
 
     @property
     def num_parameters(self) -> int:

@@ -32,7 +32,7 @@ def load_media_encoder(
         ConfigError: Such a file was asked for, and the model is of other files.
         BlazrError: It was asked for, and cannot be read.
     """
-    if mmproj is not None and (isinstance(loaded, FallbackModel) or not loaded.gguf):
+    if mmproj is not None and not loaded.gguf:
         raise ConfigError(
             "only a GGUF model has its part that sees in a file of its own.",
             found=f"mmproj {mmproj!r:.80}",
