@@ -38,7 +38,7 @@ SMALL_CONTEXT = 16_384  # with less, an agent's instructions alone may not fit
 def launch(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, aider or open-webui."),
+        typer.Argument(metavar="PROGRAM", help=f"One of {', '.join(PROGRAMS)}."),
     ],
     args: Annotated[
         list[str] | None,
@@ -67,8 +67,8 @@ def launch(
     """Run a coding agent or a chat page on a model here, with address, key and context set."""
     row = PROGRAMS[program]
     model = options.named_model(model, None)
-    if not print_only and shutil.which(row.command) is None:
-        raise ConfigError(f"{row.command} is not installed.", hint=row.install)
+    if not print_only and shutil.which(row.name) is None:
+        raise ConfigError(f"{row.name} is not installed.", hint=row.install)
     if print_only:
         _print_settings(row, args or (), url=url or DEFAULT_URL, key=api_key, model=model)
         return
@@ -84,7 +84,7 @@ def launch(
         folder = stack.enter_context(TemporaryDirectory(prefix="blazr-launch-"))
         for name, text in settings.files.items():
             (Path(folder) / name).write_text(text, "utf-8")
-        command = [row.command, *settings.args_in(folder), *(args or [])]
+        command = [row.name, *settings.args_in(folder), *(args or [])]
         process = subprocess.Popen(command, env=env.inherited(**settings.env))
         stack.callback(_stop, process)
         # Ctrl+C reaches the program too, which decides what it means
@@ -109,7 +109,7 @@ def _print_settings(
         print(f"export {name}={shlex.quote(value)}")
     for name, text in settings.files.items():
         print(f"mkdir -p {folder} && cat > {folder}/{name} <<'END'\n{text}\nEND")
-    print(shlex.join([program.command, *settings.args_in(folder), *args]))
+    print(shlex.join([program.name, *settings.args_in(folder), *args]))
 
 
 @contextmanager

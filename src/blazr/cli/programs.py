@@ -53,17 +53,17 @@ class LaunchSettings:
         return [each.replace("{files}", folder) if self.files else each for each in self.args]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Program:
     """A program that can be launched.
 
     Args:
-        command: What it is called on the command line.
+        name: What it is called, as a command, too.
         install: How it is installed.
         settings: What tells it of a server.
     """
 
-    command: str
+    name: str
     install: str
     settings: Callable[[LaunchTarget], LaunchSettings]
 
@@ -149,23 +149,17 @@ def open_webui(target: LaunchTarget) -> LaunchSettings:
         "DEFAULT_MODELS": target.model,
         "TASK_MODEL_EXTERNAL": target.model,
     }
-    # its own port is ours too
+    # by itself it takes port 8080, as blazr serve does
     return LaunchSettings(env=env, args=["serve", "--port", "3000"])
 
 
-PROGRAMS: Table[Program] = Table(
+PROGRAMS: Table[Program] = Table.of(
     "program",
-    {
-        "claude": Program(
-            command="claude", install="npm install -g @anthropic-ai/claude-code", settings=claude
-        ),
-        "codex": Program(command="codex", install="npm install -g @openai/codex", settings=codex),
-        "opencode": Program(
-            command="opencode", install="npm install -g opencode-ai", settings=opencode
-        ),
-        "aider": Program(command="aider", install="pip install aider-chat", settings=aider),
-        "open-webui": Program(
-            command="open-webui", install="pip install open-webui", settings=open_webui
-        ),
-    },
+    (
+        Program("claude", "npm install -g @anthropic-ai/claude-code", claude),
+        Program("codex", "npm install -g @openai/codex", codex),
+        Program("opencode", "npm install -g opencode-ai", opencode),
+        Program("aider", "pip install aider-chat", aider),
+        Program("open-webui", "pip install open-webui", open_webui),
+    ),
 )

@@ -48,8 +48,8 @@ def running() -> Iterator[Loopback]:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every program, as one that writes down how it was run."""
-    for row in PROGRAMS.values():
-        path = tmp_path / row.command
+    for name in PROGRAMS:
+        path = tmp_path / name
         path.write_text(RECORDER)
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -84,7 +84,7 @@ def test_settings_are_shown(
     assert any(line.startswith("export ") and running.url in line for line in lines) or (
         running.url in lines[-1]
     )
-    assert lines[-1].startswith(PROGRAMS[name].command)
+    assert lines[-1].startswith(name)
 
 
 def test_without_a_server_the_default_is_shown(
