@@ -80,11 +80,11 @@ class Admission:
             self._held[path] += count
         self._held[()] += count
 
-    def give_back(self, client: tuple[str, ...], count: int = 1) -> None:
-        """Give places back that were taken."""
-        self._held[()] -= count
+    def give_back(self, client: tuple[str, ...]) -> None:
+        """Give back one of the places that were taken."""
+        self._held[()] -= 1
         for path in paths_of(client):
-            self._held[path] -= count
+            self._held[path] -= 1
             if not self._held[path]:
                 del self._held[path]
                 self._num_clients[path[:-1]] -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -74,7 +75,7 @@ class EngineCounts:
     steps: int = 0
     generated_tokens: int = 0
     computed_tokens: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
+    finished: Counter[str] = field(default_factory=Counter)
 
 
 class Engine:
@@ -585,7 +586,7 @@ class Engine:
         assert reason is not None
         self.scheduler.finish(sequence, publish=reason is not FinishReason.ERROR)
         self._pooled.pop(sequence, None)
-        self.counts.finished[reason] = self.counts.finished.get(reason, 0) + 1
+        self.counts.finished[reason] += 1
         output = self._output(sequence, taken)
         siblings = self._by_request[sequence.request_id]
         if all(sibling.phase is Phase.FINISHED for sibling in siblings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
@@ -80,7 +81,6 @@ class StepPlan(NamedTuple):
 class SchedulerCounts:
     """What has happened, for the metrics."""
 
-    admitted: int = 0
     preempted: int = 0
     held: int = 0
     prompt_tokens: int = 0
@@ -88,7 +88,7 @@ class SchedulerCounts:
     draft_steps: int = 0
     drafts: int = 0
     kept_drafts: int = 0
-    reuse: dict[str, int] = field(default_factory=dict)
+    reuse: Counter[str] = field(default_factory=Counter)
 
 
 class Scheduler:
@@ -428,10 +428,9 @@ class Scheduler:
         if not sequence.num_preemptions:
             counts = self.counts
             sequence.num_cached = sequence.computed
-            counts.admitted += 1
             counts.prompt_tokens += sequence.num_prompt
             counts.cached_tokens += sequence.computed
-            counts.reuse[sequence.reuse] = counts.reuse.get(sequence.reuse, 0) + 1
+            counts.reuse[sequence.reuse] += 1
 
     def _waits_for_prefix(self, sequence: Sequence) -> bool:
         """Whether a running prefill is about to compute a prefix this sequence shares.

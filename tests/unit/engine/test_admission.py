@@ -98,7 +98,8 @@ def test_everything_comes_back() -> None:
     admission.take(("key", "b"), 2)
     for _ in range(first):
         admission.give_back(("key", "a"))
-    admission.give_back(("key", "b"), 2)
+    for _ in range(2):
+        admission.give_back(("key", "b"))
     assert not admission._held[()]
     assert len(admission._held) == 1
     assert not admission._num_clients

@@ -237,7 +237,7 @@ def test_a_step_is_as_full_as_may_be(budget, prefill, asked, gap, drafts) -> Non
     steps.run()
     assert steps.started() == set(range(1, len(asked) + 1))
     scheduler = steps.scheduler
-    assert scheduler.counts.admitted == len(asked)
+    assert scheduler.counts.reuse.total() == len(asked)
     assert scheduler.counts.prompt_tokens == sum(length for length, *_ in asked)
     assert not scheduler.counts.preempted
     ended = [each for each in steps.outputs if each.finish_reason is not None]
@@ -633,7 +633,7 @@ def test_what_is_forgotten_is_told() -> None:
     before = steps.computed
     steps.run()
     assert steps.computed - before == 50 + 19
-    assert steps.scheduler.counts.admitted == 2
+    assert steps.scheduler.counts.reuse.total() == 2
     assert steps.scheduler.counts.preempted == 1
     assert steps.outputs[-1].num_cached_tokens == 0
 
@@ -771,7 +771,7 @@ def test_turns_are_taken_in_the_order_of_the_queue() -> None:
     steps.run()
     assert sorted(steps.started()) == [1, 2, 3, 4]
     first = next(each for each in steps.outputs if each.request_id == 1)
-    assert steps.scheduler.counts.admitted == 4
+    assert steps.scheduler.counts.reuse.total() == 4
     assert steps.scheduler.counts.preempted == 1
     assert first.num_cached_tokens == 0
 

@@ -34,7 +34,6 @@ class Arena:
         self, num_superpages: int, *, items_per_superpage: tuple[int, int], floor: tuple[int, int]
     ) -> None:
         self.items_per_superpage = items_per_superpage
-        self.num_superpages = num_superpages
         self.owner: list[ItemClass | None] = [None] * num_superpages
         self.live = [0] * num_superpages
         self.references: tuple[dict[int, int], dict[int, int]] = ({}, {})

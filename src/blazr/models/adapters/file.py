@@ -125,7 +125,6 @@ class AdapterFile:
         fingerprint: A hash of all that it holds.
         low_rank: Changes of low rank.
         whole: Tensors that take the place of the base model's.
-        nbytes: Bytes of all its tensors, as they are stored.
         release: Of PEFT that wrote it, major and minor number; zeros where it is of a time before
             these were written; None for others than PEFT.
     """
@@ -136,7 +135,6 @@ class AdapterFile:
     fingerprint: str
     low_rank: tuple[LowRankChange, ...]
     whole: tuple[WholeChange, ...] = ()
-    nbytes: int
     release: tuple[int, int] | None = None
 
     def is_redundant(self, change: LowRankChange) -> bool:

@@ -65,7 +65,6 @@ def read_gguf(path: Path) -> AdapterFile:
         architecture=str(metadata[ARCHITECTURE_KEY])[:100],
         fingerprint=hash_of(path.read_bytes()),
         low_rank=tuple(_change(path, name, pair, alpha) for name, pair in parts.items()),
-        nbytes=sum(info.nbytes for info in header.tensors.values()),
     )
 
 

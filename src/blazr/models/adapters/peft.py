@@ -89,10 +89,9 @@ def read_peft(directory: Path) -> AdapterFile:
     config = read_json(directory / CONFIG)
     scales = _check_config(directory / CONFIG, config)
     path = directory / WEIGHTS
-    header = read_header(path).tensors
     parts: dict[str, dict[str, Tensor]] = {}
     whole: list[WholeChange] = []
-    for name, numbers in read_numbers(path, header):
+    for name, numbers in read_numbers(path, read_header(path).tensors):
         match = _PART.fullmatch(name)
         if match is None:
             tokens = _TOKENS.fullmatch(name)
@@ -128,7 +127,6 @@ def read_peft(directory: Path) -> AdapterFile:
         fingerprint=content,
         low_rank=tuple(changes),
         whole=tuple(whole),
-        nbytes=sum(info.nbytes for info in header.values()),
         release=_release(config),
     )
 

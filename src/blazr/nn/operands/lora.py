@@ -64,12 +64,6 @@ class LoraFactors:
         """The rank, r."""
         return self.groups.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory it takes."""
-        every = (self.a, self.groups, self.gain, self.lengths)
-        return sum(each.nbytes for each in every if each is not None)
-
     def beside(self, weight: Tensor) -> LoraFactors:
         """The same for a matrix, (out, in), whose rows have other lengths.
 
