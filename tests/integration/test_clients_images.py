@@ -258,3 +258,7 @@ def test_the_command_line(directory: Path, tmp_path: Path, expected: tuple[str, 
     assert json.loads(done.stdout)["text"] == expected[0]
     failed = CliRunner().invoke(app, [*words, *flags, "--image", str(tmp_path / "none.png")])
     assert failed.exit_code != 0
+    # what is asked about an image is a chat, whose answers have no bound but the context
+    flags = ["--json", "--memory", "64MiB", "--min-tokens", "120"]
+    whole = CliRunner().invoke(app, [*words, *flags, "--image", str(path)])
+    assert json.loads(whole.stdout)["usage"]["completion_tokens"] >= 120

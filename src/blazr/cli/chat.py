@@ -14,6 +14,7 @@ from blazr.cli.partners import LocalPartner, Partner, RemotePartner
 from blazr.cli.terminal import LineReader, ReadLine, Screen, read_message
 from blazr.cli.tools import ToolFlags
 from blazr.core.errors import BlazrError
+from blazr.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class ChatFlags(ToolFlags):
         Raises:
             BlazrError: A parameter or the file of tools is wrong, or there is no such model.
         """
-        options.sampling_params(given)  # refuses what is out of range before minutes are spent
+        SamplingParams.of(**given)  # refuses what is out of range before minutes are spent
         user = self.build_user()
         screen = Screen()
         screen.shows_thinking = not self.hide_thinking

@@ -20,6 +20,7 @@ from blazr.cli.terminal import Screen, keyboard
 from blazr.cli.tools import ToolUser, render_step
 from blazr.core import log
 from blazr.core.errors import ConfigError, as_config_error
+from blazr.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from blazr.llm.results import Completion
@@ -281,7 +282,7 @@ class Conversation:
                     found=repr(value)[:50],
                     expected="a whole number" if kind is int else "a number",
                 ) from None
-        options.sampling_params(given)  # refuses what is out of range
+        SamplingParams.of(**given)  # refuses what is out of range
         self.given = given
 
     def _set_switch(self, name: str, value: str) -> None:
@@ -342,7 +343,7 @@ class Conversation:
             kept = found if isinstance(found, Mapping) else {"messages": found}
             messages = [as_message(each) for each in kept["messages"]]
             given = dict(kept.get("settings") or {})
-            options.sampling_params(given)
+            SamplingParams.of(**given)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 "The conversation cannot be loaded.",
@@ -403,8 +404,6 @@ def _path(text: str, command: str) -> Path:
 
 def _setting_types() -> dict[str, type]:
     """What /set can change, with its type: numbers, and strings that stop an answer."""
-    from blazr.engine.sampling_params import SamplingParams
-
     hints = get_type_hints(SamplingParams)
     found = dict[str, type]()
     flags = {each.name for each in fields(options.SamplingFlags)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +14,11 @@ from blazr.cli import options
 from blazr.core import log
 from blazr.core.errors import EngineError
 from blazr.core.json_text import dump_json
+from blazr.engine.sampling_params import SamplingParams
 from blazr.text.images import Image, Sound, read_image
 from blazr.text.messages import Message
 
 if TYPE_CHECKING:
-    from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.bundle import ModelInfo
     from blazr.llm.generation import GenerationRequest
     from blazr.llm.results import Completion
@@ -67,17 +68,17 @@ def generate(  # noqa: PLR0913  (one argument per flag)
         raise typer.BadParameter(
             'give a prompt, as in blazr generate "Once upon a time", or pipe one to stdin'
         )
-    params = options.sampling_params(sampling.given())
+    params = SamplingParams.of(**sampling.given())
     files = [read_image(path, param="image") for path in image or ()]
     files += [Sound(read_image(path, param="audio")) for path in audio or ()]
-    images = tuple(Image(0, each) for each in files)
+    request = _request(text, tuple(Image(0, each) for each in files), params)
     started_s = monotonic()
     with load.load_llm(name, threads=threads) as llm:
         timings = {"load_s": monotonic() - started_s}
         adapter = next(iter(llm.core.adapters.by_name), None)
         print(model_line(llm.core.info, adapter), file=sys.stderr)
         with log.held_back():
-            events = llm.events([_request(text, images, params, adapter)])
+            events = llm.events([replace(request, adapter=adapter)])
             completion = _print_stream(events, timings, prints=not as_json)
             if as_json:
                 print(dump_json(as_object(adapter or llm.core.info.name, completion, timings)))
@@ -88,16 +89,14 @@ def generate(  # noqa: PLR0913  (one argument per flag)
     raise_if_cut_off(completion)
 
 
-def _request(
-    text: str, images: tuple[Image, ...], params: SamplingParams, adapter: str | None
-) -> GenerationRequest:
+def _request(text: str, images: tuple[Image, ...], params: SamplingParams) -> GenerationRequest:
     """A prompt to continue, or a chat about images or sounds."""
     from blazr.llm.generation import GenerationRequest
 
     if not images:
-        return GenerationRequest(prompt=text, params=params, adapter=adapter)
+        return GenerationRequest(prompt=text, params=params)
     asked = Message(role="user", content=text, images=images)
-    return GenerationRequest(messages=[asked], params=params, adapter=adapter)
+    return GenerationRequest(messages=[asked], params=params)
 
 
 def model_line(info: ModelInfo, adapter: str | None) -> str:

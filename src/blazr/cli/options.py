@@ -28,7 +28,6 @@ from blazr.engine.config import parse_memory
 from blazr.llm.options import LoadOptions, check_cache_disk
 
 if TYPE_CHECKING:
-    from blazr.engine.sampling_params import SamplingParams
     from blazr.llm.llm import LLM
     from blazr.llm.text_engine import TextEngine
 
@@ -387,21 +386,6 @@ class SamplingFlags:
         if self.json_schema is not None:
             found["grammar"] = {"json_schema": read_schema(self.json_schema)}
         return {name: value for name, value in found.items() if value is not None}
-
-
-def sampling_params(given: Mapping[str, object], *, max_tokens: int = 100) -> SamplingParams:
-    """The parameters of a reply.
-
-    Args:
-        given: What was asked for.
-        max_tokens: Where that says nothing; -1 fills the context.
-
-    Raises:
-        RequestError: A value is out of its range.
-    """
-    from blazr.engine.sampling_params import SamplingParams
-
-    return SamplingParams.of(**{"max_tokens": max_tokens, **given})
 
 
 def read_schema(text: str) -> object:

@@ -14,6 +14,7 @@ from blazr.cli.generate import model_line
 from blazr.core import env
 from blazr.core.errors import EngineError, RequestError
 from blazr.core.remote import EventReader, auth_headers, root_url
+from blazr.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import httpx2
@@ -105,7 +106,7 @@ class LocalPartner(Partner):
 
         request = GenerationRequest(
             messages=question.messages,
-            params=options.sampling_params(question.given, max_tokens=-1),
+            params=SamplingParams.of(**question.given),
             thinking_budget=None if question.thinks else 0,
             truncation=Truncation(drops="messages"),
             adapter=self._adapter,

@@ -299,8 +299,10 @@ class SamplingParams:
                 _refuse(name, value, f"a {kind} from {_plain(low)} to {_plain(high)}")
         if self.mirostat not in {0, 2}:
             _refuse("mirostat", self.mirostat, "0, or 2 for its second version")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        most = self.max_tokens
+        # what was left out is no bound in a chat, which only the request knows
+        if not (most is None or isinstance(most, DefaultInt)) and self.min_tokens > most:
+            _refuse("min_tokens", self.min_tokens, f"at most max_tokens ({most})")
 
     @classmethod
     def of(cls, **values: object) -> SamplingParams:

@@ -135,8 +135,10 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give a prompt or messages, one of the two.", param="prompt")
-        if self.messages is not None and isinstance(self.params.max_tokens, DefaultInt):
-            object.__setattr__(self, "params", replace(self.params, max_tokens=None))
+        usual = self.params.max_tokens
+        if isinstance(usual, DefaultInt):
+            most = None if self.messages is not None else int(usual)
+            object.__setattr__(self, "params", replace(self.params, max_tokens=most))
         last = self.messages[-1] if self.messages else None
         if self.continue_final_message and (last is None or last.role != "assistant"):
             raise RequestError(

@@ -24,7 +24,6 @@ from blazr.cli.options import (
     LoadFlags,
     SamplingFlags,
     flag_names,
-    sampling_params,
     set_threads,
 )
 from blazr.core import log
@@ -161,7 +160,7 @@ def test_flags_of_samplers_reach_the_reply() -> None:
         min_tokens=4,
         min_p=0.1,
     )
-    params = sampling_params(flags.given())
+    params = SamplingParams.of(**flags.given())
     assert (params.repeat_last_n, params.dry_base, params.dry_allowed_length) == (9, 1.5, 3)
     assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (7, (".",))
     assert (params.allowed_token_ids, params.min_tokens, params.min_p) == ((1, 2), 4, 0.1)

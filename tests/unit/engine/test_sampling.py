@@ -239,13 +239,17 @@ def test_logprobs_come_from_one_array():
         ("max_tokens", -2), ("n", 0), ("n", 10**9), ("top_k", -2), ("repetition_penalty", 0),
         ("repetition_penalty", 0.009), ("repetition_penalty", 101),
         ("logprobs", 21), ("stop", ("",)), ("stop", ("x",) * 17), ("logit_bias", {1: 101.0}),
-        ("min_tokens", 101),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def test_no_more_tokens_are_wanted_than_there_may_be():
+    with pytest.raises(RequestError, match="max_tokens \\(5\\)"):
+        SamplingParams(min_tokens=6, max_tokens=5)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ class Vocabulary:
         return [ord(each) for each in text]
 
 
+def test_a_chat_has_no_bound_but_the_context_and_a_prompt_has_one() -> None:
+    messages = [Message(role="user", content="a")]
+    wanted = SamplingParams(min_tokens=150)
+    assert GenerationRequest(messages=messages, params=wanted).params.max_tokens is None
+    with pytest.raises(RequestError, match="max_tokens \\(100\\)"):
+        GenerationRequest(prompt="a", params=wanted)
+    assert GenerationRequest(prompt="a").params.max_tokens == 100
+
+
 @pytest.mark.parametrize("name", INFILL_FORMATS)
 def test_every_format_puts_the_texts_between_its_tokens(name: str) -> None:
     row = INFILL_FORMATS[name]
