@@ -19,6 +19,7 @@ from blazr.llm.generation import (
     Params,
     Prompt,
     PromptInput,
+    Truncation,
     TruncationMode,
     as_prompt,
     as_token_ids,
@@ -36,6 +37,7 @@ from blazr.llm.reply import Reply
 from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.room import RETRY_S, with_room
 from blazr.llm.text_engine import PreparedRequest, TextEngine
+from blazr.llm.vectors import pairs_of
 from blazr.text.chat_template import time_limit
 from blazr.text.events import Event
 from blazr.text.messages import Message
@@ -339,8 +341,7 @@ class AsyncLLM(LanguageModel):
             self._to_embed(
                 prompts,
                 dimensions=dimensions,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
+                truncation=Truncation.of_tokens(truncate_prompt_tokens, truncation_side),
                 prompt_name=prompt_name,
                 normalize=normalize,
             )
@@ -357,14 +358,9 @@ class AsyncLLM(LanguageModel):
         truncation_side: Literal["left", "right"] | None = None,
     ) -> list[Score]:
         """Return how well pairs of texts fit each other; see `LLM.score`."""
-        return await self._read(
-            self._to_score(
-                text_1,
-                text_2,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
-            )
-        )
+        pairs = pairs_of(text_1, text_2)
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        return await self._read(self._to_score(pairs, truncation))
 
     async def classify(
         self,
@@ -374,13 +370,8 @@ class AsyncLLM(LanguageModel):
         truncation_side: Literal["left", "right"] | None = None,
     ) -> list[Classification]:
         """Return the labels of each text, and how likely each is; see `LLM.classify`."""
-        return await self._read(
-            self._to_classify(
-                prompts,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
-            )
-        )
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        return await self._read(self._to_classify(prompts, truncation))
 
     async def _read(self, reading: Reading[T]) -> list[T]:
         if isinstance(reading, ModelReading):

@@ -8,7 +8,7 @@ import os
 from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 from weakref import finalize
 
 from blazr.core.errors import RequestError
@@ -22,7 +22,6 @@ from blazr.llm.vectors import (
     distinct,
     embedding_requests,
     embeddings,
-    pairs_of,
     score_pairs,
     unit_vectors,
 )
@@ -205,13 +204,11 @@ class LanguageModel:
         prompts: PromptInput | Sequence[PromptInput],
         *,
         dimensions: int | None,
-        truncate_prompt_tokens: int | None,
-        truncation_side: Literal["left", "right"] | None,
+        truncation: Truncation | None,
         prompt_name: str | None,
         normalize: bool,
     ) -> Reading[Embedding]:
         """What `LLM.embed` reads, and makes of it."""
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
         if self._encoder is not None:
             return self._encoder.embed(
                 as_prompts(prompts),
@@ -226,16 +223,9 @@ class LanguageModel:
         return ModelReading(lambda: requests, lambda replies: embeddings(replies, dimensions))
 
     def _to_score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        *,
-        truncate_prompt_tokens: int | None,
-        truncation_side: Literal["left", "right"] | None,
+        self, pairs: Sequence[tuple[str, str]], truncation: Truncation | None
     ) -> Reading[Score]:
         """What `LLM.score` reads, and makes of it."""
-        pairs = pairs_of(text_1, text_2)
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
         if self._encoder is not None:
             return self._encoder.score(pairs, truncation=truncation)
         bundle = self.core.bundle
@@ -261,14 +251,9 @@ class LanguageModel:
         )
 
     def _to_classify(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        *,
-        truncate_prompt_tokens: int | None,
-        truncation_side: Literal["left", "right"] | None,
+        self, prompts: PromptInput | Sequence[PromptInput], truncation: Truncation | None
     ) -> EncoderReading[Classification]:
         """What `LLM.classify` reads, and makes of it."""
-        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
         if self._encoder is None:
             raise RequestError(
                 "this model cannot classify.",

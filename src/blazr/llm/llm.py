@@ -16,6 +16,7 @@ from blazr.llm.generation import (
     Params,
     Prompt,
     PromptInput,
+    Truncation,
     TruncationMode,
     as_chats,
     as_prompt,
@@ -34,6 +35,7 @@ from blazr.llm.language_model import (
 from blazr.llm.reply import Reply
 from blazr.llm.results import Classification, Completion, Embedding, Score, by_prompt, fold
 from blazr.llm.room import RETRY_S
+from blazr.llm.vectors import pairs_of
 from blazr.text.events import Event, Finished
 from blazr.text.tokenizer import Tokenizer
 
@@ -216,8 +218,7 @@ class LLM(LanguageModel):
             self._to_embed(
                 prompts,
                 dimensions=dimensions,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
+                truncation=Truncation.of_tokens(truncate_prompt_tokens, truncation_side),
                 prompt_name=prompt_name,
                 normalize=normalize,
             )
@@ -249,14 +250,9 @@ class LLM(LanguageModel):
             RequestError: The texts form no pairs, one is empty or too long, or the model cannot
                 score texts.
         """
-        return self._read(
-            self._to_score(
-                text_1,
-                text_2,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
-            )
-        )
+        pairs = pairs_of(text_1, text_2)
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        return self._read(self._to_score(pairs, truncation))
 
     def classify(
         self,
@@ -275,13 +271,8 @@ class LLM(LanguageModel):
         Raises:
             RequestError: The model is no classifier, or a text is empty or too long.
         """
-        return self._read(
-            self._to_classify(
-                prompts,
-                truncate_prompt_tokens=truncate_prompt_tokens,
-                truncation_side=truncation_side,
-            )
-        )
+        truncation = Truncation.of_tokens(truncate_prompt_tokens, truncation_side)
+        return self._read(self._to_classify(prompts, truncation))
 
     def _read(self, reading: Reading[T]) -> list[T]:
         if isinstance(reading, ModelReading):
