@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,15 +22,7 @@ def mcp(
     ctx: typer.Context,
     model_argument: options.ModelArgument = None,
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help=options.MODELS_HELP,
-            show_default=False,
-        ),
-    ] = None,
+    model: options.Models = None,
     url: options.Url = None,
     load: options.ServeFlags,
     threads: options.Threads = None,

@@ -57,13 +57,22 @@ def _is_from(ctx: typer.Context, name: str | None, source: str) -> bool:
     return found is not None and found.name == source
 
 
-def split_variable(
+def _split_variable(
     ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
     """Split the values of an environment variable at commas."""
     if value is None or not _is_from(ctx, param.name, "ENVIRONMENT"):
         return value
     return [each for each in ",".join(value).split(",") if each]
+
+
+def _models_of_flag(
+    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """The models of ``--model``; a MODEL argument overrides those of variable and settings file."""
+    if ctx.params.get("model_argument") and not _is_from(ctx, param.name, "COMMANDLINE"):
+        return None
+    return _split_variable(ctx, param, value)
 
 
 def _join_variable(
@@ -180,7 +189,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         for each in flag_names(group):
             hint, default, more = hints[each], defaults[each], {}
             if default == ():  # Typer takes a tuple for several values behind one flag
-                hint, default, more = list[str] | None, None, {"callback": split_variable}
+                hint, default, more = list[str] | None, None, {"callback": _split_variable}
             elif each in _JOINED:
                 hint, more = list[str] | None, {"callback": _join_variable}
             if each in docs:
@@ -218,10 +227,6 @@ def _verbose(wanted: bool) -> bool:
     return wanted
 
 
-MODELS_HELP = (
-    "Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
-    "for several models, each loaded when first used.  [default: built-in nano]"
-)
 ModelArgument = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False),
@@ -233,6 +238,17 @@ Model = Annotated[
         "-m",
         help="Directory, .safetensors or .gguf file, or Hugging Face id.  [default: built-in nano]",
         show_default=False,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Directory, .safetensors or .gguf file, Hugging Face id; NAME=PATH, repeated, "
+        "for several models, each loaded when first used.  [default: built-in nano]",
+        show_default=False,
+        callback=_models_of_flag,
     ),
 ]
 Vocab = Annotated[str | None, _flag("vocab")]

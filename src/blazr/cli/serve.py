@@ -31,30 +31,11 @@ if TYPE_CHECKING:
 _FRONT_CONNECTIONS = 64  # that the process in front may make besides those for clients
 
 
-def _models_of_flag(
-    ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None
-) -> list[str] | None:
-    """The models of ``--model``; a MODEL argument overrides those of variable and settings file."""
-    source = ctx.get_parameter_source("model")
-    if ctx.params.get("model_argument") and source is not None and source.name != "COMMANDLINE":
-        return None
-    return options.split_variable(ctx, param, value)
-
-
 @options.with_flags
 def serve(  # noqa: PLR0913  (one argument per flag)
     model_argument: options.ModelArgument = None,
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help=options.MODELS_HELP,
-            show_default=False,
-            callback=_models_of_flag,
-        ),
-    ] = None,
+    model: options.Models = None,
     config: Annotated[
         Path | None,
         typer.Option(
