@@ -56,19 +56,27 @@ class Truncation:
             side: Where tokens go; None is the left.
 
         Raises:
-            RequestError: Nothing would be kept.
+            RequestError: Nothing would be kept, or one of both is something else.
         """
-        if truncate_prompt_tokens is None:
+        if side not in (None, "left", "right"):
+            raise RequestError(
+                "truncation_side is unknown.",
+                param="truncation_side",
+                found=repr(side)[:50],
+                expected='"left" or "right"',
+            )
+        given = truncate_prompt_tokens
+        if given is None:
             return None
-        if truncate_prompt_tokens == 0 or truncate_prompt_tokens < -1:
+        is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+        if not is_whole or given == 0 or given < -1:
             raise RequestError(
                 "truncate_prompt_tokens is out of range.",
                 param="truncate_prompt_tokens",
-                found=str(truncate_prompt_tokens)[:20],
-                expected="-1, or at least 1",
+                found=repr(given)[:20],
+                expected="-1, or a whole number of at least 1",
             )
-        most = None if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        return cls(most=most, drops=side or "left")
+        return cls(most=None if given == -1 else int(given), drops=side or "left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

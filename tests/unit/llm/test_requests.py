@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, cast
 
 import pytest
 
@@ -143,6 +144,18 @@ def test_truncation_is_auto_or_disabled(core: TextEngine) -> None:
     with pytest.raises(ContextLengthError):
         LLM.of(core).chat(chat)
     assert LLM.of(core).chat(chat, truncation="auto").num_dropped_messages == 2
+
+
+@pytest.mark.parametrize("most", [0, -2, 2.5, True, "5"])
+def test_tokens_that_a_prompt_may_have_are_a_whole_number(most: object) -> None:
+    with pytest.raises(RequestError, match="truncate_prompt_tokens"):
+        Truncation.of_tokens(cast("int", most))
+
+
+@pytest.mark.parametrize("side", ["middle", "messages", 5, ["left"]])
+def test_tokens_go_from_the_left_or_the_right(side: object) -> None:
+    with pytest.raises(RequestError, match="truncation_side"):
+        Truncation.of_tokens(5, cast("Literal['left']", side))
 
 
 def test_a_rendered_chat_that_cannot_fit_is_refused_before_it_is_encoded(core: TextEngine) -> None:
