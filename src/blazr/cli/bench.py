@@ -19,8 +19,9 @@ from blazr.bench import RANDOM_SHAPES
 from blazr.bench.workload import MOST_TOKENS
 from blazr.cli import options
 from blazr.core import env
-from blazr.core.errors import ConfigError, EngineError, UnknownFamilyError, as_config_error
+from blazr.core.errors import ConfigError, EngineError, as_config_error
 from blazr.core.json_text import dump_json
+from blazr.llm.options import LoadOptions
 
 if TYPE_CHECKING:
     from blazr.bench.load import Record, Target
@@ -260,7 +261,6 @@ def _measure_model(
         peak_memory,
     )
     from blazr.engine.build import build_engine
-    from blazr.engine.config import EngineConfig
     from blazr.engine.speculation import parse_spec
     from blazr.models.loading.load import load
     from blazr.nn.device import resolve_device
@@ -268,12 +268,12 @@ def _measure_model(
 
     options.set_threads(threads)
     on_device = resolve_device(device)
-    running = max(EngineConfig().max_running, *(level or 0 for level in plan.levels))
+    running = max(LoadOptions().max_running, *(level or 0 for level in plan.levels))
     # the queue's bound protects a server; here every request that was asked for is to run
-    config = EngineConfig(max_running=running, max_waiting=2**20, spec=spec)
+    config = LoadOptions(model, dtype=dtype, max_running=running, max_waiting=2**20, spec=spec)
     started_s = perf_counter()
     drafters = parse_spec(spec)
-    name, network = _load_network(model, shape, drafters, device=on_device, dtype=dtype)
+    name, network = _load_network(config, shape, drafters, device=on_device)
     draft_model = None
     if "draft" in drafters:
         draft_model = load(drafters["draft"], device=on_device, dtype=dtype).module
@@ -316,12 +316,11 @@ def _measure_model(
 
 
 def _load_network(
-    model: str, shape: str | None, drafters: Mapping[str, str], *, device: Device, dtype: str
+    load: LoadOptions, shape: str | None, drafters: Mapping[str, str], *, device: Device
 ) -> tuple[str, CausalLM | FallbackModel]:
     from blazr.bench.shapes import random_network
-    from blazr.models.loading.eagle import with_eagle3
-    from blazr.models.loading.load import load
-    from blazr.pipelines.fallback import load_fallback
+    from blazr.llm.load import load_weights
+    from blazr.pipelines.fallback import FallbackModel
 
     if shape is not None:
         if not {"mtp", "eagle3"}.isdisjoint(drafters):
@@ -331,15 +330,9 @@ def _load_network(
                 expected="--spec ngram, or a model instead of --random",
             )
         config = RANDOM_SHAPES[shape]()
-        return f"random {shape}", random_network(config, device=device, dtype=dtype)
-    try:
-        loaded = load(model, device=device, dtype=dtype, with_mtp="mtp" in drafters)
-    except UnknownFamilyError as error:
-        through = load_fallback(model, error, device=device, dtype=dtype)
-        return through.name, through
-    if "eagle3" in drafters:
-        loaded = with_eagle3(loaded, drafters["eagle3"])
-    return loaded.name, loaded.module
+        return f"random {shape}", random_network(config, device=device, dtype=load.dtype)
+    found = load_weights(load.model, options=load, device=device, drafters=drafters)
+    return found.name, found if isinstance(found, FallbackModel) else found.module
 
 
 def _parse_levels(text: str) -> Sequence[int | None]:

@@ -61,16 +61,16 @@ def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) 
     device.use()
     if options.num_ranks > 1:
         return _load_on_ranks(options, device, progress=progress)
-    load_weights = partial(
-        _load_weights, options=options, device=device, drafters=drafters, progress=progress
+    load_again = partial(
+        load_weights, options=options, device=device, drafters=drafters, progress=progress
     )
     small = None
     if "draft" in drafters:  # first, as it takes seconds where the other may take minutes
         small = load(
             drafters["draft"], device=device, dtype=options.dtype, quantize=options.quantize
         )
-    loaded = load_weights(options.model)
-    bundle = _bundle(loaded, options, device, load_weights=load_weights)
+    loaded = load_again(options.model)
+    bundle = _bundle(loaded, options, device, load_weights=load_again)
     if small is not None:
         check_same_tokens(bundle.tokenizer, small)
     return start_engine(replace(bundle, draft_model=small))
@@ -118,13 +118,13 @@ def _load_on_ranks(
         raise
 
 
-def _load_weights(
+def load_weights(
     model: str,
     *,
     options: LoadOptions,
     device: Device,
     drafters: Mapping[str, str],
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> LoadedModel | FallbackModel:
     """Load a network; one that blazr does not have itself is run by transformers.
 
@@ -134,6 +134,9 @@ def _load_weights(
         device: Where it goes.
         drafters: See `parse_spec`; those that are part of the network are loaded with it.
         progress: See `load_text_engine`.
+
+    Raises:
+        BlazrError: It cannot be loaded.
     """
     from blazr.models.checkpoint.open import find_model
     from blazr.models.loading.eagle import with_eagle3
