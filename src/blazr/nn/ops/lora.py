@@ -75,6 +75,13 @@ def lora_expand(y: Tensor, delta: LoraDelta, bias: Tensor | None = None) -> Tens
     return y
 
 
+def change_product(y: Tensor, lora: LoraDelta | None, bias: Tensor | None = None) -> Tensor:
+    """`lora_expand` by its reference, of a product (..., out); without adapters the product."""
+    if lora is None:
+        return y
+    return lora_expand.reference(y.flatten(0, -2), lora, bias).view_as(y)
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blazr.nn.operands.lora import UNCHANGED, HeadLoras, LoraDelta, LoraDeltas
-from blazr.nn.ops.lora import lora_expand, lora_shrink
+from blazr.nn.ops.lora import change_product, lora_expand, lora_shrink
 from blazr.nn.ops.op import op
 
 
@@ -26,10 +26,7 @@ def linear(
     Returns:
         (..., out), in the dtype of x.
     """
-    y = F.linear(x, weight, bias)
-    if lora is None:
-        return y
-    return lora_expand.reference(y.flatten(0, -2), lora, bias).view_as(y)
+    return change_product(F.linear(x, weight, bias), lora, bias)
 
 
 @op

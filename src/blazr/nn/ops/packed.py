@@ -12,7 +12,7 @@ from blazr.core.errors import ShapeError
 from blazr.nn.kernels.compile import fingerprint
 from blazr.nn.operands.lora import UNCHANGED, LoraDelta, LoraDeltas
 from blazr.nn.operands.packing import BLOCK, GROUP, Packed, Packing
-from blazr.nn.ops.lora import lora_expand
+from blazr.nn.ops.lora import change_product
 from blazr.nn.ops.op import op
 
 _VECTORS = 8  # of 64 bytes in a block: four columns of 16 rows each
@@ -174,13 +174,6 @@ def _product(x: Tensor, packed: Packed) -> Tensor:
     return F.linear(rounded.to(wide), unpack(packed).to(wide))
 
 
-def _changed(y: Tensor, lora: LoraDelta | None) -> Tensor:
-    """A product as adapters change it."""
-    if lora is None:
-        return y
-    return lora_expand.reference(y.flatten(0, -2), lora).view_as(y)
-
-
 @op
 def packed_linear(
     x: Tensor, packed: Packed, bias: Tensor | None = None, lora: LoraDelta | None = None
@@ -198,7 +191,7 @@ def packed_linear(
     Returns:
         (..., out), in the dtype of x.
     """
-    y = _changed(_product(x, packed), lora)
+    y = change_product(_product(x, packed), lora)
     return (y if bias is None else y + bias).to(x.dtype)
 
 
@@ -221,7 +214,8 @@ def packed_gated_linear(
         (..., out), in the dtype of x.
     """
     gates, ups = (
-        _changed(_product(x, packed), lora) for packed, lora in zip((gate, up), loras, strict=True)
+        change_product(_product(x, packed), lora)
+        for packed, lora in zip((gate, up), loras, strict=True)
     )
     return (F.silu(gates) * ups).to(x.dtype)
 
