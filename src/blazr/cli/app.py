@@ -112,7 +112,7 @@ def _take_any_text() -> None:
 
 
 class _Lossy(FileIO):
-    """A file that what it cannot take goes nowhere: no reason to end, or to fail."""
+    """A file to which writing never fails: what it cannot take is lost."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write what can be written; what cannot counts as written."""

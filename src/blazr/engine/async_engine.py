@@ -92,11 +92,12 @@ class AsyncEngine:
 
     Args:
         build: Makes the engine; called again after a failure of the thread.
-        logits: Computes the scores of one sequence; runs on the engine's thread.
-        replace: Puts a network of the same config in the present one's place; there too.
-        put_adapter: Holds an adapter beside the network and returns its slot; there too. None where
-            the network takes none.
-        drop_adapter: Holds the one of a slot no longer; there too.
+        logits: Computes the scores of one sequence. Like the next three, it is called on the
+            engine's thread.
+        replace: Puts a network of the same config in the present one's place.
+        put_adapter: Holds an adapter beside the network and returns its slot; None where the
+            network takes none.
+        drop_adapter: Removes the adapter of a slot.
         pacing: Balances prefill against decode.
         max_unfinished: Replies that may run or queue at once.
 

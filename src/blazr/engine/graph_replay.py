@@ -28,8 +28,8 @@ from blazr.nn.ops.sampling import draw, likeliest, uniforms
 
 logger = logging.getLogger(__name__)
 
-LEAST_BLOCKS = 16  # of the smallest graph; each larger one has room for so many times more
-_MORE_BLOCKS = 4
+LEAST_BLOCKS = 16  # of the smallest graph
+_MORE_BLOCKS = 4  # each larger graph has room for so many times more
 _UNKNOWN = -1  # a token that the device has drawn, and the host has not read
 
 

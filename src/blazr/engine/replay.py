@@ -74,9 +74,8 @@ class Replays:
         self._arena = Arena()
         self._ropes: set[RopeConfig] = set()
         self._seen: Counter[Size] = Counter()
-        self._made: OrderedDict[Size, tuple[_Inputs, Replay]] = (
-            OrderedDict()
-        )  # the latest used last
+        # the latest used last
+        self._made: OrderedDict[Size, tuple[_Inputs, Replay]] = OrderedDict()
         self._is_possible = can_replay(model.device.type)
 
     def logits(self, plan: StepPlan, memory: CacheManager) -> Tensor | None:

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from blazr.engine.async_engine import AsyncEngine
     from blazr.pipelines.media import MediaEncoder, MediaTokens
 
-# Of one request.
-MAX_IMAGES = 32
-# About as many, where parts of a chat are compared by their length.
+MAX_IMAGES = 32  # of one request
+# An image counts as so many characters where parts of a chat are compared by their length.
 CHARACTERS_PER_IMAGE = 1000
 # No vocabulary packs more characters than this into a token on average, so a text longer than
 # this many times the context cannot fit, and is refused before time is spent on tokenizing it.

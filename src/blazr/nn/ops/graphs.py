@@ -178,7 +178,10 @@ def warm_up(run: Callable[[], None]) -> None:
 
 
 class _UsedMemory:
-    """What `UsedMemory` does with each operation; apart from it as in ``kernels/recording.py``."""
+    """What `UsedMemory` does with each operation.
+
+    In a base class, for the reason that `_Dispatch` of ``kernels/recording.py`` gives.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +217,7 @@ class UsedMemory(_UsedMemory, TorchDispatchMode):
 
 
 class _CaptureGuard:
-    """What `CaptureGuard` does with each operation.
+    """What `CaptureGuard` does with each operation; in a base class as that of `UsedMemory`.
 
     Args:
         used: Memory from before the run that may be used.
