@@ -14,6 +14,7 @@ from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo
 from blazr.nn.quant.gguf import GGML_TYPES
 
+MERGE_HINT = "merge it with PEFT's merge_and_unload(), and serve what that saves"
 _BODIES = ("model", "backbone", "transformer")  # what names of tensors begin with
 # Modules of transformers around others, which checkpoints do not have: of Kimi Linear.
 _WRAPPERS = (".forget_gate.",)
@@ -74,7 +75,7 @@ class LowRankChange:
                 f"{path}: the magnitudes of {tensor[:100]} are not supported.",
                 found=f"{len(found)} numbers",
                 expected="one for each row of a projection",
-                hint="merge it with PEFT's merge_and_unload(), and serve what that saves",
+                hint=MERGE_HINT,
             )
         return found
 
@@ -174,7 +175,7 @@ class AdapterFile:
             "the adapter beside that"
         )
         if is_whole:
-            hint = "merge it with PEFT's merge_and_unload(), and serve what that saves"
+            hint = MERGE_HINT
         return CheckpointError(
             f"{self.path}: the change of {name[:100]} is not supported, as the model's head is its "
             "embedding.",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.adapters.file import (
+    MERGE_HINT,
     AdapterFile,
     LowRankChange,
     WholeChange,
@@ -87,7 +88,8 @@ def read_peft(directory: Path) -> AdapterFile:
         if not (directory / name).exists():
             raise _missing(directory, name)
     config = read_json(directory / CONFIG)
-    scales = _check_config(directory / CONFIG, config)
+    _check_config(directory / CONFIG, config)
+    scales = _read_scales(directory / CONFIG, config)
     path = directory / WEIGHTS
     parts: dict[str, dict[str, Tensor]] = {}
     whole: list[WholeChange] = []
@@ -166,14 +168,19 @@ def _missing(directory: Path, name: str) -> CheckpointError:
     )
 
 
-def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
+def _check_config(path: Path, config: Mapping[str, object]) -> None:
+    """Refuse adapters that are not supported.
+
+    Raises:
+        ConfigError: The kind, or a setting of it, is not supported.
+    """
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(
             f"{path}: this kind of adapter is not supported.",
             found=f"peft_type {str(kind)[:50]!r}",
             expected="'LORA'",
-            hint=_TRAIN_PLAIN if kind in _NOT_MERGED else f"{_MERGE}, and serve what that saves",
+            hint=_TRAIN_PLAIN if kind in _NOT_MERGED else MERGE_HINT,
         )
     for key, harmless, instead in _REFUSED:
         value = config.get(key)
@@ -192,6 +199,14 @@ def _check_config(path: Path, config: Mapping[str, object]) -> _ScaleOf:
             hint="save it with PEFT's path_initial_model_for_weight_conversion",
         )
     _flag(path, config, "use_dora")
+
+
+def _read_scales(path: Path, config: Mapping[str, object]) -> _ScaleOf:
+    """The rank of each module's change, and its factor: alpha over the rank, or over its root.
+
+    Raises:
+        ConfigError: A number or a pattern is wrong.
+    """
     rank = _number(path, config, "r", 8)
     if rank < 1 or rank != int(rank):
         raise ConfigError(
