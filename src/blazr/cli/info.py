@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blazr.cli import options
 from blazr.core.json_text import dump_json
 from blazr.core.sizes import size_text
+
+if TYPE_CHECKING:
+    from blazr.models.loading.fit import Fit
 
 
 def info(  # noqa: PLR0913  (one argument per flag)
@@ -49,19 +52,8 @@ def info(  # noqa: PLR0913  (one argument per flag)
                 kv_dtype=kv_dtype,
                 state_dtype=state_dtype,
             )
-        if as_json:
-            print(dump_json(asdict(found), indent=2))
-            return
-        print(f"{found.device}: {size_text(found.free_bytes)} free")
-        if found.bytes_per_token:
-            stored = found.dtype if kv_dtype == "auto" else kv_dtype
-            print(f"{found.bytes_per_token:,} bytes a token, in {stored}")
-        if found.state_bytes:
-            print(f"{found.state_bytes:,} bytes a sequence, whatever its length")
-        print(f"{'--quantize':<12} {'weights':>12} {'context':>14}")
-        for each in found.choices:
-            context = f"{each.context:,}" if each.context else "does not fit"
-            print(f"{each.quantization:<12} {size_text(each.weights_bytes):>12} {context:>14}")
+        lines = _fit_lines(found, kv_dtype)
+        print(dump_json(asdict(found), indent=2) if as_json else "\n".join(lines))
         return
     from blazr.llm.defaults import sampling_defaults_at
     from blazr.llm.describe import describe_model
@@ -69,6 +61,20 @@ def info(  # noqa: PLR0913  (one argument per flag)
     report = describe_model(name, revision=revision, kv_dtype=kv_dtype, state_dtype=state_dtype)
     report["sampling"] = sampling_defaults_at(Path(str(report["path"])))
     print(dump_json(report, indent=2) if as_json else "\n".join(_report_lines(report)))
+
+
+def _fit_lines(found: Fit, kv_dtype: str) -> Iterator[str]:
+    """The memory that a model needs, in lines for people."""
+    yield f"{found.device}: {size_text(found.free_bytes)} free"
+    if found.bytes_per_token:
+        stored = found.dtype if kv_dtype == "auto" else kv_dtype
+        yield f"{found.bytes_per_token:,} bytes a token, in {stored}"
+    if found.state_bytes:
+        yield f"{found.state_bytes:,} bytes a sequence, whatever its length"
+    yield f"{'--quantize':<12} {'weights':>12} {'context':>14}"
+    for each in found.choices:
+        context = f"{each.context:,}" if each.context else "does not fit"
+        yield f"{each.quantization:<12} {size_text(each.weights_bytes):>12} {context:>14}"
 
 
 def _report_lines(report: Mapping[str, Any]) -> Iterator[str]:
