@@ -119,14 +119,6 @@ _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "max_tokens": {"min": -1},
     "min_tokens": {"min": 0},
     "json_schema": {"metavar": "FILE|JSON"},
-    "max_body_bytes": _size("--max-body"),
-    "max_bodies_bytes": _size("--max-bodies"),
-    "models_memory_bytes": _size("--models-memory"),
-    "files_disk_bytes": _size("--files-disk"),
-    "adapter_dir": _folder("--adapter-dir"),
-    "weights_dir": _folder("--weights-dir"),
-    "profile_dir": _folder("--profile-dir"),
-    "files_dir": _folder("--files-dir"),
     "dry_sequence_breakers": {"names": ["--dry-sequence-breaker"]},
     "allowed_token_ids": {"names": ["--allowed-token-id"]},
     "accept_any_model": {"names": ["--accept-any-model"]},
@@ -135,6 +127,7 @@ _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
     "max_tool_rounds": {"min": 1, "max": 1000},
     "replicas": {"min": 1, "max": 256},
 }
+_FOLDERS = frozenset({"adapter_dir", "weights_dir", "profile_dir", "files_dir"})
 # Fields with commas between several values, whose flags may be repeated instead.
 _JOINED = frozenset({"adapter"})
 _UNITS = ("_bytes", "_s")
@@ -154,6 +147,11 @@ _FLAG_NAMES = {
 def _flag(name: str, docs: Mapping[str, str] = _LOAD_DOCS, **more: Any) -> Any:
     """Return the flag of a field, with the help that the docstring of its class gives."""
     more |= _FLAG_SETTINGS.get(name, {})
+    flag = f"--{_flag_name(name).replace('_', '-')}"
+    if name.endswith("_bytes"):
+        more |= _size(flag)
+    elif name in _FOLDERS:
+        more |= _folder(flag)
     return typer.Option(*more.pop("names", ()), help=docs[name], **more)
 
 
