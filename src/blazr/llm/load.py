@@ -38,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 # oxidizr trains without a beginning-of-text token; everybody else has one or means to.
 _FAMILIES_WITHOUT_BOS = {"oxidizr"}
-_ONLY_FOR_TEXT = ("vocab", "quantize", "tp", "pp", "spec", "adapter", "chat_template", "mmproj")
+_ONLY_FOR_TEXT = (
+    *("vocab", "quantize", "tp", "pp", "spec", "adapter", "chat_template", "mmproj"),
+    *("cpu_moe", "n_cpu_moe", "place", "exact", "kv_dtype", "state_dtype"),
+)
 
 
 def load_text_engine(options: LoadOptions, *, progress: Progress | None = None) -> TextEngine:

@@ -335,8 +335,9 @@ def test_flags_that_say_nothing_to_an_encoder_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_encoder(tmp_path / "model", "bert")
-    options = LoadOptions(model=str(tmp_path / "model"), quantize="int8", tp=2, spec="ngram")
+    path = str(tmp_path / "model")
+    options = LoadOptions(path, quantize="int8", tp=2, spec="ngram", kv_dtype="q8_0", exact=True)
     found = load_pipeline(options)
     assert found is not None
     found.close()
-    assert "without --quantize, --tp, --spec" in caplog.text
+    assert "without --quantize, --tp, --spec, --exact, --kv-dtype" in caplog.text
