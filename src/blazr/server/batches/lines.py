@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
+import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Iterator
+from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self
+from typing import BinaryIO, Literal, Self
 from uuid import uuid4
 
 import httpx2
@@ -110,11 +113,27 @@ def read_requests(path: Path, paths: Collection[str]) -> Iterator[BatchRequest]:
 
 def _read(path: Path, paths: Collection[str]) -> Iterator[tuple[int, BatchRequest]]:
     with as_config_error("the batch cannot be read."), path.open("rb") as file:
+        # it is read twice: for the ids, and for what is sent
+        _check_regular(file, path, "the batch cannot be read.")
         for number, line in enumerate(file, 1):
             # editors on Windows begin files with a mark that says nothing
             given = line.removeprefix(BOM_UTF8) if number == 1 else line
             if given.strip():
                 yield number, _parse(given, number, paths)
+
+
+def _check_regular(file: BinaryIO | FileIO, path: Path, message: str) -> None:
+    """Refuse pipes and devices.
+
+    Raises:
+        ConfigError: It is one; with the message.
+    """
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise ConfigError(
+            message,
+            found=f"{str(path)[:200]}, a pipe or a device",
+            expected="a regular file",
+        )
 
 
 def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:
@@ -169,8 +188,8 @@ class AnswerFile:
         num_bytes: Length of the file.
 
     Raises:
-        ConfigError: The file cannot be written, is used by another batch, or holds something else
-            than answers.
+        ConfigError: The file cannot be written, is no regular file, is used by another batch, or
+            holds something else than answers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,6 +197,8 @@ class AnswerFile:
         with as_config_error("the answers cannot be written."):
             self._file = path.open("a+b", buffering=0)
         try:
+            # of others what was answered cannot be read: a device may give zeros without end
+            _check_regular(self._file, path, "the answers cannot be written.")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.answered, self.num_bytes = self._read()
             self._file.truncate(self.num_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 from codecs import BOM_UTF8
 from collections import Counter
@@ -165,6 +166,24 @@ def test_an_answer_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> No
 def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         AnswerFile(tmp_path / "missing" / "out.jsonl")
+
+
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path, is_pipe: bool) -> None:
+    path = tmp_path / "pipe" if is_pipe else Path("/dev/full")
+    if is_pipe:
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match="regular file"):
+        AnswerFile(path)
+
+
+def test_a_batch_is_no_pipe_because_it_is_read_twice(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, line_of("a").encode())
+    os.close(writer)
+    with pytest.raises(ConfigError, match="regular file"):
+        read_ids(Path(f"/dev/fd/{reader}"), PATHS)
+    os.close(reader)
 
 
 class Server:
