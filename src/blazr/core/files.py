@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -28,6 +29,19 @@ def write_whole(path: Path, *parts: bytes) -> None:
     except OSError:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or directory until it is closed, also by the end of the process.
+
+    Returns:
+        False where another process has locked it. A file system without locks lets everybody in.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def is_partial(path: Path) -> bool:

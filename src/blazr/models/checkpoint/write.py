@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blazr.core.errors import CapacityError
-from blazr.core.files import FULL
+from blazr.core.errors import CapacityError, ConfigError
+from blazr.core.files import FULL, try_lock
 from blazr.core.gguf_header import DEFAULT_ALIGNMENT, MAGIC, SCALARS, VERSIONS, Value
 from blazr.models.checkpoint.base import ELEMENT_TYPES, element_type
 from blazr.models.checkpoint.gguf import type_numbers
@@ -98,9 +98,13 @@ def _tensor_writer(
         header: What comes before the tensors.
         entries: What will be written, in order.
         alignment: Every tensor fills a multiple of so many bytes.
+
+    Raises:
+        ConfigError: Another process writes it.
     """
     partial = path.with_name(path.name + ".partial")
-    file = partial.open("wb")
+    file = _claim(partial)
+    is_whole = False
     try:
         file.write(header)
         writer = TensorWriter(file, entries, alignment)
@@ -109,10 +113,36 @@ def _tensor_writer(
         file.flush()
         os.fsync(file.fileno())  # else the name may outlive a crash, and not the rest
         partial.replace(path)
+        is_whole = True
     finally:
+        if not is_whole:  # while it is locked: later, it could be another process's
+            partial.unlink(missing_ok=True)
         with suppress(OSError):  # a full disk takes no more of what waits to be written
             file.close()
-        partial.unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> BinaryIO:
+    """Open an empty file that no other process writes; what one that was killed left is replaced.
+
+    Raises:
+        ConfigError: Another process writes it.
+    """
+    while True:
+        file = path.open("ab")
+        if not try_lock(file.fileno()):
+            file.close()
+            raise ConfigError(
+                f"another process writes {path.name.removesuffix('.partial')}.",
+                found=f"{path}, which it has locked",
+                hint="wait until it has ended, or take another name",
+            )
+        # whoever had it may have renamed or deleted it before letting go
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                file.seek(0)
+                return file
+        file.close()
 
 
 @contextmanager

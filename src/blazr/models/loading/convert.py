@@ -8,6 +8,7 @@ converted model loads with are those that ``--quantize`` makes.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from blazr.core.errors import CapacityError, ConfigError
+from blazr.core.files import try_lock
 from blazr.core.gguf_header import Value
 from blazr.core.sizes import size_text
 from blazr.models.adapters.merge import Change, plan_merge
@@ -49,6 +51,7 @@ from blazr.nn.quant.groups import group_of
 from blazr.nn.quant.hf.words import WORD, pack
 from blazr.nn.quant.packed import parse_policy
 
+_WEIGHTS = "model.safetensors"
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _COPIED_FILES = (
     *TEXT_FILES,
@@ -146,8 +149,7 @@ def convert(
         UnknownNameError: There is no such dtype or quantization.
         CapacityError: The disk is too full.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is in use.", expected="a new or empty directory, or a new .gguf")
+    _check_free(out)
     if out.suffix == ".safetensors":
         raise ConfigError(
             f"{out.name} would be a directory.",
@@ -179,6 +181,22 @@ def convert(
     return _write_directory(planned.checkpoint, out, jobs, progress)
 
 
+def _check_free(out: Path) -> None:
+    """Refuse to write over what is there.
+
+    Raises:
+        ConfigError: Something is.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        is_left = (out / f"{_WEIGHTS}.partial").exists()
+        raise ConfigError(
+            f"{out} is in use.",
+            found="what a conversion that was stopped has left" if is_left else "",
+            expected="a new or empty directory, or a new .gguf",
+            hint="delete it, unless another process still writes there" if is_left else "",
+        )
+
+
 def _write_gguf_file(
     checkpoint: Checkpoint, out: Path, plan: GgufPlan, progress: Progress | None
 ) -> Converted:
@@ -188,6 +206,7 @@ def _write_gguf_file(
     with writing(out):
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with gguf_writer(out, plan.metadata, entries) as writer:
+            _check_free(out)  # again: another process may have written it meanwhile
             write_gguf(plan, checkpoint, writer, progress)
     return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
 
@@ -202,7 +221,7 @@ def _write_directory(
     with (
         writing(out),
         _new_directory(out),
-        safetensors_writer(out / "model.safetensors", entries) as writer,
+        safetensors_writer(out / _WEIGHTS, entries) as writer,
     ):
         _write_tensors(jobs, checkpoint, writer, progress)
         # before the weights get their name: what a crash leaves must not be taken for a model
@@ -223,23 +242,37 @@ def _copy_files(source: Path, out: Path) -> None:
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[None]:
-    """Make a directory, and take it away again after an error.
+    """Make a directory for this process alone, and take it away again after an error.
 
     One that was there is emptied: it may be a link or a volume, which cannot be made again.
+
+    Raises:
+        ConfigError: Another process writes there, or has done so since it was looked at.
     """
     was_there = path.exists()
     path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield
-    except BaseException:
-        for each in path.iterdir():
-            if each.is_dir():
-                shutil.rmtree(each)
-            else:
-                each.unlink()
-        if not was_there:
-            path.rmdir()
-        raise
+        if not try_lock(descriptor):
+            raise ConfigError(f"another process writes {path}.", hint="take another name")
+        _check_free(path)
+        try:
+            yield
+        except BaseException:
+            _empty(path)
+            if not was_there:
+                path.rmdir()
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _empty(directory: Path) -> None:
+    for each in directory.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:

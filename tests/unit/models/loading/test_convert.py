@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 import signal
@@ -153,6 +155,37 @@ def test_what_is_left_behind_after_a_crash_is_no_model(name: str, tmp_path: Path
     left = {path.suffix for path in tmp_path.joinpath("out").rglob("*")}
     assert ".partial" in left
     assert left.isdisjoint({".safetensors", ".gguf"})
+
+
+def test_two_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    out = tmp_path / "b"
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another process"):
+        convert(str(source), out)
+    os.close(descriptor)
+    convert(str(source), out)
+    assert numbers(out).keys() == numbers(source).keys()
+
+
+def test_a_directory_that_was_filled_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    out = tmp_path / "b"
+    plan = module.plan_model
+
+    def plan_slowly(model: str) -> object:
+        out.mkdir()
+        (out / "model.safetensors.partial").write_text("theirs")
+        return plan(model)
+
+    monkeypatch.setattr(module, "plan_model", plan_slowly)
+    with pytest.raises(ConfigError, match="unless another process"):
+        convert(str(source), out)
+    assert (out / "model.safetensors.partial").read_text() == "theirs"
 
 
 def test_a_hangup_that_is_ignored_ends_nothing(tmp_path: Path) -> None:

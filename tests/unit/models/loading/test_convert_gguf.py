@@ -194,6 +194,47 @@ def test_nothing_is_left_behind_after_an_error(tmp_path: Path) -> None:
     assert (tmp_path / "c.gguf").read_text() == "mine"
 
 
+def test_two_do_not_write_to_one_file(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    alone, shared = tmp_path / "alone.gguf", tmp_path / "shared.gguf"
+    convert(str(source), alone)
+    refusals = []
+
+    def convert_too(done: int, total: int) -> None:
+        with pytest.raises(ConfigError, match="another process") as refused:
+            convert(str(source), shared, quantize="q8_0")
+        refusals.append(refused)
+
+    convert(str(source), shared, progress=convert_too)
+    assert refusals
+    assert shared.read_bytes() == alone.read_bytes()
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "alone.gguf", "shared.gguf"}
+
+
+def test_what_is_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    plan = module.plan_gguf
+
+    def plan_slowly(*given: object) -> object:
+        (tmp_path / "b.gguf").write_text("theirs")
+        return plan(*given)
+
+    monkeypatch.setattr(module, "plan_gguf", plan_slowly)
+    with pytest.raises(ConfigError, match="in use"):
+        convert(str(source), tmp_path / "b.gguf")
+    assert (tmp_path / "b.gguf").read_text() == "theirs"
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "b.gguf"}
+
+
+def test_what_a_crash_has_left_is_replaced(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    convert(str(source), tmp_path / "b.gguf")
+    (tmp_path / "c.gguf.partial").write_bytes(bytes(10_000_001))
+    convert(str(source), tmp_path / "c.gguf")
+    assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "b.gguf", "c.gguf"}
+
+
 def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
     monkeypatch.setattr(module, "_SPARE_BYTES", 2**60)
