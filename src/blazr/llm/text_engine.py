@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -632,7 +632,8 @@ class ReplyTokenCache:
         self._max_conversations = max_conversations
         self._num_characters = 0
         self._known: OrderedDict[_Conversation, array[int]] = OrderedDict()
-        self._lock = Lock()
+        self._added: deque[tuple[_Conversation, array[int]]] = deque()
+        self._lock = Lock()  # of all that is known, but not of what was added
 
     def encode(self, prompt: ChatPrompt, salt: str) -> list[int]:
         """The token ids of a chat; as they were written, as far as it is known.
@@ -642,6 +643,7 @@ class ReplyTokenCache:
             salt: Conversations of another salt are unknown.
         """
         with self._lock:
+            self._take_added()
             begun = (
                 each
                 for each in self._known
@@ -665,7 +667,9 @@ class ReplyTokenCache:
         *,
         stop: str | None = None,
     ) -> None:
-        """Remember a reply.
+        """Remember a reply. Never waits: a garbage collection calls it, too.
+
+        That ends a reply that nobody reads any more, on any thread, which may hold the lock.
 
         Args:
             prompt: What it replies to.
@@ -678,16 +682,25 @@ class ReplyTokenCache:
         if not count:
             return
         known = _Conversation(salt, prompt.key, prompt.text + text)
-        with self._lock:
+        self._added.append((known, array("i", [*prompt_ids, *reply_ids[:count]])))
+        if self._lock.acquire(blocking=False):  # else whoever has it, or comes next, takes it up
+            try:
+                self._take_added()
+            finally:
+                self._lock.release()
+
+    def _take_added(self) -> None:
+        while self._added:
+            known, ids = self._added.popleft()
             if self._known.pop(known, None) is None:
                 self._num_characters += len(known.text)
-            self._known[known] = array("i", [*prompt_ids, *reply_ids[:count]])
-            while (
-                self._num_characters > self._max_characters
-                or len(self._known) > self._max_conversations
-            ):
-                oldest, _ = self._known.popitem(last=False)
-                self._num_characters -= len(oldest.text)
+            self._known[known] = ids
+        while (
+            self._num_characters > self._max_characters
+            or len(self._known) > self._max_conversations
+        ):
+            oldest, _ = self._known.popitem(last=False)
+            self._num_characters -= len(oldest.text)
 
 
 def _whole_text(prompt: ChatPrompt, reply_ids: Sequence[int], stop: str | None) -> tuple[str, int]:

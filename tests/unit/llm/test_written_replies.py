@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,8 @@ from blazr.llm.llm import LLM
 from blazr.llm.reply import Reply
 from blazr.llm.results import fold
 from blazr.llm.text_engine import ReplyTokenCache, TextEngine
+from blazr.text.chat_template import ChatPrompt
+from blazr.text.events import TextDelta
 from blazr.text.messages import Message
 from tests.support.scripted import scripted_core
 
@@ -97,6 +101,7 @@ def test_tokens_of_a_step_behind_a_stop_string_are_not_in_the_next_turn(core: Te
 
 
 def test_an_abandoned_reply_keeps_what_was_read_of_it(core: TextEngine) -> None:
+    core.engine.halts_after = 3
     events = LLM.of(core).events([GenerationRequest(messages=[ASKED])])
     said = ""
     for event in events:
@@ -128,6 +133,33 @@ def test_a_spelled_mark_is_never_taken_for_a_real_one(core: TextEngine) -> None:
     ids = core.encode_chat(GenerationRequest(messages=chat))
     assert ids.count(core.tokenizer.special_ids["<|user|>"]) == 2
     assert starts_as_written(core, tuple(ids), tokens=7)
+
+
+def test_garbage_collection_may_end_a_reply_while_a_chat_is_encoded(
+    core: TextEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.engine.halts_after = 3
+    events = LLM.of(core).events([GenerationRequest(messages=[ASKED])])
+    said = ""
+    while said != "one":
+        event = next(events)
+        said += event.text if isinstance(event, TextDelta) else ""
+    cycle: list[object] = [events]
+    cycle.append(cycle)
+    encode = ChatPrompt.encode
+
+    def collect_and_encode(self: ChatPrompt, start: int = 0) -> list[int]:
+        gc.collect()  # as may happen wherever memory is allocated
+        return encode(self, start)
+
+    monkeypatch.setattr(ChatPrompt, "encode", collect_and_encode)
+    other = GenerationRequest(messages=[MORE])
+    thread = threading.Thread(target=core.encode_chat, args=(other,), daemon=True)
+    del events, cycle
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert starts_as_written(core, next_prompt(core, "one"), tokens=3)
 
 
 @pytest.mark.parametrize("bound", ["max_characters", "max_conversations"])
