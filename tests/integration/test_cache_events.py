@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from array import array
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from blazr.engine.cache.known import block_name, root_name
+from blazr.engine.cache.known import Listener, block_name, root_name
 from blazr.llm.load import load_text_engine
 from blazr.llm.options import LoadOptions
 from tests.support import tiny
@@ -109,3 +110,28 @@ def test_a_router_knows_what_a_prompt_will_find(server: Loopback) -> None:
             wait_until(lambda: not router.known and not late.known)
             assert router.num_removed
     assert router.numbers == list(range(len(router.numbers)))
+
+
+def test_who_leaves_while_the_engine_is_busy_is_told_nothing_more(
+    server: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = server.core.engine
+    may_go_on, has_joined = threading.Event(), threading.Event()
+    watch = engine.watch_prefixes
+
+    def watch_and_tell(listener: Listener) -> None:
+        watch(listener)
+        has_joined.set()
+
+    monkeypatch.setattr(engine, "watch_prefixes", watch_and_tell)
+    step = threading.Thread(target=engine.call, args=(may_go_on.wait,))
+    step.start()
+    url = httpx2.URL(server.url)
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall(b"GET /cache_events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(engine._inbox.qsize)
+    wait_until(lambda: b'status="none"' in server.state.metrics.render())
+    may_go_on.set()
+    step.join()
+    assert has_joined.wait(10)
+    wait_until(lambda: not engine._listeners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -80,15 +81,22 @@ class _CacheEvents(Stream[AnyCacheEvent]):
             events = cast("asyncio.Queue[Any]", queue)  # of the models, and of the prefixes
 
             def listen(event: BlockEvent) -> None:
-                loop.call_soon_threadsafe(events.put_nowait, event)
+                with suppress(RuntimeError):  # the server has ended before its engine
+                    loop.call_soon_threadsafe(events.put_nowait, event)
 
-            await asyncio.to_thread(engine.watch_prefixes, listen)
+            def leave(joining: asyncio.Future[None]) -> None:
+                if not joining.cancelled() and joining.exception() is None:
+                    engine.unwatch_prefixes(listen)
+
+            # who leaves meanwhile joins all the same, and has to be told nothing more
+            joining = asyncio.ensure_future(asyncio.to_thread(engine.watch_prefixes, listen))
             try:
+                await asyncio.shield(joining)
                 await self.send_bytes(self._framing.keep_alive)
                 while await self._send_next(events):
                     pass
             finally:
-                engine.unwatch_prefixes(listen)
+                joining.add_done_callback(leave)
 
     async def _send_next(self, events: asyncio.Queue[Any]) -> bool:
         """Send what has happened; says whether more may follow."""
