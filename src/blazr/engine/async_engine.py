@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -540,14 +541,14 @@ class AsyncEngine:
                 self._restarts.append(now)
                 self._num_restarts += 1
         if not self._failure:
-            self._engine.close()
+            _attempt(self._engine.close)
         with self._lock:
             self._has_ended = True
         while not self._inbox.empty():  # so that nobody waits for what is in it
-            self._inbox.get()()
+            _attempt(self._inbox.get())
         self._fail_everything("the engine was closed")
         self._end_pauses()
-        self._release_memory()
+        _attempt(self._release_memory)
 
     def _release_memory(self) -> None:
         """Drop the network and its caches, which whoever keeps a closed engine would keep too."""
@@ -730,7 +731,9 @@ class AsyncEngine:
 
     def _fail_everything(self, message: str) -> None:
         for request_id, unfinished in list(self._unfinished.items()):
-            self._deliver(_errors(request_id, sorted(unfinished.replies), message))
+            _attempt(
+                partial(self._deliver, _errors(request_id, sorted(unfinished.replies), message))
+            )
 
 
 def _with_latest_adapter(request: Request) -> Request:
@@ -749,6 +752,14 @@ def _errors(request_id: int, indices: Iterable[int], message: str) -> list[Token
         TokenOutput(request_id=request_id, index=i, finish_reason=reason, error=message)
         for i in indices
     ]
+
+
+def _attempt(work: Callable[[], object]) -> None:
+    """Do what others wait behind: an engine that has failed may fail in anything."""
+    try:
+        work()
+    except BaseException:
+        logger.exception("the engine could not end in order")
 
 
 @atexit.register

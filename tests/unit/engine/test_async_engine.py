@@ -293,6 +293,43 @@ def test_nobody_waits_for_an_engine_that_cannot_be_made_again(bench):
     bench.engine.close()
 
 
+def test_what_a_dead_engine_was_asked_gets_an_answer_whatever_it_does(bench):
+    is_computing, all_asked = threading.Event(), threading.Event()
+
+    def fault(plan):
+        is_computing.set()
+        all_asked.wait()
+        raise SystemExit("dead")
+
+    def fail(*_):
+        raise RuntimeError("the wreck")
+
+    bench.fault = fault
+    request_id, outputs = bench.ask()
+    assert is_computing.wait(10)
+    bench.build_fault = fail
+    wreck = bench.engine._engine
+    wreck.abort = wreck.close = wreck.release = fail
+    engine, results = bench.engine, SimpleQueue()
+
+    def call():
+        try:
+            results.put(engine.call(lambda: "done"))
+        except EngineError as error:
+            results.put(error)
+
+    engine.abort(request_id)
+    threading.Thread(target=call, daemon=True).start()
+    wait_until(lambda: engine._inbox.qsize() == 2)
+    paused = engine.pause(finishes=False)
+    all_asked.set()
+    assert collect(outputs)[1].finish_reason is FinishReason.ERROR
+    assert results.get(timeout=10) == "done"
+    assert paused.result(timeout=10) is None
+    wait_until(lambda: not engine._thread.is_alive())
+    assert "wreck" in engine.health().reason
+
+
 def test_an_engine_that_keeps_dying_stays_down(bench):
     def fault(plan):
         raise SystemExit("dead again")
