@@ -218,20 +218,30 @@ class Pool:
     async def _watch(self, replica: Replica) -> None:
         """Look after a replica until its process ends; one that hangs is killed."""
         heard_s: float | None = None  # from when it listens
-        while replica.exit_code() is None:
-            is_healthy = await self._is_healthy(replica)
-            if is_healthy is not None:
-                heard_s = monotonic()
-            elif heard_s is not None and monotonic() - heard_s > _HANG_S:
-                _log.error("replica %d says nothing any more", replica.number)
-                replica.end(at_once=True)
-            if is_healthy and not replica.is_ready and not replica.is_leaving:
-                await self._admit(replica)
-            elif not is_healthy:
-                replica.is_ready = False
-            next_s = monotonic() + (_CHECK_S if replica.is_ready else 2 * _POLL_S)
-            while monotonic() < next_s and replica.exit_code() is None:
-                await asyncio.sleep(_POLL_S)
+        # beside the looks, so that one that hangs while it is told something is killed, too
+        admission: asyncio.Task[None] | None = None
+        try:
+            while replica.exit_code() is None:
+                is_healthy = await self._is_healthy(replica)
+                if is_healthy is not None:
+                    heard_s = monotonic()
+                elif heard_s is not None and monotonic() - heard_s > _HANG_S:
+                    _log.error("replica %d says nothing any more", replica.number)
+                    replica.end(at_once=True)
+                if admission is not None and admission.done():
+                    admission.result()
+                    admission = None
+                if not is_healthy:
+                    replica.is_ready = False
+                elif not (replica.is_ready or replica.is_leaving or admission):
+                    admission = asyncio.create_task(self._admit(replica))
+                next_s = monotonic() + (_CHECK_S if replica.is_ready else 2 * _POLL_S)
+                while monotonic() < next_s and replica.exit_code() is None:
+                    await asyncio.sleep(_POLL_S)
+        finally:
+            if admission is not None:
+                admission.cancel()
+                await asyncio.gather(admission, return_exceptions=True)
 
     async def _is_healthy(self, replica: Replica) -> bool | None:
         """Whether its engines work; None where it does not answer."""

@@ -7,12 +7,14 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from blazr.cli.serve import _replica_config
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
 from blazr.server.replica_ids import id_of, number_in
+from blazr.server.replicas import pool as pool_module
 from blazr.server.replicas.front import _request_of
 from blazr.server.replicas.pool import Pool, cheapest
 from blazr.server.replicas.replica import Replica, ReplicaRequest
@@ -131,3 +133,52 @@ def test_a_replica_that_ends_while_it_is_told_is_not_called_ready(
         pool.close()
     assert not replicas[0].is_ready
     assert "is ready" not in caplog.text
+
+
+class HangingReplica(Replica):
+    """It says nothing any more once it is told something, until it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0, folder, ())
+        self.is_told = False
+        self.has_ended = asyncio.Event()
+
+    def exit_code(self) -> int | None:
+        return -9 if self.has_ended.is_set() else None
+
+    def end(self, *, at_once: bool = False) -> None:
+        assert at_once
+        self.has_ended.set()
+
+    async def ask(
+        self, request: ReplicaRequest, *, timeout_s: float | None = None
+    ) -> httpx2.Response:
+        if request.method == "POST":
+            self.is_told = True
+            await self.has_ended.wait()
+            raise httpx2.ReadError("it has ended")
+        if self.is_told:
+            raise httpx2.ReadTimeout("silence")
+        return httpx2.Response(200)
+
+
+def test_a_replica_that_hangs_while_it_is_told_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_HANG_S", 0.01)
+    pool = Pool((), ServerConfig(replicas=2))
+    pool.commands["pause"] = ReplicaRequest("POST", b"/pause", ())
+
+    async def watch() -> HangingReplica:
+        replica = HangingReplica(tmp_path)
+        async with asyncio.timeout(10):
+            await pool._watch(replica)
+        return replica
+
+    try:
+        replica = asyncio.run(watch())
+    finally:
+        pool.close()
+    assert replica.is_told
+    assert not replica.is_ready
+    assert not pool.changing.locked()
