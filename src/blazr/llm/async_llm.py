@@ -268,9 +268,10 @@ class AsyncLLM(LanguageModel):
 
     def _loop_notifier(self) -> Notifier:
         loop = asyncio.get_running_loop()
-        if self._notifier is None or self._notifier.loop is not loop:
-            self._notifier = Notifier(loop)
-        return self._notifier
+        notifier = self._notifier  # looked at once: other threads with other loops change it
+        if notifier is None or notifier.loop is not loop:
+            notifier = self._notifier = Notifier(loop)
+        return notifier
 
     async def events(
         self, requests: Sequence[GenerationRequest], *, pause_s: float = 0.0

@@ -444,6 +444,30 @@ def test_the_asynchronous_face_gives_the_same() -> None:
     asyncio.run(ask())
 
 
+def test_event_loops_of_two_threads_do_not_mix() -> None:
+    class Interrupted(AsyncLLM):
+        """Another thread asks in the moment in which this one has made its notifier."""
+
+        found: async_llm.Notifier | None = None
+
+        @property
+        def _notifier(self) -> async_llm.Notifier | None:
+            return self.found
+
+        @_notifier.setter
+        def _notifier(self, notifier: async_llm.Notifier) -> None:
+            is_first = self.found is None
+            self.found = notifier
+            if is_first:
+                with ThreadPoolExecutor() as other:
+                    other.submit(asyncio.run, self.generate("hello")).result()
+
+    llm = Interrupted.of(scripted_core())
+    (completion,) = asyncio.run(llm.generate("hello"))
+    assert completion.text == SCRIPT
+    asyncio.run(llm.close())
+
+
 def test_cancelling_aborts() -> None:
     async def ask() -> None:
         async with AsyncLLM.of(scripted_core()) as llm:
