@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from blazr.server.config import ServerConfig
+from blazr.server.openai.responses.rendering import ResponseRenderer
 from blazr.server.openai.responses.replay import EventLog, Replay
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import SCRIPT, scripted_core, wait_until
@@ -18,6 +19,10 @@ from tests.support.scripted import SCRIPT, scripted_core, wait_until
 PATH = "/v1/responses"
 ENDLESS = {"max_output_tokens": 10**6, "background": True}
 LONG = "one " * 30000
+
+
+class PanicError(BaseException):
+    """Like a panic in an extension module: not an Exception."""
 
 
 def post(loopback: Loopback, **body: object):
@@ -258,6 +263,19 @@ def test_in_the_background_until_done(loopback: Loopback) -> None:
     found = loopback.client.get(where).json()
     assert found["output"][0]["content"][0]["text"] == SCRIPT
     assert loopback.client.post(f"{where}/cancel").json() == found
+
+
+def test_in_the_background_until_something_panics(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise PanicError("private words")
+
+    monkeypatch.setattr(ResponseRenderer, "event", fail)
+    path = f"{PATH}/{post(loopback, background=True).json()['id']}"
+    wait_until(lambda: loopback.client.get(path).json()["status"] == "failed")
+    assert "private" not in loopback.client.get(path).text
+    assert "private" in caplog.text
 
 
 def test_in_the_background_and_followed_from_any_place(loopback: Loopback) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from blazr.agent.toolbox import Offer
-from blazr.core.errors import RequestError
+from blazr.core.errors import EXITS, RequestError
 from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.server.agent import AgentFields, MostRounds, taken_names, wants_tools
 from blazr.server.endpoint import Call, Reply, working
@@ -49,6 +50,8 @@ from blazr.server.schema import Example, schema_hint
 from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables
+
+_log = logging.getLogger(__name__)
 
 _LOGPROBS = "message.output_text.logprobs"
 _THOUGHTS = "reasoning.encrypted_content"
@@ -400,8 +403,13 @@ async def _generate(run: Run, renderer: ResponseRenderer, log: EventLog) -> None
         log.add(renderer.last(run.usage()))
     except asyncio.CancelledError:
         renderer.cancel()
-    except Exception as error:  # noqa: BLE001  (the stored response says so)
-        log.add(renderer.failure(HttpError.of(error)))
+    except EXITS:
+        raise
+    except BaseException as error:  # noqa: BLE001  (see EXITS)
+        failure = HttpError.of(error)
+        if failure.code == "internal_error":
+            _log.exception("a response in the background failed")
+        log.add(renderer.failure(failure))  # the stored response says so
 
 
 @dataclass(slots=True)
