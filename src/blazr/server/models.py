@@ -708,6 +708,8 @@ class Models:
                 _log.info("loading %s", name)
                 opened = await asyncio.to_thread(slot.open)
                 await self._admit(slot, opened)
+            if slot.model is not None and not slot.model.num_users:
+                self._on_idle(slot.model)  # whoever asked for it has left
             _log.info("%s is loaded, %s", name, size_text(slot.num_bytes, binary=True))
         except HttpError as error:
             failure = error

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import httpx2
 import pytest
 
 from blazr.core import garbage
@@ -286,6 +287,17 @@ def test_models_nobody_uses_leave_the_memory() -> None:
         asked.result()
         wait_until(lambda: shelf.open_now == set())
         assert ask(running, "a")["model"] == "a"
+
+
+def test_a_model_whose_only_client_left_while_it_loaded_leaves_the_memory_too() -> None:
+    with shelf_of("a", idle_unload_s=0.05) as (shelf, running):
+        shelf.go.clear()
+        with pytest.raises(httpx2.ReadTimeout):
+            running.client.post("/v1/completions", json={**PROMPT, "model": "a"}, timeout=0.1)
+        wait_until(lambda: not running.state.num_working)
+        shelf.go.set()
+        wait_until(lambda: shelf.names == ["a"])
+        wait_until(lambda: shelf.open_now == set())
 
 
 def test_one_broken_engine_shows_in_the_health_of_all() -> None:
