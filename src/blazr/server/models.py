@@ -665,9 +665,11 @@ class Models:
         self.events.publish(slot.event)
 
     def fail(self) -> None:
-        """End every running reply with an error: the time to drain is over."""
+        """End every request that runs or waits with an error: the time to drain is over."""
         for model in self._live:
             model.fail(stopping())
+        for waiter in (each for slot in self.slots for each in slot.take_waiting()):
+            waiter.set_exception(stopping())
 
     def close(self) -> None:
         """Stop all engines, after the event loop has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -287,6 +288,20 @@ def test_models_nobody_uses_leave_the_memory() -> None:
         asked.result()
         wait_until(lambda: shelf.open_now == set())
         assert ask(running, "a")["model"] == "a"
+
+
+def test_who_waits_for_a_model_is_told_that_the_server_stops() -> None:
+    with shelf_of("a", drain_timeout_s=0.01) as (shelf, running), ThreadPoolExecutor(1) as pool:
+        shelf.go.clear()
+        try:
+            asked = pool.submit(running.client.post, "/v1/completions", json=PROMPT)
+            wait_until(lambda: bool(running.models.slots[0].waiting))
+            running.server.handle_exit(signal.SIGTERM, None)
+            reply = asked.result()
+        finally:
+            shelf.go.set()
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "stopping"
 
 
 def test_a_model_whose_only_client_left_while_it_loaded_leaves_the_memory_too() -> None:
