@@ -24,6 +24,7 @@ from blazr.llm.vectors import (
     embeddings,
     score_pairs,
     unit_vectors,
+    vector_of,
 )
 from blazr.llm.vllm_names import dtype_name, translate
 from blazr.pipelines.encoders.request import without_prompts
@@ -247,7 +248,7 @@ class LanguageModel:
             )
         return ModelReading(
             lambda: head.requests(pairs, self.core.tokenizer),
-            lambda replies: [Score(score=head.score(each.embedding or ())) for each in replies],
+            lambda replies: [Score(score=head.score(vector_of(each))) for each in replies],
         )
 
     def _to_classify(

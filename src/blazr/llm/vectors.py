@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from blazr.core.errors import RequestError
+from blazr.core.errors import EngineError, RequestError
 from blazr.engine.request import Pooling
 from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
@@ -16,6 +16,18 @@ from blazr.llm.results import Completion, Embedding, Score
 from blazr.pipelines.encoders.request import Cut, first_numbers, unit
 
 ONLY_READ = SamplingParams(max_tokens=0)
+
+
+def vector_of(completion: Completion) -> array[float]:
+    """Return the vector of a request for one.
+
+    Raises:
+        EngineError: It has none, because it failed.
+    """
+    if completion.embedding is None:
+        found = completion.error or completion.finish_reason
+        raise EngineError("a text was not read to its end.", found=found)
+    return completion.embedding
 
 
 def unit_vectors(
@@ -29,8 +41,9 @@ def unit_vectors(
 
     Raises:
         RequestError: There are fewer.
+        EngineError: A reply has none, because it failed.
     """
-    vectors = np.array([each.embedding or array("f") for each in completions], np.float32)
+    vectors = np.array([vector_of(each) for each in completions], np.float32)
     return unit(first_numbers(vectors, dimensions))
 
 

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -399,6 +400,14 @@ def test_a_failed_reply_carries_its_error(llm: LLM) -> None:
     engine_of(llm).fails_with = "not a number"
     (completion,) = llm.generate("a")
     assert (completion.finish_reason, completion.error) == ("error", "not a number")
+
+
+@pytest.mark.parametrize("texts", ["a", ["a", "b"]])
+def test_a_vector_that_failed_is_an_error(llm: LLM, texts: str | list[str]) -> None:
+    engine_of(llm).fails_with = "not a number"
+    for call in (llm.embed, partial(llm.score, "c")):
+        with pytest.raises(EngineError, match="not a number"):
+            call(texts)
 
 
 def test_threads_do_not_disturb_each_other(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from blazr.core.errors import ContextLengthError, RequestError, too_many
 from blazr.llm.generation import Truncation
 from blazr.llm.results import Usage
-from blazr.llm.vectors import distinct, pairs_of, score_pairs
+from blazr.llm.vectors import distinct, pairs_of, score_pairs, vector_of
 from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
@@ -268,7 +268,7 @@ async def _ranked(
     requests = head.requests(pairs, call.llm.core.tokenizer)
     run = await Run.start(call, [replace(each, **common) for each in requests])
     completions, usage = await run.result()
-    return [head.score(each.embedding or ()) for each in completions], _usage(usage)
+    return [head.score(vector_of(each)) for each in completions], _usage(usage)
 
 
 async def _cosines(
