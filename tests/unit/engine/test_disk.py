@@ -372,6 +372,24 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
         assert memory.disk.counts.written == 1
 
 
+def test_after_its_end_nobody_waits_for_the_disk(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    with closing(memory):
+        memory.keep(PAGE, names(1)[0])
+
+    def ask() -> None:
+        memory.keep(PAGE, names(2)[1])
+        memory.disk._num_waiting = MOST_WAITING  # as if a slow disk had had so much to write
+        memory.disk.save(DiskItem(PAGE, names(3)[2], "end", 1, 64), 0, waits=True)
+        memory.disk.clear()
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not any(memory.disk.has(PAGE, name) for name in names(3))
+
+
 def test_clearing_takes_this_models_files(tmp_path: Path) -> None:
     with closing(Memory(tmp_path)) as one, closing(Memory(tmp_path, model=b"other")) as other:
         for name in names(3):

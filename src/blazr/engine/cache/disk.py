@@ -49,6 +49,7 @@ _MODEL = re.compile(r"[0-9a-f]+")  # how the folder of a model is named
 _OWN = re.compile(r"[0-9a-f]{64}\.(page|state)")  # and the files below it
 _STALE_NS = 3600 * 10**9  # whoever writes a temporary file as old as that has ended
 _KEPT_SHARE = 0.9  # of the limit, after files were deleted
+_LOOK_S = 0.1  # between two looks whether the thread that writes has ended
 _PAUSE_S = 60.0  # without writing, after an error such as a full disk
 
 _Bytes = bytes | bytearray | memoryview
@@ -221,10 +222,10 @@ class DiskCache:
         size = self.sizes[what.item_class]
         with self._written:
             while self._num_waiting + size > max(MOST_WAITING, size):
-                if not waits:
+                if not (waits and self._thread.is_alive()):
                     self.counts.skipped += 1
                     return
-                self._written.wait()
+                self._written.wait(_LOOK_S)
             self._num_waiting += size
         try:
             content = self._read(what.item_class, item)
@@ -306,10 +307,11 @@ class DiskCache:
         self._queue.put(self._measure)
 
     def flush(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written; not after `close`, which has waited."""
         done = threading.Event()
         self._queue.put(done.set)
-        done.wait()
+        while not done.wait(_LOOK_S) and self._thread.is_alive():
+            pass
 
     def close(self) -> None:
         """Wait until everything is written, and end the thread."""
