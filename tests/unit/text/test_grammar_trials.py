@@ -12,12 +12,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
 from blazr.core.errors import CapacityError, EngineError, GrammarError
-from blazr.text.grammars import child, compiler, constraint
+from blazr.text.grammars import child, compiler, constraint, trial
 from blazr.text.grammars.compiler import GrammarCompiler
 from blazr.text.grammars.constraint import GrammarConstraint
 from blazr.text.grammars.embedded import embed
@@ -138,6 +139,34 @@ def test_hostile_grammars_are_survived(grammars):
         with contextlib.suppress(GrammarError):
             walk(grammars.compile(grammar).fork(), mask)
     assert grammars.compile({"choice": ["yes"]})
+
+
+def test_a_child_that_reads_nothing_is_given_up(grammars, monkeypatch):
+    monkeypatch.setattr(trial, "SILENCE_S", 0.2)
+    grammars.compile({"regex": "a"})
+    process = child_of(grammars)
+    process.send_signal(signal.SIGSTOP)
+    long = {"regex": "|".join(f"word{i}" for i in range(20_000))}  # more than a pipe holds
+    asked = Thread(target=pytest.raises, args=(GrammarError, grammars.compile, long), daemon=True)
+    asked.start()
+    asked.join(10)
+    process.kill()
+    assert not asked.is_alive()
+    grammars.compile({"regex": "b"})
+
+
+def test_a_child_that_does_not_begin_is_given_up(monkeypatch, tmp_path):
+    program = tmp_path / "child.py"
+    program.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(trial, "START_S", 0.2)
+    monkeypatch.setattr(child, "__file__", str(program))
+    large = child.Vocabulary([bytes(1000)] * 1000, {})
+    asked = Thread(
+        target=pytest.raises, args=(EngineError, trial.Trial(large).run, "start: /a/"), daemon=True
+    )
+    asked.start()
+    asked.join(10)
+    assert not asked.is_alive()
 
 
 def test_a_grammar_is_compiled_once_however_many_ask(grammars):

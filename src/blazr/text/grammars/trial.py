@@ -69,7 +69,8 @@ class Trial:
                 self._stop()
                 raise EngineError(_NO_START)
             self._is_ready = True
-            answer = _answer(process, SILENCE_S) if _send(process, source.encode()) else None
+            was_sent = _send(process, source.encode(), SILENCE_S)
+            answer = _answer(process, SILENCE_S) if was_sent else None
             if answer is None:
                 self._stop()
                 raise GrammarError(
@@ -95,7 +96,7 @@ class Trial:
             raise EngineError(_NO_START, found=str(error)[:100]) from error
         self._process = process
         self._reaper = weakref.finalize(self, end_child, process)
-        _send(process, child.pack_vocabulary(self._vocabulary))
+        _send(process, child.pack_vocabulary(self._vocabulary), START_S)
         return process
 
     def _stop(self) -> None:
@@ -105,13 +106,19 @@ class Trial:
         self._is_ready = False
 
 
-def _send(process: subprocess.Popen[bytes], frame: bytes) -> bool:
-    """Send a frame; False where the process died."""
+def _send(process: subprocess.Popen[bytes], frame: bytes, timeout_s: float) -> bool:
+    """Send a frame; False where the process died. One that does not read it in time is killed."""
     assert process.stdin is not None
+    # a pipe holds 64 KB: more is written only as fast as it is read
+    limit = threading.Timer(timeout_s, process.kill)
+    limit.daemon = True
+    limit.start()
     try:
         child.write_frame(process.stdin, frame)
     except OSError:
         return False
+    finally:
+        limit.cancel()
     return True
 
 
