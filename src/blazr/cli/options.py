@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from blazr.llm.llm import LLM
     from blazr.llm.text_engine import TextEngine
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BUILT_IN = "nano"
 """The model that runs when none is named."""
@@ -502,7 +502,7 @@ def set_threads(count: int | None) -> None:
         most = len(os.sched_getaffinity(0))
         if count > most:
             what = f"--threads {str(count)[:20]} is more than there are processors to compute on"
-            log.once(_LOG, logging.WARNING, f"{what}: it is {most}")
+            log.once(_log, logging.WARNING, f"{what}: it is {most}")
         torch.set_num_threads(min(count, most))
 
 

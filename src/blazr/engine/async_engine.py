@@ -50,7 +50,7 @@ RESTART_WINDOW_S = 60.0
 RECORDED_SIZES = 8
 WARM_UP_TOKENS = 16
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _RUNNING: WeakSet[AsyncEngine] = WeakSet()
 
 
@@ -465,7 +465,7 @@ class AsyncEngine:
         try:
             trial.add(request, request_id=0, now=0.0, seed=0)
         except RequestError as error:  # a context of two tokens
-            logger.debug("no warm-up: %s", error)
+            _log.debug("no warm-up: %s", error)
             return
         while trial.has_work():
             before = trial.counts.computed_tokens
@@ -474,7 +474,7 @@ class AsyncEngine:
             self._pulse.learn(trial.counts.computed_tokens - before, time.monotonic() - started)
             for output in outputs:
                 if output.error is not None:
-                    logger.warning("the warm-up failed: %s", output.error)
+                    _log.warning("the warm-up failed: %s", output.error)
                     return
         # layers prepare some tensors in their first step, which no recording could hold
         record(RECORDED_SIZES)
@@ -526,10 +526,10 @@ class AsyncEngine:
                     is_broken = False
                     self._end_drained_pauses()
                 self._run()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  (it is logged)
                 is_broken = True
                 self._failure = describe_error(error)
-                logger.exception("the engine failed")
+                _log.exception("the engine failed")
                 self._fail_everything(f"the engine failed: {self._failure}")
                 now = time.monotonic()
                 is_hopeless = (
@@ -588,7 +588,7 @@ class AsyncEngine:
             # a step that was only launched says nothing
             if scheduler.counts.drafts == drafts_before and (outputs or not decodes):
                 self._pacing.learn(decodes, max(computed - decodes, 0), took_s)
-            if logger.isEnabledFor(TRACE):
+            if _log.isEnabledFor(TRACE):
                 self._trace_step(decodes, computed, took_s)
             self._deliver(outputs)
             if self._pauses:
@@ -596,7 +596,7 @@ class AsyncEngine:
 
     def _trace_step(self, decodes: int, computed: int, took_s: float) -> None:
         stats = self._engine.stats()
-        logger.log(
+        _log.log(
             TRACE,
             "step %d: %d tokens in %.1f ms; %d decoding, %d running, %d waiting;"
             " %d pages and %d states free",
@@ -649,7 +649,7 @@ class AsyncEngine:
             if self._logits((0,), (), None).isfinite().all():
                 self._pulse.succeed()
         except BaseException as error:  # noqa: BLE001  (it goes on as any failing step does)
-            logger.debug("the engine still fails: %s", error)
+            _log.debug("the engine still fails: %s", error)
 
     def _receive(self) -> None:
         """Take what has come in; wait for something only when there is nothing to do."""
@@ -670,7 +670,7 @@ class AsyncEngine:
                 return
 
     def _add(self, request: Request, request_id: int, seed: int) -> None:
-        logger.debug(
+        _log.debug(
             "request %d: %d prompt tokens, at most %d new, %d replies, priority %d",
             request_id,
             len(request.prompt_ids),
@@ -695,7 +695,7 @@ class AsyncEngine:
                 continue
             if output.finish_reason is not None:
                 self._count_finished(output.request_id, output.index)
-                logger.debug(
+                _log.debug(
                     "request %d.%d ended: %s; %d prompt tokens, %d of them reused (%s)",
                     output.request_id,
                     output.index,
@@ -706,8 +706,8 @@ class AsyncEngine:
                 )
             try:
                 sink(output)
-            except BaseException:
-                logger.exception("a reader of request %d failed", output.request_id)
+            except BaseException:  # noqa: BLE001  (it is logged)
+                _log.exception("a reader of request %d failed", output.request_id)
                 self.abort(output.request_id)
         if self._leaving:
             self._drop_unused_adapters()
@@ -758,8 +758,8 @@ def _attempt(work: Callable[[], object]) -> None:
     """Do what others wait behind: an engine that has failed may fail in anything."""
     try:
         work()
-    except BaseException:
-        logger.exception("the engine could not end in order")
+    except BaseException:  # noqa: BLE001  (it is logged)
+        _log.exception("the engine could not end in order")
 
 
 @atexit.register

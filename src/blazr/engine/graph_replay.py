@@ -26,7 +26,7 @@ from blazr.nn.ops.graphs import GraphDevice
 from blazr.nn.ops.replay import UnrecordableError
 from blazr.nn.ops.sampling import draw, likeliest, uniforms
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LEAST_BLOCKS = 16  # of the smallest graph
 _MORE_BLOCKS = 4  # each larger graph has room for so many times more
@@ -284,7 +284,7 @@ class GraphReplays:
         runs.fill_(self._nobody)
         try:
             self._made[bucket] = self._graphs.capture(lambda: self._compute(bucket))
-            logger.debug(
+            _log.debug(
                 "captured the step of %d sequences of up to %d blocks",
                 bucket.sequences,
                 bucket.blocks,
@@ -292,10 +292,10 @@ class GraphReplays:
         except UnrecordableError as error:
             self._made[bucket] = None
             why = f"some decode steps are not captured as graphs, but computed: {error}"
-            log.once(logger, logging.INFO, why)
+            log.once(_log, logging.INFO, why)
         except torch.OutOfMemoryError:  # a graph has memory of its own
             self._made[bucket] = None
-            logger.warning(
+            _log.warning(
                 "decode steps of %d sequences of up to %d blocks are computed: there is no memory"
                 " left for their graph",
                 bucket.sequences,

@@ -23,7 +23,7 @@ from blazr.nn.layers.rope import Positions, RopeConfig
 from blazr.nn.operands.step import Span, SpanColumn, StepNumbers, StepTable
 from blazr.nn.ops.replay import Arena, Replay, UnrecordableError, can_replay, record
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SEEN = 3  # steps of a size without drafts before it is recorded; sizes with drafts come again
 
@@ -168,12 +168,12 @@ class Replays:
             return self._record(size)
         self._is_possible = replay is not None
         if replay is None:
-            logger.debug("steps cannot be recorded: each is computed")
+            _log.debug("steps cannot be recorded: each is computed")
         else:
             self._made[size] = inputs, replay
             if len(self._made) > MOST_RECORDED:
                 self._made.popitem(last=False)
-            logger.debug(
+            _log.debug(
                 "recorded the step of %d sequences and %d tokens, %d parts of it in Python",
                 size.sequences,
                 size.tokens,

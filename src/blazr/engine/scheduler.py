@@ -19,7 +19,7 @@ from blazr.engine.sequence import Fork, Phase, Sequence
 from blazr.engine.speculation.speculator import Speculator
 from blazr.engine.turns import Turns
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MAX_COMPARED = 64  # waiting prompts that are compared with running ones in one step
 LEAST_SHARED = 1 / 4  # of a block: a shared prefix as long as that is worth waiting for
@@ -327,7 +327,7 @@ class Scheduler:
             sequence: A running one.
             publish: False after a failure: nothing of it may be reused.
         """
-        logger.debug(
+        _log.debug(
             "preempt %d.%d after %d tokens; %d go on running",
             sequence.request_id,
             sequence.index,
@@ -415,7 +415,7 @@ class Scheduler:
         sequence.phase = Phase.RUNNING
         self._turns.start(sequence)
         insort(self.running, sequence, key=lambda s: s.order)
-        logger.debug(
+        _log.debug(
             "start %d.%d: %d of %d tokens are in memory (%s); %d running, %d waiting",
             sequence.request_id,
             sequence.index,
@@ -454,7 +454,7 @@ class Scheduler:
             return False
         last = at - (sequence.request.params.prompt_logprobs is not None)  # which tells of the next
         source.wanted[last // grid * grid] = "parted"
-        logger.debug(
+        _log.debug(
             "hold %d.%d: it shares %d tokens with %d.%d, which computes them",
             sequence.request_id,
             sequence.index,

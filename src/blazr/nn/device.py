@@ -19,7 +19,7 @@ from torch import Tensor
 from blazr.core import log
 from blazr.core.errors import CapacityError, ConfigError
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _LARGE_PAGE = 2**21
 # Names of the instructions in /proc/cpuinfo, of x86 and ARM.
@@ -207,7 +207,7 @@ def resolve_device(name: str = "auto") -> Device:
         index = torch.cuda.current_device()
     if kind != "cuda":
         log.once(
-            _LOG,
+            _log,
             logging.WARNING,
             f"on {kind} every operation is torch's: there are no kernels for it, it is slow,"
             " and it has not been tried",

@@ -54,7 +54,7 @@ _DELTAS = "rope_deltas"
 # Relative difference between a cached step and a whole pass that rounding can explain.
 _AGREES = 0.02
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def load_fallback(
     if network.config.is_encoder_decoder:
         raise _not_loaded(cause, TypeError("it has an encoder and a decoder"))
     config = network.config.get_text_config()
-    log.warning(
+    _log.warning(
         "%s (%s) runs through transformers: without prefix reuse, or kernels of ours",
         files.name,
         network.config.model_type,
@@ -272,7 +272,7 @@ def build_fallback_engine(
         banned_ids: Ids that are never generated.
     """
     if config.spec:
-        log.warning("through transformers nothing is computed on speculation: --spec does nothing")
+        _log.warning("through transformers nothing is computed on speculation: --spec does nothing")
     runner = TransformersRunner(model.module, model.vocab_size, banned_ids)
     running = min(config.max_running, MAX_RUNNING)
     max_seq_len = min(model.max_seq_len, config.max_seq_len or model.max_seq_len)
@@ -330,9 +330,11 @@ class TransformersRunner:
         self._batch: PaddedBatch | None = None
         self._batches = self._resumes and self._can_batch()
         if not self._resumes:
-            log.warning("its cache does not agree with a whole pass: every step computes all again")
+            _log.warning(
+                "its cache does not agree with a whole pass: every step computes all again"
+            )
         elif not self._batches:
-            log.warning("its caches cannot be joined: sequences are computed one after the other")
+            _log.warning("its caches cannot be joined: sequences are computed one after the other")
 
     def replace(self, network: torch.nn.Module) -> None:
         """Go on with another network of the same config."""

@@ -19,7 +19,7 @@ from blazr.pipelines.network import loading_errors
 from blazr.pipelines.tower_encoder import load_processor
 
 TYPE_IDS = "token_type_ids"  # how names of inputs end that tell tokens of images from text
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class FallbackImageEncoder:
             )
         # the library fails in many ways at images that are very small, or much longer than wide
         except Exception as error:
-            log.warning("images were not taken", exc_info=error)
+            _log.warning("images were not taken", exc_info=error)
             raise RequestError(
                 "this model cannot take these images.",
                 param="messages",

@@ -42,7 +42,7 @@ _MAX_PATCHES = 2**13  # of an image, each of which attends to all
 _MAX_SCALE = 64
 _MAX_PIXTRAL = 2**12  # pixels, of which it makes a table
 _MIN_DEVIATION = 1e-3  # of colours from 0 to 1
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def _mismatch(message: str, found: str, expected: str = "") -> CheckpointError:
@@ -653,7 +653,7 @@ def load_mmproj(
     except BlazrError as error:
         if asked is not None:
             raise
-        log.warning("leave out %s: %s", file.name, str(error).replace("\n", " "))
+        _log.warning("leave out %s: %s", file.name, str(error).replace("\n", " "))
         return None
 
 

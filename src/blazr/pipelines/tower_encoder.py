@@ -43,7 +43,7 @@ _PROCESSOR_CONFIGS = (
     "video_preprocessor_config.json",
 )
 _LANGUAGE_MODELS = {"language_model", "text_model"}
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class TowerEncoder(ABC):
                 hint=f"pip install 'blazr[{self.extra}]', and {self.advice}",
             ):
                 self._parts = self._build(checkpoint)
-            log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
+            _log.info("loaded the part of %s that takes %s files", self._path.name, self.medium)
         return self._parts
 
     def _build(self, checkpoint: Checkpoint) -> EncoderParts:
@@ -269,7 +269,7 @@ class TowerEncoder(ABC):
             raise
         # the library fails in many ways at images that are very small, or much longer than wide
         except Exception as error:
-            log.warning("%s of %s was not taken", self.noun, size, exc_info=error)
+            _log.warning("%s of %s was not taken", self.noun, size, exc_info=error)
             raise RequestError(
                 f"this model cannot take {self.noun} of this size.",
                 param="messages",

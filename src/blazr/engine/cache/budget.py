@@ -16,7 +16,7 @@ from blazr.nn.operands.step import GRID
 AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85, "xpu": 0.7, "mps": 0.4}
 REUSE_SHARE = 4  # auto takes at most this many times what the running sequences could fill
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def plan_caches(
@@ -112,14 +112,14 @@ def _log_shape(shape: CacheShape, config: EngineConfig) -> None:
         room.append(f"{shape.num_superpages * shape.pages_per_superpage * GRID} tokens")
     if shape.has_states:
         room.append(f"{shape.num_superpages * shape.states_per_superpage} recurrent states")
-    logger.info(
+    _log.info(
         "caches: %.1f MiB for %d sequences at once, with room for %s",
         shape.num_bytes / 2**20,
         shape.max_running,
         " or ".join(room),
     )
     if shape.max_running < config.max_running:
-        logger.warning(
+        _log.warning(
             "the cache memory runs %d sequences at once, not %d; --memory raises it",
             shape.max_running,
             config.max_running,

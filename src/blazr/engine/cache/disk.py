@@ -55,7 +55,7 @@ _PAUSE_S = 60.0  # without writing, after an error such as a full disk
 _Bytes = bytes | bytearray | memoryview
 _Fields = tuple[StateKind, int, int, int, bytes]  # of a header, but for the magic
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class DiskItem(NamedTuple):
@@ -198,7 +198,7 @@ class DiskCache:
             self._note_error(f"{path} cannot be read", error)
             return None
         if found is None:
-            logger.warning("%s is spoiled or of another program: it is deleted", path)
+            _log.warning("%s is spoiled or of another program: it is deleted", path)
             self.counts.spoiled += 1
             self._delete(path)
             return None
@@ -334,9 +334,9 @@ class DiskCache:
         while (job := self._queue.get()) is not None:
             try:
                 job()
-            except Exception:
+            except Exception:  # noqa: BLE001  (it is logged)
                 self.counts.errors += 1
-                logger.exception("the cache on disk failed; it goes on")
+                _log.exception("the cache on disk failed; it goes on")
 
     def _store(self, path: Path, what: DiskItem, content: bytes) -> None:
         size = 0
@@ -350,7 +350,7 @@ class DiskCache:
             self._known.discard(path)
             self.counts.errors += 1
             self._writes_again_at = time.monotonic() + _PAUSE_S
-            logger.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
+            _log.warning("the cache on disk writes nothing for %d s: %s", _PAUSE_S, error)
         finally:
             self._release_waiting(self.sizes[what.item_class])
         self._count_written(size)
@@ -377,7 +377,7 @@ class DiskCache:
     def _note_error(self, message: str, error: Exception) -> None:
         """Count and log an error. The cache only saves time, so it never raises one."""
         self.counts.errors += 1
-        logger.warning("%s: %s", message, str(error) or type(error).__name__)
+        _log.warning("%s: %s", message, str(error) or type(error).__name__)
 
     def _measure(self) -> None:
         """Count what is there, of all models and processes; delete what is too much."""

@@ -19,7 +19,7 @@ from blazr.engine.cache.storage import CacheLayout
 from blazr.models.causal_lm import CausalLM
 from blazr.nn.ops.op import describe_kernels
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def fingerprint(model: CausalLM, layout: CacheLayout) -> bytes:
@@ -52,7 +52,7 @@ def fingerprint(model: CausalLM, layout: CacheLayout) -> bytes:
         digests = pool.map(_digest_weight, weights.values())
         facts["weights"] = dict(zip(weights, digests, strict=True))
     found = blake2b(json.dumps(facts).encode(), digest_size=16)
-    logger.debug("the model is %s; read in %.1f s", found.hexdigest(), time.monotonic() - started)
+    _log.debug("the model is %s; read in %.1f s", found.hexdigest(), time.monotonic() - started)
     return found.digest()
 
 

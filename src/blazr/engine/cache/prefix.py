@@ -22,7 +22,7 @@ from blazr.engine.cache.arena import Arena, ItemClass
 from blazr.engine.cache.known import KnownBlocks, Listener
 from blazr.engine.request import PromptEmbeddings
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # How likely it is that a prompt goes on from a state, for states that none has gone on from.
 CHANCES: dict[StateKind, float] = {
@@ -222,7 +222,7 @@ class PrefixTrie:
         else:
             self._remove(node)
         self.evictions[item_class] += 1
-        logger.debug("evict the %s of a prefix of %d blocks", item_class.name.lower(), node.depth)
+        _log.debug("evict the %s of a prefix of %d blocks", item_class.name.lower(), node.depth)
         return True
 
     def forget(self, node: Node | None) -> None:

@@ -76,7 +76,7 @@ from blazr.nn.quant.weight import (
     Weight,
 )
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 # Told the bytes done so far and the bytes in all; first before anything is done.
 Progress = Callable[[int, int], None]
 SSM_A = ("stored", "trained")
@@ -202,10 +202,10 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     if ssm_a not in SSM_A:
         raise ConfigError("unknown ssm_a.", found=repr(ssm_a)[:100], expected=" or ".join(SSM_A))
     for warning in planned.derivation.warnings:
-        log.warning("%s", warning)
+        _log.warning("%s", warning)
     for value in planned.derivation.values:
         if value.is_assumed:
-            log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
+            _log.warning("assuming %s = %s: %s", value.name, value.value, value.note)
     chosen = choose_dtype(dtype, planned.plan, device, planned.derivation.config)
     free = device.free_bytes() if free_bytes is None else free_bytes
     stays = partial(_stays_on_cpu, num_layers=cpu_experts if device.kind != "cpu" else 0)
@@ -215,7 +215,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
     storage = {name: each for name, each in named if name is not None}
     size_of = partial(weight_bytes, dtype=chosen, storage=storage)
     _check_room(plan, size_of, stays, device=device, free=free)
-    log.debug(
+    _log.debug(
         "%s is %s: %d layers, %d tensors stored as %s, computed in %s",
         planned.name,
         planned.family.name,
@@ -238,7 +238,7 @@ def load(  # noqa: PLR0913  (one argument for each thing that may be chosen)
         kept=kept,
         progress=progress,
     )
-    log.debug("read the weights in %.2f s", monotonic() - started_s)
+    _log.debug("read the weights in %.2f s", monotonic() - started_s)
     place(module, weights)
     _leave_on_cpu(module, stays)
     module.activation_dtype = chosen
@@ -327,7 +327,7 @@ def _apply_ssm_a(module: CausalLM, choice: str) -> None:
     elif mixers and all(
         len(mixer.a_log) > 8 and mixer.a_log.abs().max().item() <= 1 for mixer in mixers
     ):
-        log.info(
+        _log.info(
             "all stored decay rates lie near their initial value; if the model was trained with"
             " oxidizr, ssm_a = 'trained' may be what it learned with"
         )
@@ -395,7 +395,7 @@ def read_weights(
     not_finite = [name for name, both in extremes if not all(map(math.isfinite, both.tolist()))]
     if not_finite:
         names = ", ".join(name[:100] for name in not_finite[:_LISTED_NAMES])
-        log.warning("%d tensors hold NaN or infinity: %s", len(not_finite), names)
+        _log.warning("%d tensors hold NaN or infinity: %s", len(not_finite), names)
     checkpoint.check_unchanged()
     report(total, total)
     if kept:
@@ -444,7 +444,7 @@ def _check_room(
     needs = [(size_of(others, is_on_cpu=device.kind == "cpu"), free)]
     if apart:
         needs.append((size_of(apart, is_on_cpu=True), Device("cpu", "").free_bytes()))
-        log.info("%s of experts stay on the CPU", size_text(needs[-1][0]))
+        _log.info("%s of experts stay on the CPU", size_text(needs[-1][0]))
     for size, room in needs:
         if size > room:
             raise CapacityError(

@@ -15,7 +15,7 @@ from blazr.nn.device import is_exact
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.cpu.compiled import explain
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 # What runs, and whether it has room for the arguments; None where it takes any (see `limited_to`).
@@ -84,7 +84,7 @@ def resolve_kernel(op: str, device: str, dtype: torch.dtype) -> Callable[..., Te
             module, _, name = row.target.partition(":")
             function: Callable[..., Tensor] = getattr(import_module(module), name)
             return function
-        log.once(_LOG, logging.WARNING, f"torch's operations run, not blazr's faster ones: {why}")
+        log.once(_log, logging.WARNING, f"torch's operations run, not blazr's faster ones: {why}")
     return None
 
 

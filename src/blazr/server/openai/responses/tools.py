@@ -15,7 +15,7 @@ from blazr.core.errors import RequestError
 from blazr.server.params import CUSTOM_TOOL
 from blazr.server.schema import END, any_given, of_type, schema_hint
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
 
 # Tools that run at OpenAI's. Agents offer the first to every server, and can do without; the others
@@ -153,7 +153,7 @@ def _read_mcp(tool: Tool) -> GivenMcp:
 
 @cache  # an agent offers it with every request
 def _warn_of(kind: str) -> None:
-    logger.warning("leave out the tool %s, which runs at OpenAI's alone; this is said once", kind)
+    _log.warning("leave out the tool %s, which runs at OpenAI's alone; this is said once", kind)
 
 
 def qualified_name(namespace: str | None, name: str) -> str:
