@@ -18,7 +18,7 @@ from blazr.cli.model_plans import ModelPlan, apply_settings, plan_models
 from blazr.core import env, garbage, log
 from blazr.core.errors import ConfigError, as_config_error
 from blazr.core.remote import auth_headers, root_url
-from blazr.server.config import Limits, ServerConfig
+from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
     import socket
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     import httpx2
 
     from blazr.server.models import Models
-
-
-_FRONT_CONNECTIONS = 64  # that the process in front may make besides those for clients
 
 
 @options.with_flags
@@ -134,8 +131,7 @@ def variables() -> Iterator[env.Variable]:
 def _replica_config(config: ServerConfig, path: Path) -> ServerConfig:
     """The configuration of a replica, from that of the process in front.
 
-    That process alone reaches it, and has TLS, the health port, the files and the bound on
-    connections.
+    That process alone reaches it, and has TLS, the health port and the files.
 
     Args:
         config: Of the process in front.
@@ -149,8 +145,6 @@ def _replica_config(config: ServerConfig, path: Path) -> ServerConfig:
         tls_cert=None,
         tls_key=None,
         files_dir=None,
-        files_disk_bytes=Limits().files_disk_bytes,
-        max_connections=config.max_connections + _FRONT_CONNECTIONS,
     )
 
 

@@ -213,7 +213,8 @@ class ServerConfig(Limits):
             raise ConfigError(
                 "the folder of --files-dir cannot be written.", found=str(self.files_dir)[:200]
             )
-        if self.files_dir is None and self.files_disk_bytes != Limits().files_disk_bytes:
+        has_files = self.files_dir is not None or self.replica is not None  # those of its front
+        if not has_files and self.files_disk_bytes != Limits().files_disk_bytes:
             raise ConfigError(
                 "--files-disk limits the files in --files-dir, which is not given.",
                 found=f"{self.files_disk_bytes:,} bytes",

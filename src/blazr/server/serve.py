@@ -39,6 +39,7 @@ _BACKLOG = 2048
 # Attempts to accept a connection before anything else is done; where they fail, each is made again
 # a second later, so that many would keep a processor busy.
 _ACCEPTED_AT_ONCE = 32
+_FRONT_CONNECTIONS = 64  # that the process in front of replicas makes besides those for clients
 _IDLE_S = 30
 _HEADER_S = 10.0
 _PROBE_S = 0.1
@@ -194,6 +195,9 @@ def make_server(app: ASGIApp, models: Models) -> DrainingServer:
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """How uvicorn is to run an application."""
+    most_connections = config.max_connections
+    if config.replica is not None:
+        most_connections += _FRONT_CONNECTIONS
     return uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -207,7 +211,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=2 * _UNREAD_S,
         backlog=_ACCEPTED_AT_ONCE,
-        limit_concurrency=config.max_connections,
+        limit_concurrency=most_connections,
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
     )

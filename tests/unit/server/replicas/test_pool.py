@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import httpx2
 import pytest
@@ -18,8 +19,12 @@ from blazr.server.replicas import pool as pool_module
 from blazr.server.replicas.front import _request_of
 from blazr.server.replicas.pool import Pool, cheapest
 from blazr.server.replicas.replica import Replica, ReplicaRequest
+from blazr.server.serve import uvicorn_config
 from tests.support.loopback import serving
 from tests.support.scripted import scripted_core
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 
 @pytest.fixture
@@ -102,6 +107,17 @@ def test_a_replica_takes_no_prefix_off_a_path() -> None:
     with serving(scripted_core(), root_path="/api") as running:
         assert running.client.get("/api/api/tags").is_success
         assert running.client.get("/api/tags").status_code == 404
+
+
+def test_a_replica_shows_the_limits_that_clients_meet(tmp_path: Path) -> None:
+    """``/server_info`` is answered by a replica; the process in front keeps to these limits."""
+    config = ServerConfig(
+        replicas=2, max_connections=77, files_dir=tmp_path, files_disk_bytes=2**20
+    )
+    own = _replica_config(config, tmp_path / "0.sock")
+    assert (own.max_connections, own.files_disk_bytes) == (77, 2**20)
+    limit = uvicorn_config(cast("ASGIApp", None), own).limit_concurrency
+    assert (limit or 0) > 77, "the process in front has connections of its own"
 
 
 def test_without_a_replica_that_is_ready_requests_are_told_to_come_again() -> None:
