@@ -85,6 +85,12 @@ def serve(  # noqa: PLR0913  (one argument per flag)
             "--served-model-name is for one model; several have a name each.",
             expected="--model NAME=PATH",
         )
+    if server.kv_peers and all(plan.flags.cache_dir is None for plan in plans):
+        raise ConfigError(
+            "what a --kv-peer sends is kept in --cache-dir, which is not given.",
+            found=f"--kv-peer {server.kv_peers[0]:.100}",
+            hint="name a directory: --cache-dir DIR",
+        )
     if as_replica is not None:
         server = _replica_config(server, as_replica)
     sock = listen(server)  # first, so that a port in use is told before minutes are spent

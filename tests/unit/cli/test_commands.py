@@ -340,6 +340,17 @@ def test_a_limit_of_files_without_their_folder_is_refused(
     assert "there is no cache_dir" in str(done.exception)
 
 
+def test_a_peer_without_a_folder_for_what_it_sends_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every request that names the peer would be refused."""
+    monkeypatch.setattr(serve, "open_models", lambda *_: pytest.fail("the models are loaded"))
+    done = CliRunner().invoke(app, ["serve", "--port", "0", "--kv-peer", "http://10.0.0.1:8100"])
+    assert isinstance(done.exception, ConfigError)
+    assert "--kv-peer" in str(done.exception)
+    assert "--cache-dir" in str(done.exception)
+
+
 @pytest.mark.parametrize("line", ["chat", "run hi", "batch in -o out", "bench", "mcp"])
 def test_an_address_without_http_is_refused_at_once(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
