@@ -2,12 +2,16 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from blazr.models.families.gguf.architectures import ARCHITECTURES
+from blazr.pipelines.encoders.gguf_architectures import ENCODERS
+from blazr.pipelines.mmproj import PROJECTORS
+from blazr.text.tool_calls.rows import TOOL_FORMATS
 from tests.integration.clients import table as clients
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +35,21 @@ def test_the_table_of_clients_is_current() -> None:
     assert clients.render() in page, (
         f"write this table in docs/how-to/clients.md:\n{clients.render()}"
     )
+
+
+@pytest.mark.parametrize(
+    ("page", "rows"),
+    [
+        ("tools", TOOL_FORMATS),
+        ("gguf", ARCHITECTURES),
+        ("images", PROJECTORS),
+        ("embeddings", ENCODERS),
+    ],
+)
+def test_a_page_that_lists_what_is_read_lists_all_of_it(page: str, rows: Iterable[str]) -> None:
+    """Readers take what is left out for what is not supported."""
+    text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text("utf-8")
+    assert [name for name in rows if f"`{name}`" not in text] == []
 
 
 def _outside_code(text: str) -> str:
