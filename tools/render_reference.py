@@ -196,7 +196,11 @@ def render_http() -> str:
     routes = list(ROUTES.values())
     parts = [
         "# HTTP",
-        "An unknown field is ignored. What a field means stands under [Parameters](parameters.md).",
+        (
+            "An unknown field is ignored, but for those that change the answers of another server: "
+            "these are refused with a 400 that names them. What a field means stands under "
+            "[Parameters](parameters.md)."
+        ),
         table(
             ("endpoint", "what it does", "needs a key"),
             (

@@ -36,7 +36,7 @@ ENV: Table[Variable] = Table(
             Variable("RUST_LOG", "read like BLAZR_LOG when that is unset"),
             Variable(
                 "BLAZR_API_KEY",
-                "like blazr serve --api-key; chat, run and bench with --url send the first",
+                "like blazr serve --api-key; commands with --url send the first",
             ),
             Variable("BLAZR_MEMORY", "like --memory; the flag goes before its variable"),
             Variable("BLAZR_PREFIX_CACHE", "0 is blazr serve --no-prefix-cache"),
