@@ -142,12 +142,12 @@ class SamplingParams:
         ignore_eos: Go on after the end-of-text token.
         include_stop: Leave the stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
-        logprobs: Report the chosen token's log-probability and this many of the likeliest; None
+        logprobs: Report the chosen token's log-probability and up to 20 of the likeliest; None
             reports nothing.
         prompt_logprobs: The same for the tokens of the prompt.
         logit_bias: Added to the logits of these token ids, -100 to 100.
         speculate: Whether to use speculative decoding where the engine does; the reply is the same.
-        n: How many replies to generate for one prompt.
+        n: How many replies to generate for one prompt, up to 16.
         grammar: What the reply must follow, as one row of GRAMMARS and its value:
             ``{"json_schema": {...}}``, ``{"regex": "..."}``, ``{"choice": ["yes", "no"]}``.
         structured_outputs: The same in vLLM's form, see `StructuredOutputsParams`.
