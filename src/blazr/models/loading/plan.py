@@ -64,6 +64,7 @@ from blazr.nn.quant.hf.scheme import Layout
 from blazr.nn.quant.packed import SHORTER, QuantizePolicy, can_pack
 
 LISTED_PROBLEMS = 12
+_ROW_SCALE_BYTES = 4  # float32, where packed blocks have no scales
 # Nearest names are looked for among this many: the search is quadratic.
 _SEARCHED_NAMES = 500
 # Found in the names of tensors of modules for multi-token prediction, and in no others.
@@ -698,6 +699,11 @@ def stored_bytes(
     if storing is None:
         return count * dtype.itemsize
     if isinstance(storing, Quantizer):
+        if is_on_cpu and storing.packed_as is not None and can_pack(storing.kind, dtype):
+            columns = step.shape[-1]
+            packing = PACKINGS[storing.packed_as(columns)]
+            row_scales = 0 if packing.scales != "none" else count // columns * _ROW_SCALE_BYTES
+            return _packed_bytes(packing, count) + row_scales
         storing = storing.kind
     if isinstance(storing, BlockType):
         if is_on_cpu and can_pack(storing, dtype):  # in the order of its kernels

@@ -47,5 +47,14 @@ def _encode_int4(rows: Tensor) -> Tensor:
     return make_blocks(GGML_TYPES["Q4_0"], codes.clamp(-8, 7) + 8, scales)
 
 
-INT8 = Quantizer(GGML_TYPES["Q8_0"], _encode_int8, by_rows=True)
-INT4 = Quantizer(GGML_TYPES["Q4_0"], _encode_int4, by_rows=True)
+def _int8_packing(columns: int) -> str:
+    return "int8" if columns > GGML_TYPES["Q8_0"].length else "Q8_0"
+
+
+def _int4_packing(columns: int) -> str:
+    group = group_of("int4", columns)
+    return f"int4 by {group}" if group > GGML_TYPES["Q4_0"].length else "Q4_0"
+
+
+INT8 = Quantizer(GGML_TYPES["Q8_0"], _encode_int8, by_rows=True, packed_as=_int8_packing)
+INT4 = Quantizer(GGML_TYPES["Q4_0"], _encode_int4, by_rows=True, packed_as=_int4_packing)

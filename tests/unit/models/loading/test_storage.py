@@ -258,6 +258,20 @@ def test_bytes_on_a_cpu_are_those_of_the_packing() -> None:
         assert stored_bytes(stored, kind, torch.bfloat16, is_on_cpu=False) == blocks.nbytes
 
 
+@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+@pytest.mark.parametrize("columns", [32, 96, 512])
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_bytes_on_a_cpu_are_those_of_what_is_quantized(name: str, columns: int) -> None:
+    """One scale for a row or a group takes less than one for each block."""
+    quantizer = QUANTIZERS[name]
+    if columns % quantizer.kind.length:
+        pytest.skip("such rows are packed otherwise")
+    rows = torch.randn(32, columns, generator=torch.Generator().manual_seed(0))
+    packed = pack_weight(GgufWeight(quantizer(rows), quantizer.kind, torch.bfloat16))
+    stored = LoadStep("a", (32, columns), (info("F32", 32, columns),))
+    assert stored_bytes(stored, quantizer, torch.bfloat16, is_on_cpu=True) == packed.nbytes
+
+
 def test_floats_and_tables_are_opened_all_or_none() -> None:
     grid = quantized("gptq-int4", 4, 64, layout=GridLayout)
     table, other = quantized("bnb-nf4", 4, 64), quantized("fp8", 2, 64)

@@ -23,11 +23,14 @@ class Quantizer:
         kind: The blocks it makes.
         encode: (N, block length) float32 to (N, block bytes) uint8.
         by_rows: Whether it takes whole rows in place of blocks, and gives rows of blocks.
+        packed_as: From the columns of a row to the name in PACKINGS by which CPUs hold it; None is
+            that of the blocks.
     """
 
     kind: BlockType
     encode: Callable[[Tensor], Tensor]
     by_rows: bool = False
+    packed_as: Callable[[int], str] | None = None
 
     def __call__(self, values: Tensor) -> Tensor:
         """Rows of numbers to rows of blocks: (..., in) to (..., bytes of a row).
