@@ -284,6 +284,7 @@ def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]
                 "safetensors cannot hold this quantization.",
                 found=repr(name)[:100],
                 expected=", ".join(WRITABLE),
+                hint="name an output that ends in .gguf, which holds more",
             )
     storage = choose_storage(planned.plan, planned.module, policy)
     head = planned.module.head_parameter

@@ -282,6 +282,7 @@ def test_what_safetensors_cannot_hold_is_told(tmp_path: Path) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
     with pytest.raises(ConfigError, match="cannot hold") as caught:
         convert(str(source), tmp_path / "b", quantize="q4_k")
+    assert ".gguf" in str(caught.value)
     assert "q4_0" in caught.value.expected
     gguf = Path(__file__).parents[3] / "golden" / "gguf" / "stories260K-q4_0.gguf"
     with pytest.raises(ConfigError, match="GGUF"):
