@@ -3,11 +3,15 @@
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
+from blazr.cli.app import app
 from blazr.models.families.gguf.architectures import ARCHITECTURES
 from blazr.pipelines.encoders.gguf_architectures import ENCODERS
 from blazr.pipelines.mmproj import PROJECTORS
@@ -117,6 +121,30 @@ def test_benchmarks_and_tools_take_the_options_that_they_are_given(name: str) ->
 
 # Decisions and the changelog say what was, CONTRIBUTING what somebody might write.
 PRESENT = [name for name in NAMES if not re.match(r"docs/adr/|CHANGELOG|CONTRIBUTING", name)]
+
+
+@cache
+def _flags() -> dict[str, set[str]]:
+    """The flags of each command of ``blazr``."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    context = typer.Context(group)
+    rows = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {
+        name: {"-h", "--help", *(o for each in row.params for o in each.opts + each.secondary_opts)}
+        for name, row in rows.items()
+        if row is not None
+    }
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_commands_take_the_flags_that_they_are_given(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8").replace("\\\n", " ")
+    for command, rest in re.findall(r"\bblazr (\w+)([^`\n|#;]*)", text):
+        known = _flags().get(command)
+        if known is not None:  # else prose
+            own = rest.partition(" -- ")[0]  # behind it they are another program's
+            assert {*re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", own)} <= known, command
 
 
 @pytest.mark.parametrize("name", PRESENT)
