@@ -321,7 +321,7 @@ class Conversation:
             raise ConfigError("Nothing was said yet.")
         _tell(speed_line(self._last, self.timings))
         turns = sum(each.role == "user" for each in self.history)
-        _tell(f"{turns} turns in this conversation, {self._num_tokens} tokens generated in all")
+        _tell(f"turns in this conversation: {turns}; tokens generated in all: {self._num_tokens}")
 
     def save(self, argument: str) -> None:
         """Write the conversation to a file."""
