@@ -144,7 +144,9 @@ def _changes_of(table: object) -> dict[str, object]:
         raise TypeError(repr(given))
     if not given.get("path"):
         raise ValueError("no path")
-    return {key.replace("-", "_"): value for key, value in given.items()}
+    changes = {key.replace("-", "_"): value for key, value in given.items()}
+    lists = {key for key in options.JOINED if isinstance(changes.get(key), list)}
+    return changes | {key: ",".join(msgspec.convert(changes[key], list[str])) for key in lists}
 
 
 def _checked_flags(flags: ServeFlags, changes: Mapping[str, object]) -> ServeFlags:

@@ -129,7 +129,7 @@ _FLAG_SETTINGS: Mapping[str, dict[str, Any]] = {
 }
 _FOLDERS = frozenset({"adapter_dir", "weights_dir", "profile_dir", "files_dir"})
 # Fields with commas between several values, whose flags may be repeated instead.
-_JOINED = frozenset({"adapter"})
+JOINED = frozenset({"adapter"})
 _UNITS = ("_bytes", "_s")
 # Flags with another name than their field: what may be repeated is named once.
 _FLAG_NAMES = {
@@ -188,7 +188,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             hint, default, more = hints[each], defaults[each], {}
             if default == ():  # Typer takes a tuple for several values behind one flag
                 hint, default, more = list[str] | None, None, {"callback": _split_variable}
-            elif each in _JOINED:
+            elif each in JOINED:
                 hint, more = list[str] | None, {"callback": _join_variable}
             if each in docs:
                 hint = Annotated[hint, _flag(each, docs, **more)]
@@ -208,7 +208,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
             values = {each: given.pop(_flag_name(each)) for each in flag_names(group)}
             repeated = {each.name for each in fields(group) if each.default == ()}
             values |= {each: tuple(values[each] or ()) for each in repeated}
-            joined = _JOINED & values.keys()
+            joined = JOINED & values.keys()
             values |= {each: ",".join(values[each] or ()) or None for each in joined}
             filled[name] = group(**values)
         command(**given, **filled)

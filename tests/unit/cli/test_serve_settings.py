@@ -312,6 +312,16 @@ def test_models_of_a_file(tmp_path: Path) -> None:
     assert settings("--config", str(file))["port"] == 1
 
 
+def test_a_table_may_list_adapters_as_the_flag_is_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "blazr.toml"
+    file.write_text("[models.a]\npath = 'nano'\nadapter = ['x=a', 'y=b']\n")
+    (planned,) = plan_models((), file, FLAGS, default="nano")
+    assert [*planned.adapters] == ["x", "y"]
+    file.write_text("[models.a]\npath = 'nano'\nadapter = [1]\n")
+    with pytest.raises(ConfigError, match="the model 'a' in the settings file is not understood"):
+        plan_models((), file, FLAGS, default="nano")
+
+
 def test_one_limit_of_files_is_for_all_models_that_keep_any(tmp_path: Path) -> None:
     file, limited = tmp_path / "blazr.toml", replace(FLAGS, cache_disk="1GiB")
     file.write_text("[models]\na = 'nano'\nb = {path = 'nano', cache-dir = 'x'}\n")
