@@ -49,9 +49,9 @@ def test_a_write_that_fails_is_told_and_leaves_nothing(
         out.mkdir()
 
         def open_or_fail(path: Path, mode: str = "r", nth: Nth = nth, **kwargs: object) -> object:
-            if mode != "wb":
+            if mode != "ab":
                 return opened(path, mode, **kwargs)
-            raw = FailingFile(path, "wb")
+            raw = FailingFile(path, mode)
             raw.nth = nth
             return io.BufferedWriter(raw, 1000)
 
