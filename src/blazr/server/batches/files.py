@@ -6,7 +6,6 @@ time, so that their order is that in which they were made. A key sees its own en
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import re
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from blazr.core.errors import ConfigError, EngineError, as_config_error
-from blazr.core.files import is_partial, write_whole
+from blazr.core.files import is_partial, try_lock, write_whole
 from blazr.server.errors import HttpError, clean
 from blazr.server.params import unix_time
 
@@ -70,15 +69,13 @@ class FileStore:
         self._changing = Lock()
         with as_config_error("the folder for files cannot be written."):
             self._lock = (folder / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(self._lock.fileno()):
             self._lock.close()
             raise ConfigError(
                 "the folder for files is used by another server.",
                 found=str(folder)[:200],
                 expected="a folder for each",
-            ) from None
+            )
         for path in filter(is_partial, list(folder.iterdir())):
             path.unlink(missing_ok=True)
         self._files = dict(self.read(FILE, KeptFile))

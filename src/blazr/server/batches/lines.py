@@ -8,7 +8,6 @@ moment is continued by running it again.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import stat
 from codecs import BOM_UTF8
@@ -23,6 +22,7 @@ import httpx2
 import msgspec
 
 from blazr.core.errors import ConfigError, EngineError, as_config_error
+from blazr.core.files import try_lock
 
 _ANSWER_BEGINS = b'{"id":"batch_req_'
 _TRIES = 8
@@ -136,6 +136,20 @@ def _check_regular(file: BinaryIO | FileIO, path: Path, message: str) -> None:
         )
 
 
+def _lock(file: FileIO, path: Path) -> None:
+    """Keep other processes from writing to a file.
+
+    Raises:
+        ConfigError: One does.
+    """
+    if not try_lock(file.fileno()):
+        raise ConfigError(
+            "the answers cannot be written.",
+            found=f"{str(path)[:200]}, which another process writes",
+            hint="wait until it has ended, or name another file",
+        )
+
+
 def _parse(line: bytes, number: int, paths: Collection[str]) -> BatchRequest:
     try:
         request = msgspec.json.decode(line, type=BatchRequest)
@@ -199,7 +213,7 @@ class AnswerFile:
         try:
             # of others what was answered cannot be read: a device may give zeros without end
             _check_regular(self._file, path, "the answers cannot be written.")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._file, path)
             self.answered, self.num_bytes = self._read()
             self._file.truncate(self.num_bytes)
         except OSError as error:
@@ -207,7 +221,6 @@ class AnswerFile:
             raise ConfigError(
                 "the answers cannot be written.",
                 found=f"{str(path)[:200]}: {str(error)[:200]}",
-                hint="does another process work on the same batch?",
             ) from None
         except ConfigError:
             self.close()

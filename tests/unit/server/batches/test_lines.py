@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -143,6 +145,16 @@ def test_two_do_not_write_to_one_file(tmp_path: Path) -> None:
     with AnswerFile(path), pytest.raises(ConfigError, match="another process"):
         AnswerFile(path)
     AnswerFile(path).close()
+
+
+def test_a_file_system_without_locks_takes_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", has_none)
+    AnswerFile(tmp_path / "out.jsonl").close()
 
 
 def test_an_answer_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
