@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.attention import AttentionParams, LatentRows, Latents, Pages, Rotation
 from blazr.nn.operands.experts import ExpertMlps
 from blazr.nn.operands.floats import ScaledFloats, StoredMatrix
 from blazr.nn.operands.packing import Blocks, ShiftedBlocks
@@ -95,7 +95,7 @@ def _attention(
             keys=keys,
             more_keys=pages(more) if more else None,
             values=keys if more else pages(size),
-            scale=0.1,
+            params=AttentionParams(scale=0.1),
         )
         q = _empty(count * length, queries, size + more, dtype=dtype)
         return q, attended, step_of(*step)
@@ -257,7 +257,7 @@ def _latent_attention(name: str, step: tuple[int, int, int], most_stack: int = 0
             keys=_empty(100, GRID, turned),
             k_up=_empty(heads, latent, keys),
             v_up=_empty(heads, values, latent),
-            scale=0.1,
+            params=AttentionParams(scale=0.1),
         )
         rows = LatentRows(
             q_rope=_empty(tokens, heads, turned),

@@ -24,7 +24,7 @@ import torch
 from blazr.bench.roofline import measure_bandwidth, measure_rates, packed_arithmetic_of
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
-from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.attention import AttentionParams, Pages
 from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.packing import PACKINGS, Packed
 from blazr.nn.operands.step import GRID, Span, StepTable
@@ -103,7 +103,8 @@ def attention(
     ]
     span = Span(0, new, start, start % GRID, (), 0, 0)
     table = StepTable((span,), torch.arange(context // GRID)[None], int(new == 1))
-    attended = Pages(keys=pages[0], values=pages[1], scale=size**-0.5)
+    params = AttentionParams(scale=size**-0.5)
+    attended = Pages(keys=pages[0], values=pages[1], params=params)
     q = torch.randn(new, heads, size).to(dtype)
     seen = new * start + new * (new + 1) // 2
     return 4 * heads * size * seen, lambda _: paged_attention(q, attended, table)

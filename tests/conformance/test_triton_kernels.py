@@ -17,7 +17,7 @@ from blazr.models.loading.stacks import join_stack
 from blazr.nn.device import exactness
 from blazr.nn.kernels import KERNELS
 from blazr.nn.kernels.kernel import Kernel
-from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.attention import AttentionParams, Pages
 from blazr.nn.operands.experts import ExpertMlps, Stack
 from blazr.nn.operands.recurrent import Mamba2Memory
 from blazr.nn.operands.step import GRID, Span, StepTable
@@ -96,9 +96,7 @@ def test_attention_does_not_depend_on_company_or_cuts(
     pages = Pages(
         keys=sample_pages(dtype, 2, 16),
         values=sample_pages(dtype, 2, 16),
-        scale=0.3,
-        window=window,
-        sinks=torch.randn(6),
+        params=AttentionParams(scale=0.3, window=window, sinks=torch.randn(6)),
     )
     q = torch.randn(700, 6, 16).to(dtype)
     own, other = [3, 5, 1, 0, 7, 2, 9, 11, 10, 8, 6], [4, 6, 4]

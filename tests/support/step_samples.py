@@ -9,7 +9,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from blazr.nn.operands.attention import AttentionTemperature, LatentRows, Latents, Pages, Rotation
+from blazr.nn.operands.attention import (
+    AttentionParams,
+    AttentionTemperature,
+    LatentRows,
+    Latents,
+    Pages,
+    Rotation,
+)
 from blazr.nn.operands.kv_dtype import KV_DTYPES
 from blazr.nn.operands.recurrent import (
     DeltaRows,
@@ -126,12 +133,14 @@ def _paged_attention(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             keys=sample_pages(dtype, kv_heads, keys, kv_dtype=kv_dtype),
             more_keys=sample_pages(dtype, kv_heads, more, kv_dtype=kv_dtype) if more else None,
             values=sample_pages(dtype, kv_heads, values, kv_dtype=kv_dtype),
-            scale=0.3,
+            params=AttentionParams(scale=0.3),
         )
         yield q, pages, table
         temperature = AttentionTemperature(0.7, 20)
-        yield q, replace(pages, window=41, softcap=2.0, temperature=temperature), table
-        yield q, replace(pages, sinks=torch.randn(heads)), table
+        params = AttentionParams(scale=0.3, window=41, softcap=2.0, temperature=temperature)
+        yield q, replace(pages, params=params), table
+        params = AttentionParams(scale=0.3, sinks=torch.randn(heads))
+        yield q, replace(pages, params=params), table
 
 
 def _latent_attention(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
@@ -147,7 +156,7 @@ def _latent_attention(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
             keys=sample_pages(dtype, turned, kv_dtype=kv_dtype),
             k_up=k_up,
             v_up=v_up,
-            scale=0.2,
+            params=AttentionParams(scale=0.2),
         )
         rows = LatentRows(
             q_rope=torch.randn(count, heads, turned).to(dtype),
@@ -161,7 +170,8 @@ def _latent_attention(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:
         q = torch.randn(count, heads, keys).to(dtype)
         yield q, rows, memory, rotation, table
         temperature = AttentionTemperature(0.7, 20)
-        yield q, rows, replace(memory, window=41, temperature=temperature), rotation, table
+        params = AttentionParams(scale=0.2, window=41, temperature=temperature)
+        yield q, rows, replace(memory, params=params), rotation, table
 
 
 def _convolve(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:

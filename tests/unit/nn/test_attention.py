@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from blazr.nn.operands.attention import Pages
+from blazr.nn.operands.attention import AttentionParams, Pages
 from blazr.nn.operands.step import GRID, BidirectionalSpan, Span, StepTable
 from blazr.nn.ops.attention import QUERIES_AT_ONCE, attend_bidirectionally, attention
 
@@ -48,16 +48,18 @@ def test_the_formulas(window, softcap, has_sinks: bool, queries: int, tokens: in
         "sinks": torch.randn(4) if has_sinks else None,
     }
     expected = by_hand(q, k, v, **options)
-    torch.testing.assert_close(attention(q, k, v, **options), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        attention(q, k, v, AttentionParams(**options)), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_many_queries_are_taken_some_at_a_time() -> None:
     count = 2 * QUERIES_AT_ONCE + 3
     q, k, v = (torch.randn(2, count, 2, 4) for _ in range(3))
-    plain = attention(q, k, v, scale=0.5)
-    capped = attention(q, k, v, scale=0.5, softcap=1e6)
+    plain = attention(q, k, v, AttentionParams(scale=0.5))
+    capped = attention(q, k, v, AttentionParams(scale=0.5, softcap=1e6))
     torch.testing.assert_close(capped, plain, atol=1e-4, rtol=1e-4)
-    drained = attention(q, k, v, scale=0.5, sinks=torch.full((2,), -1e4))
+    drained = attention(q, k, v, AttentionParams(scale=0.5, sinks=torch.full((2,), -1e4)))
     torch.testing.assert_close(drained, plain, atol=1e-5, rtol=1e-5)
 
 
@@ -69,7 +71,8 @@ def test_tokens_that_see_ahead(window, softcap, has_window) -> None:
     chance = torch.Generator().manual_seed(3)
     keys, values = torch.randn(2, 6, GRID, 2, 8, generator=chance)
     queries = torch.randn(110, 4, 8, generator=chance)
-    pages = Pages(keys=keys, values=values, scale=0.3, window=window, softcap=softcap)
+    params = AttentionParams(scale=0.3, window=window, softcap=softcap)
+    pages = Pages(keys=keys, values=values, params=params)
     tables = torch.tensor([[0, 0], [4, 1]])
     first, last = 70, 100
 

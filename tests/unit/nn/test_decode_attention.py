@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blazr.nn.operands.attention import AttentionParams
 from blazr.nn.operands.step import GRID, group_decodes
 from blazr.nn.ops.attention import attention, decode_attention
 from tests.support.seeds import run_seed
@@ -43,14 +44,14 @@ def test_a_batch_equals_each_alone(
     for behind in (k, v):
         behind[~visible] = float("nan")  # as rejected drafts may be
     sinks = torch.randn(queries, generator=chance) if has_sinks else None
-    options = {"scale": 0.3, "window": window, "softcap": softcap, "sinks": sinks}
-    out = decode_attention(q, k, v, visible, **options)
+    params = AttentionParams(scale=0.3, window=window, softcap=softcap, sinks=sinks)
+    out = decode_attention(q, k, v, visible, params)
     for row, length in enumerate(lengths):
         alone = attention(
             q[row, None].float(),
             k[row, :length].float(),
             v[row, :length].float(),
-            **options,
+            params,
         )
         torch.testing.assert_close(out[row], alone[0], atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from blazr.nn.layers.derived import derived
 from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.operands.attention import AttentionTemperature, Pages, Rotation
+from blazr.nn.operands.attention import AttentionParams, AttentionTemperature, Pages, Rotation
 from blazr.nn.ops.attention import attend_bidirectionally, paged_attention, scale_queries
 from blazr.nn.ops.norm import rms_norm
 from blazr.nn.ops.pointwise import dense, scaled, sigmoid_gate
@@ -207,6 +207,18 @@ class Attention(Mixer):
         assert isinstance(key, Tensor)
         return query * key
 
+    @derived
+    def _params(self) -> AttentionParams:
+        """How queries attend to keys."""
+        config, rope = self.config, self.config.rope
+        return AttentionParams(
+            scale=config.scale,
+            window=config.sliding_window,
+            softcap=config.attn_logit_softcap,
+            sinks=None if self.sinks is None else self.sinks.float(),
+            temperature=None if rope is None else rope.temperature,
+        )
+
     def forward(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """(T, C) to (T, C); writes the new keys and values, then attends to all in memory."""
         config, rope = self.config, self.config.rope
@@ -215,15 +227,7 @@ class Attention(Mixer):
         if config.output_gate:
             q, gate = (dense(t).flatten(-2) for t in q.unflatten(-1, (-1, 2 * dim)).chunk(2, -1))
         q = self._heads(q, "q")
-        pages = Pages(
-            keys=cache.paged["k"],
-            values=cache.paged["v"],
-            scale=config.scale,
-            window=config.sliding_window,
-            softcap=config.attn_logit_softcap,
-            sinks=None if self.sinks is None else self.sinks.float(),
-            temperature=None if rope is None else rope.temperature,
-        )
+        pages = Pages(keys=cache.paged["k"], values=cache.paged["v"], params=self._params)
         q = self._rotate(q, x, batch.rotation(rope), pages)
         if config.qk_norm_last and config.qk_norm_weight:
             q = q * self._weights_behind

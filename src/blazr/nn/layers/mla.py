@@ -17,7 +17,7 @@ from blazr.nn.layers.linear import Linear
 from blazr.nn.layers.lora import Lora, head_loras
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, channels_of
 from blazr.nn.layers.rope import RopeConfig
-from blazr.nn.operands.attention import LatentRows, Latents
+from blazr.nn.operands.attention import AttentionParams, LatentRows, Latents
 from blazr.nn.ops.latent_attention import latent_attention
 from blazr.nn.ops.pointwise import sigmoid_gate
 
@@ -137,6 +137,11 @@ class Mla(Mixer):
     def __init__(self, config: MlaConfig) -> None:
         super().__init__(config)
         self.num_heads = config.num_heads
+        self.params = AttentionParams(
+            scale=config.scale,
+            window=config.sliding_window,
+            temperature=None if config.rope is None else config.rope.temperature,
+        )
         self.loras: dict[str, dict[int, Lora]] = {"k_up": {}, "v_up": {}}
         self.gate_proj: Linear | None = None
 
@@ -157,21 +162,18 @@ class Mla(Mixer):
         """(T, C) to (T, C); writes the new latents, then attends to all in memory."""
         latent, k_rope = self._compress(x)
         q, q_rope = self._queries(x)
-        rope = self.config.rope
         k_up, v_up = self.up
         memory = Latents(
             latents=cache.paged["latent"],
             keys=cache.paged["k_rope"],
             k_up=k_up,
             v_up=v_up,
-            scale=self.config.scale,
-            window=self.config.sliding_window,
-            temperature=None if rope is None else rope.temperature,
+            params=self.params,
             k_loras=head_loras(self.loras["k_up"]),
             v_loras=head_loras(self.loras["v_up"]),
         )
         rows = LatentRows(q_rope=q_rope, k_rope=k_rope, latent=latent)
-        heads = latent_attention(q, rows, memory, batch.rotation(rope), batch.table)
+        heads = latent_attention(q, rows, memory, batch.rotation(self.config.rope), batch.table)
         if self.gate_proj is not None:
             heads = sigmoid_gate(heads, self.gate_proj(x).unsqueeze(-1))
         return self.o_proj(heads.flatten(-2))

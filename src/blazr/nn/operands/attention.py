@@ -25,6 +25,27 @@ class AttentionTemperature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionParams:
+    """How queries attend to keys.
+
+    Args:
+        scale: Applied to the scores.
+        window: Sliding window in tokens, or None.
+        softcap: Scores z become ``softcap * tanh(z / softcap)`` [arXiv:2408.00118]; None leaves
+            them.
+        sinks: (H,), float32, one more score per head that takes its share and gives nothing
+            [arXiv:2309.17453]; None for none.
+        temperature: How scores grow with the position, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    temperature: AttentionTemperature | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """What queries attend to, (pages, GRID, K, what ``size`` numbers take), and how.
 
@@ -34,21 +55,13 @@ class Pages:
         keys: Keys, or their first part.
         more_keys: The second part, or None.
         values: May be ``keys``.
-        scale: Applied to the scores.
-        window: Sliding window in tokens, or None.
-        softcap: Scores z become ``softcap * tanh(z / softcap)``; None leaves them.
-        sinks: (H,), float32, or None.
-        temperature: How scores grow with the position, or None.
+        params: How they are attended to.
     """
 
     keys: Tensor
     values: Tensor
-    scale: float
+    params: AttentionParams
     more_keys: Tensor | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    temperature: AttentionTemperature | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +107,7 @@ class Latents:
         keys: Rotated keys, P numbers a token.
         k_up: From latents to keys, (H, R, D).
         v_up: From latents to values, (H, E, R).
-        scale: Applied to the scores.
-        window: Sliding window in tokens, or None.
-        temperature: How scores grow with the position, or None.
+        params: How they are attended to.
         k_loras: What adapters change in ``k_up``; None for nothing.
         v_loras: What they change in ``v_up``.
     """
@@ -105,9 +116,7 @@ class Latents:
     keys: Tensor
     k_up: Tensor
     v_up: Tensor
-    scale: float
-    window: int | None = None
-    temperature: AttentionTemperature | None = None
+    params: AttentionParams
     k_loras: HeadLoras | None = None
     v_loras: HeadLoras | None = None
 
@@ -119,7 +128,5 @@ class Latents:
             keys=latents,
             more_keys=self.keys.unsqueeze(2),
             values=latents,
-            scale=self.scale,
-            window=self.window,
-            temperature=self.temperature,
+            params=self.params,
         )

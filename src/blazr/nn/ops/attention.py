@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blazr.nn.operands.attention import AttentionTemperature, Pages
+from blazr.nn.operands.attention import AttentionParams, AttentionTemperature, Pages
 from blazr.nn.operands.kv_dtype import read_pages, stored_size
 from blazr.nn.operands.step import SequenceGroup, StepTable
 from blazr.nn.ops.op import op
@@ -39,16 +39,7 @@ def causal_mask(
     return visible
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     """Grouped-query attention of the last Q positions of one or many equally long sequences.
 
     Query head h uses key/value head ``h // (H // K)``.
@@ -57,22 +48,22 @@ def attention(
         q: (..., Q, H, D).
         k: (..., S, K, D), all tokens in memory, S >= Q.
         v: (..., S, K, E), E at most D.
-        scale: Applied to the scores.
-        window: Sliding window in tokens, or None.
-        softcap: Scores z become ``softcap * tanh(z / softcap)`` [arXiv:2408.00118]; None for none.
-        sinks: (H,), one more score per head that takes its share and gives nothing
-            [arXiv:2309.17453]; None for none.
+        params: How they attend; the temperature is in the queries already.
 
     Returns:
         (..., Q, H, E) in the dtype of q.
     """
-    queries, keys = q.shape[-3], k.shape[-3]
-    in_the_open = softcap is not None or sinks is not None
-    is_square = queries == keys and queries > 1 and window is None and not in_the_open
+    queries, keys, window = q.shape[-3], k.shape[-3], params.window
+    is_square = queries == keys and queries > 1 and window is None and not _needs_scores(params)
     visible = None
     if not is_square:
         visible = causal_mask(queries, keys, window=window, device=q.device)
-    return _attend(q, k, v, visible, is_causal=is_square, scale=scale, softcap=softcap, sinks=sinks)
+    return _attend(q, k, v, visible, params, is_causal=is_square)
+
+
+def _needs_scores(params: AttentionParams) -> bool:
+    """Whether scores are computed here: torch's own attention has no cap and no sinks."""
+    return params.softcap is not None or params.sinks is not None
 
 
 def _attend(
@@ -80,28 +71,24 @@ def _attend(
     k: Tensor,
     v: Tensor,
     visible: Tensor | None,
+    params: AttentionParams,
     *,
     is_causal: bool = False,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of queries to the keys they may see.
+    """Attention of queries to the keys they may see, whatever the window.
 
     Args:
         q: See `attention`.
         k: See `attention`.
         v: See `attention`.
         visible: (Q, S), bool; None is all.
+        params: See `attention`.
         is_causal: Whether, of as many keys as queries, each sees those up to its own; without cap
             and sinks.
-        scale: See `attention`.
-        softcap: See `attention`.
-        sinks: See `attention`.
     """
     queries, size = q.shape[-3], v.shape[-1]
-    if softcap is not None or sinks is not None:
-        # torch's own attention has neither; this one takes some queries at a time, in float32
+    if _needs_scores(params):
+        # some queries at a time, in float32
         heads = k.shape[-2]
         # keys and values: (..., K, 1, S, D)
         keys, values = (t.float().transpose(-3, -2).unsqueeze(-3) for t in (k, v))
@@ -109,9 +96,9 @@ def _attend(
         parts = []
         for first in range(0, queries, QUERIES_AT_ONCE):
             rows = slice(first, first + QUERIES_AT_ONCE)
-            scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * scale
+            scores = torch.matmul(grouped[..., rows, :], keys.transpose(-2, -1)) * params.scale
             seen = None if visible is None else visible[rows]
-            parts.append(torch.matmul(_shares(scores, seen, softcap, sinks), values))
+            parts.append(torch.matmul(_shares(scores, seen, params), values))
         return torch.cat(parts, -2).movedim(-2, -4).flatten(-3, -2).to(q.dtype)  # (..., Q, H, E)
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))  # (..., heads, tokens, D)
     group = q.shape[-3] // k.shape[-3]
@@ -121,15 +108,14 @@ def _attend(
     if size < q.shape[-1]:  # torch's fast paths want equal sizes
         v = F.pad(v, (0, q.shape[-1] - size))
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, is_causal=is_causal, scale=scale
+        q, k, v, attn_mask=visible, is_causal=is_causal, scale=params.scale
     )
     return out[..., :size].transpose(-3, -2)
 
 
-def _shares(
-    scores: Tensor, visible: Tensor | None, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
+def _shares(scores: Tensor, visible: Tensor | None, params: AttentionParams) -> Tensor:
     """Softmax of the scores (..., K, H / K, Q, S), capped before and with sinks beside."""
+    softcap, sinks = params.softcap, params.sinks
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if visible is not None:
@@ -141,15 +127,7 @@ def _shares(
 
 
 def decode_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, params: AttentionParams
 ) -> Tensor:
     """Grouped-query attention of one new token in each of B sequences of different lengths.
 
@@ -162,24 +140,21 @@ def decode_attention(
         k: (B, S, K, D), room for S tokens.
         v: (B, S, K, E).
         visible: (B, S), bool: the first tokens; behind them may lie anything, NaN too.
-        scale: Applied to the scores.
-        window: Sliding window in tokens, or None.
-        softcap: As in `attention`.
-        sinks: As in `attention`.
+        params: As in `attention`.
 
     Returns:
         (B, H, E), float32: this is where bfloat16 would lose most, and is slowest on a CPU.
     """
-    if window is not None:
+    if params.window is not None:
         places = torch.arange(visible.shape[1], device=q.device)
-        visible = visible & (places >= visible.sum(1, keepdim=True) - window)
+        visible = visible & (places >= visible.sum(1, keepdim=True) - params.window)
     heads = k.shape[2]
     query = q.float().unflatten(1, (heads, -1))  # (B, K, H / K, D)
     keys, values = (
         t.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format) for t in (k, v)
     )
-    scores = torch.matmul(query, keys.transpose(2, 3)) * scale  # (B, K, H / K, S)
-    shares = _shares(scores.unsqueeze(3), visible[:, None, None, None], softcap, sinks)
+    scores = torch.matmul(query, keys.transpose(2, 3)) * params.scale  # (B, K, H / K, S)
+    shares = _shares(scores.unsqueeze(3), visible[:, None, None, None], params)
     values = values.masked_fill(~visible[:, None, :, None], 0)  # as 0 times NaN is NaN
     return torch.matmul(shares.squeeze(3), values).flatten(1, 2)
 
@@ -220,6 +195,7 @@ def attend_bidirectionally(out: Tensor, q: Tensor, pages: Pages, table: StepTabl
         pages: Keys and values of all tokens up to these, and how they are attended to.
         table: The step.
     """
+    params = pages.params
     for number, first, last, has_window in table.bidirectional_spans:
         span = table.spans[number]
         rows = slice(span.first + max(first - span.start, 0), span.first + last - span.start)
@@ -227,23 +203,15 @@ def attend_bidirectionally(out: Tensor, q: Tensor, pages: Pages, table: StepTabl
         queries = q.new_zeros(last - first, *q.shape[1:])
         queries[-count:] = q[rows]
         places = torch.arange(last, device=q.device)
-        queries = scale_queries(queries, pages.temperature, places[first:])
+        queries = scale_queries(queries, params.temperature, places[first:])
         owned = table.block_tables[number, : -(-last // pages.keys.shape[1])]
         keys, values = (
             read_pages(part, owned[None], q.dtype)[0, :last] for part in (pages.keys, pages.values)
         )
         visible = None
-        if pages.window is not None and has_window:
-            visible = places > places[first:, None] - pages.window
-        found = _attend(
-            queries,
-            keys,
-            values,
-            visible,
-            scale=pages.scale,
-            softcap=pages.softcap,
-            sinks=pages.sinks,
-        )
+        if params.window is not None and has_window:
+            visible = places > places[first:, None] - params.window
+        found = _attend(queries, keys, values, visible, params)
         out[rows] = found[-count:].to(out.dtype)
 
 
@@ -259,38 +227,21 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     Returns:
         (T, H, E), in the dtype of q.
     """
+    params = pages.params
     out = q.new_empty(*q.shape[:2], stored_size(pages.values))
     parts = [pages.keys] if pages.more_keys is None else [pages.keys, pages.more_keys]
     if table.num_decodes:
         (queries,) = table.groups[0].split(q)
-        queries = scale_queries(queries, pages.temperature, table.groups[0].positions)[:, 0]
+        queries = scale_queries(queries, params.temperature, table.groups[0].positions)[:, 0]
         for some in table.decode_groups:
             keys = torch.cat([read_pages(part, some.pages, q.dtype) for part in parts], -1)
             values = read_pages(pages.values, some.pages, q.dtype)
-            found = decode_attention(
-                queries[some.rows],
-                keys,
-                values,
-                some.visible,
-                scale=pages.scale,
-                window=pages.window,
-                softcap=pages.softcap,
-                sinks=pages.sinks,
-            )
+            found = decode_attention(queries[some.rows], keys, values, some.visible, params)
             out[some.rows] = found.to(q.dtype)
     for group in prefilling(table):
         (queries,) = group.split(q)
-        queries = scale_queries(queries, pages.temperature, group.positions)
+        queries = scale_queries(queries, params.temperature, group.positions)
         keys = torch.cat([read_group(part, table, group, q.dtype) for part in parts], -1)
         values = read_group(pages.values, table, group, q.dtype)
-        found = attention(
-            queries,
-            keys,
-            values,
-            scale=pages.scale,
-            window=pages.window,
-            softcap=pages.softcap,
-            sinks=pages.sinks,
-        )
-        out[group.rows] = found.flatten(0, 1)
+        out[group.rows] = attention(queries, keys, values, params).flatten(0, 1)
     return out

@@ -48,10 +48,11 @@ def latent_attention(
         return _absorbed(q, rows, memory, rotation, table)
     turned = rotate_and_store.reference(rows.q_rope, rows.k_rope, latent, rotation, *pages)
     queries = torch.cat((q, turned), -1)
+    params = memory.params
     out = q.new_empty(*q.shape[:2], memory.v_up.shape[1])
     if table.num_decodes:
         (own,) = table.groups[0].split(queries)
-        own = scale_queries(own, memory.temperature, table.groups[0].positions)[:, 0]
+        own = scale_queries(own, params.temperature, table.groups[0].positions)[:, 0]
         size = q.shape[-1]
         for some in table.decode_groups:
             plain, own_turned = own[some.rows].split((size, own.shape[-1] - size), -1)
@@ -62,8 +63,7 @@ def latent_attention(
                 keys.unsqueeze(2),
                 latents.unsqueeze(2),
                 some.visible,
-                scale=memory.scale,
-                window=memory.window,
+                params,
             )
             out[some.rows] = torch.einsum("bhr,her->bhe", mixed.to(q.dtype), memory.v_up)
     for group in prefilling(table):
@@ -73,11 +73,10 @@ def latent_attention(
         shared = read_group(memory.keys, table, group, q.dtype)
         shared = shared.unsqueeze(2).expand(*k.shape[:-1], -1)
         found = attention(
-            scale_queries(own, memory.temperature, group.positions),
+            scale_queries(own, params.temperature, group.positions),
             torch.cat((k, shared), -1),
             torch.einsum("bsr,her->bshe", latents, memory.v_up),
-            scale=memory.scale,
-            window=memory.window,
+            params,
         )
         out[group.rows] = found.flatten(0, 1)
     return out

@@ -50,7 +50,7 @@ class _Attention(Call, entry="attention"):
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.attention.paged_attention``."""
     keys, values = pages.keys, pages.values
-    growth = pages.temperature
+    params, growth = pages.params, pages.params.temperature
     q = q.contiguous()
     out = q.new_empty(*q.shape[:2], stored_size(values))
     _Attention(
@@ -59,7 +59,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         paged_rows(pages.more_keys),
         paged_rows(values),
         out.data_ptr(),
-        None if pages.sinks is None else pages.sinks.data_ptr(),
+        None if params.sinks is None else params.sinks.data_ptr(),
         table.block_tables.data_ptr(),
         table.numbers.spans.data_ptr(),
         table.block_tables.shape[1],
@@ -67,12 +67,12 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         table.numbers.longest,
         q.shape[1],
         keys.shape[2],
-        pages.window or 0,
+        params.window or 0,
         DTYPES[q.dtype],
         kv_dtype_number(keys),
         1 if growth is None else growth.length,
-        pages.scale,
-        pages.softcap or 0.0,
+        params.scale,
+        params.softcap or 0.0,
         0.0 if growth is None else growth.scale,
     ).run()
     return out

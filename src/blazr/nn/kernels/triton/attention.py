@@ -323,13 +323,13 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     size, value, heads, kv_heads = stored_size(keys), stored_size(values), q.shape[1], keys.shape[2]
     group, more = heads // kv_heads, q.shape[2] - size
     chunks = max(1, value // _COLUMNS)
-    numbers, growth = table.numbers, pages.temperature
+    numbers, params, growth = table.numbers, pages.params, pages.params.temperature
     out = q.new_empty(*q.shape[:2], value)
     # what registers suffice for, by the compiled code
     is_small = q.dtype != torch.float32 and size <= 128
     keys_at_once, stages = (GRID, 2) if is_small else (16, 2 if q.element_size() == 2 else 1)
     warps = 4 if is_small and size <= 64 else 8
-    sinks = out if pages.sinks is None else pages.sinks
+    sinks = out if params.sinks is None else params.sinks
     parts = table.decode_parts
     sums = q.new_empty(len(parts.places), heads, value, dtype=torch.float32)
     ends = q.new_empty(len(parts.places), heads, 2, dtype=torch.float32)
@@ -351,9 +351,9 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             table.block_tables.stride(0),
             first_sequence,
             heads,
-            pages.scale,
-            pages.softcap or 1.0,
-            pages.window or 0,
+            params.scale,
+            params.softcap or 1.0,
+            params.window or 0,
             0.0 if growth is None else growth.scale,
             1 if growth is None else growth.length,
             GROUP=group,
@@ -364,10 +364,10 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             VALUE=value,
             VALUE_BLOCK=_block(value // chunks),
             STORED=kind_of(keys),
-            HAS_SOFTCAP=pages.softcap is not None,
-            HAS_WINDOW=pages.window is not None,
+            HAS_SOFTCAP=params.softcap is not None,
+            HAS_WINDOW=params.window is not None,
             HAS_GROWTH=growth is not None,
-            HAS_SINKS=pages.sinks is not None,
+            HAS_SINKS=params.sinks is not None,
             IS_PART=is_part,
             QUERIES=_QUERIES,
             KEYS=keys_at_once,
@@ -394,7 +394,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             heads,
             VALUE=value,
             VALUE_BLOCK=_block(value),
-            HAS_SINKS=pages.sinks is not None,
+            HAS_SINKS=params.sinks is not None,
             SPAN=numbers.spans.stride(0),
             num_warps=1,
         )
