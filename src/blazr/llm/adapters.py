@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,15 +38,15 @@ class Adapters:
 
     Args:
         engine: Computes with them.
-        bundle: The model.
+        bundle: Returns the model as it is now; its weights may be replaced.
 
     Attributes:
         by_name: Those that are loaded. The mapping is replaced, never changed.
     """
 
-    def __init__(self, engine: AsyncEngine, bundle: ModelBundle | None) -> None:
+    def __init__(self, engine: AsyncEngine, bundle: Callable[[], ModelBundle | None]) -> None:
         self._engine = engine
-        self.bundle = bundle
+        self._bundle = bundle
         self.by_name: Mapping[str, NamedAdapter] = {}
         self._lock = threading.Lock()  # held while one is read
 
@@ -103,7 +103,8 @@ class Adapters:
                     hint="unload the other one first, replace it with load_inplace, or take "
                     "another name",
                 )
-            weights = None if self.bundle is None else self.bundle.weights
+            bundle = self._bundle()
+            weights = None if bundle is None else bundle.weights
             factors = {}
             fingerprint = ""
             if isinstance(weights, LoadedModel):

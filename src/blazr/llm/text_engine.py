@@ -144,7 +144,7 @@ class TextEngine:
         self.template = template
         self.reply_format = reply_format
         self.reply_cache = ReplyTokenCache()
-        self.adapters = Adapters(engine, bundle)
+        self.adapters = Adapters(engine, lambda: self.bundle)
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=info.vocab_size, special_ids=self._all_stop_ids
         )
@@ -435,7 +435,6 @@ class TextEngine:
         """Go on with the weights of the same model in another checkpoint."""
         self.engine.replace_model(bundle.weights.module)
         self.bundle = bundle
-        self.adapters.bundle = bundle
 
     def check(self) -> None:
         """Raise where the engine does not work any more.
@@ -451,7 +450,7 @@ class TextEngine:
         """Stop the engine and drop the model. What still runs ends with an error."""
         self.engine.close()
         self.grammars.close()
-        bundle, self.bundle, self.adapters.bundle = self.bundle, None, None
+        bundle, self.bundle = self.bundle, None
         if bundle is not None and bundle.processes is not None:
             bundle.processes.close()
 
