@@ -13,8 +13,9 @@ from blazr.engine.sampling_params import SamplingParams
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.llm import LLM
 from blazr.llm.reply import Reply
+from blazr.llm.reply_tokens import ReplyTokenCache
 from blazr.llm.results import fold
-from blazr.llm.text_engine import ReplyTokenCache, TextEngine
+from blazr.llm.text_engine import TextEngine
 from blazr.text.chat_template import ChatPrompt
 from blazr.text.events import TextDelta
 from blazr.text.messages import Message
