@@ -15,8 +15,8 @@ from blazr.agent.toolbox import Offer, RequestConnections, Toolbox
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.server.endpoint import Call
-from blazr.server.params import tool_name
 from blazr.server.schema import schema_hint
+from blazr.server.tool_choice import tool_name
 
 MostRounds = Annotated[int, msgspec.Meta(ge=1, le=1000), schema_hint(minimum=1, maximum=1000)]
 

@@ -40,10 +40,10 @@ from blazr.llm.text_engine import MAX_IMAGES
 from blazr.pipelines.kinds import COMPLETION
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
+from blazr.server.foreign_fields import name_as_sent, refuse_foreign
 from blazr.server.form import decode_form
 from blazr.server.media import fetch_media, named_media
 from blazr.server.models import Models, ServedLLM, ServedModel, ServedPipeline, untagged
-from blazr.server.params import name_as_sent, refuse_foreign
 from blazr.server.replica_ids import id_of
 from blazr.server.sse import DATA, Framing, Stream
 from blazr.server.state import ServerState

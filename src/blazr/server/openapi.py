@@ -20,7 +20,7 @@ from starlette.responses import Response
 import blazr
 from blazr.engine.sampling_params import RANGES, SamplingParams
 from blazr.server.endpoint import Route
-from blazr.server.params import ALIASES
+from blazr.server.foreign_fields import ALIASES
 from blazr.server.schema import Schema
 
 _REFERENCE = "#/components/schemas/"

@@ -1,15 +1,106 @@
-"""The choice among tools as OpenAI's APIs spell it, for those that answer and those that count."""
+"""Tools and the choice among them, as OpenAI's APIs spell them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from blazr.core.errors import RequestError
-from blazr.server.params import ToolFields, tool_choice, tool_name
-from blazr.server.schema import schema_hint
+from blazr.core.errors import RequestError, too_many
+from blazr.server.schema import Schema, of_type, schema_hint
+from blazr.text.tool_calls.json_scan import NAME
+
+MAX_TOOLS = 128
+MAX_TOOL_NAME = 128  # characters; OpenAI takes 64, Anthropic 128
+_NAMED: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
+_NESTED_TOOL = {"properties": {"custom": _NAMED}, "required": ["custom"]}
+_FLAT_TOOL = {"properties": {"name": {"type": "string"}, "custom": False}, "required": ["name"]}
+_CUSTOM = {"anyOf": [_NESTED_TOOL, _FLAT_TOOL]}
+_FUNCTION = {"type": {"enum": ["function", None]}}
+CUSTOM_TOOL: Schema = of_type("custom", **_CUSTOM)
+# A tool, and a call of one, as OpenAI describes them.
+Tool = Annotated[dict[str, Any], schema_hint(anyOf=[{"properties": _FUNCTION}, CUSTOM_TOOL])]
+ToolCall = Annotated[
+    dict[str, Any],
+    schema_hint(
+        anyOf=[
+            {"properties": {"function": _NAMED}, "required": ["function"]},
+            CUSTOM_TOOL,
+        ]
+    ),
+]
+
+
+class ToolFields(TypedDict):
+    """Fields of a `GenerationRequest` that concern tools."""
+
+    tools: Sequence[Mapping[str, object]] | None
+    tool_choice: Literal["auto", "none", "required"]
+    tool_name: str | None
+    parallel_tool_calls: bool | None
+
+
+def tool_name(tool: Mapping[str, object]) -> str | None:
+    """The name of a tool in OpenAI's shapes, nested or flat; None where it has none."""
+    inner = tool.get("function", tool.get("custom", tool))
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def tool_choice(
+    tools: Sequence[Mapping[str, object]] | None,
+    choice: str = "auto",
+    *,
+    name: str | None = None,
+    parallel: bool | None = None,
+) -> ToolFields:
+    """What a request says of tools.
+
+    Args:
+        tools: Functions in OpenAI's shape.
+        choice: ``"auto"``, ``"none"`` or ``"required"``.
+        name: The function that must be called.
+        parallel: Whether several may be called at once; None is not said.
+
+    Raises:
+        RequestError: There are too many tools, or one has no name, or none that can be called.
+    """
+    if tools and len(tools) > MAX_TOOLS:
+        raise too_many(tools, MAX_TOOLS, "tools", param="tools")
+    for tool in tools or ():
+        found = tool_name(tool)
+        if not found:
+            raise RequestError(
+                "a tool has no function with a name.",
+                param="tools",
+                expected='{"type": "function", "function": {"name": "..."}}',
+            )
+        if len(found) > MAX_TOOL_NAME:
+            raise RequestError(
+                "a tool's name is too long.",
+                param="tools",
+                found=f"{len(found)} characters",
+                expected=f"at most {MAX_TOOL_NAME}",
+            )
+        if not NAME.fullmatch(found):
+            raise RequestError(
+                "a tool's name has characters by which no reply can call it.",
+                param="tools",
+                found=repr(found)[:100],
+                expected="letters, digits, and any of _ - . : /",
+            )
+    return {
+        "tools": tools or None,
+        "tool_choice": "none" if choice == "none" else "auto" if choice == "auto" else "required",
+        "tool_name": name,
+        "parallel_tool_calls": parallel,
+    }
+
 
 _TOOL_KINDS = ("function", "custom")
 _TOOL_MODES = ("auto", "none", "required")

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from blazr.engine.sampling_params import SamplingParams
-from blazr.server.params import _REFUSED, ALIASES
+from blazr.server.foreign_fields import _REFUSED, ALIASES
 from blazr.server.routes import ROUTES
 from tests.support.loopback import Loopback
 

@@ -18,20 +18,22 @@ import msgspec
 import pytest
 
 from blazr.core.errors import ConfigError
-from blazr.server import params
+from blazr.server import messages, params, response_format, tool_choice
 from blazr.server.config import LARGE_BODY_BYTES, ServerConfig
 from blazr.server.endpoint import MAX_JSON_VALUES, Call, Route
-from blazr.server.params import MAX_TOOL_NAME, MAX_VARIABLE_NAME, MAX_VARIABLES
+from blazr.server.params import MAX_VARIABLE_NAME, MAX_VARIABLES
 from blazr.server.routes import ROUTES
 from blazr.server.state import BodyBudget
+from blazr.server.tool_choice import MAX_TOOL_NAME
 from tests.support.loopback import Loopback, serving
 from tests.support.scripted import scripted_core, wait_until
 from tests.unit.server.test_openapi import BODIES
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 PADDING = "a" * LARGE_BODY_BYTES
-# What goes through a body to translate it, whatever the dialect.
+# What goes through a body to translate it, whatever the dialect, and where that is.
 TRANSLATORS = {"sampling_params", "to_messages", "to_prompts", "tool_choice", "one_grammar"}
+TRANSLATING = {each.__file__ for each in (messages, params, response_format, tool_choice)}
 
 
 class NotingBody(msgspec.Struct, kw_only=True):
@@ -52,7 +54,7 @@ class Threads(msgspec.Struct):
 
 
 class Called(msgspec.Struct):
-    """Functions of `blazr.server.params` that the event loop's thread has called."""
+    """Functions of `TRANSLATING` that the event loop's thread has called."""
 
     names: list[str]
 
@@ -69,7 +71,7 @@ async def watch_loop(call: Call[None]) -> Called:
     """Watch what the event loop's thread calls from now on."""
 
     def note(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code.co_filename == params.__file__:
+        if event == "call" and frame.f_code.co_filename in TRANSLATING:
             _called.add(frame.f_code.co_name)
 
     _called.clear()

@@ -13,17 +13,12 @@ from blazr.llm.generation import GenerationRequest
 from blazr.server.anthropic.rendering import MessageEvent, MessageRenderer, MessageReply
 from blazr.server.endpoint import Call, Reply
 from blazr.server.media import NamesMedia
-from blazr.server.params import (
-    MAX_MESSAGES,
-    ResponseFormat,
-    Stops,
-    grammar_of,
-    sampling_params,
-    tool_choice,
-    unreadable_part,
-)
+from blazr.server.messages import MAX_MESSAGES, unreadable_part
+from blazr.server.params import Stops, sampling_params
+from blazr.server.response_format import ResponseFormat, grammar_of
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example, schema_hint
+from blazr.server.tool_choice import tool_choice
 from blazr.text.images import decode_base64, join_parts, read_data_url
 from blazr.text.messages import Message, function_call, function_tool
 from blazr.text.reasoning import thinking_variables

@@ -16,14 +16,7 @@ from msgspec import UNSET, UnsetType
 from blazr.engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from blazr.llm.results import Completion, Usage, usage_of
 from blazr.server.endpoint import Call
-from blazr.server.params import (
-    LAST_N,
-    Bias,
-    Stops,
-    VllmSamplerFields,
-    finite,
-    sampling_params,
-)
+from blazr.server.params import LAST_N, Bias, Stops, VllmSamplerFields, finite, sampling_params
 from blazr.server.run import Renderer
 from blazr.server.schema import OneOf
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText

@@ -20,14 +20,8 @@ from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
 from blazr.server.native import generate
 from blazr.server.native.generate import GenerateBody, Generated
-from blazr.server.params import (
-    ResponseFormat,
-    Stop,
-    finite,
-    grammar_of,
-    sampling_params,
-    seed_or_random,
-)
+from blazr.server.params import Stop, finite, sampling_params, seed_or_random
+from blazr.server.response_format import ResponseFormat, grammar_of
 from blazr.server.run import Renderer, reply
 from blazr.server.schema import Example, OneOf, Schema, one_given, schema_hint
 from blazr.text.events import Event, Finished, PromptDone, TextDelta, TokenText

@@ -21,26 +21,18 @@ from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
+from blazr.server.messages import ChatMessage, first_images, to_messages
 from blazr.server.ollama.catalog import (
     KeepAlive,
     ollama_error,
     set_keep_alive,
     with_tag,
 )
-from blazr.server.params import (
-    LAST_N,
-    ChatMessage,
-    OllamaSamplerFields,
-    Stop,
-    finite,
-    first_images,
-    sampling_params,
-    to_messages,
-    tool_choice,
-)
+from blazr.server.params import LAST_N, OllamaSamplerFields, Stop, finite, sampling_params
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example
+from blazr.server.tool_choice import tool_choice
 from blazr.text.events import TokenText
 from blazr.text.messages import Message
 from blazr.text.reasoning import thinking_variables

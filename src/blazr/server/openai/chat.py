@@ -14,6 +14,7 @@ from blazr.llm.generation import GenerationRequest, Truncation
 from blazr.llm.results import Completion, Usage
 from blazr.server.agent import AgentFields, MostRounds, own_tools, taken_names
 from blazr.server.endpoint import Call, Reply
+from blazr.server.messages import ChatMessage, to_messages
 from blazr.server.openai.shared import (
     AnyUsage,
     ChoicesRenderer,
@@ -26,17 +27,10 @@ from blazr.server.openai.shared import (
     token_logprobs,
     usage_reply,
 )
-from blazr.server.params import (
-    ChatMessage,
-    TemplateVariables,
-    Tool,
-    prompt_truncation,
-    sampling_params,
-    to_messages,
-)
+from blazr.server.params import TemplateVariables, prompt_truncation, sampling_params
 from blazr.server.run import reply
 from blazr.server.schema import CHAT, Example, OneOf, Schema, schema_hint
-from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
+from blazr.server.tool_choice import Tool, ToolChoice, ToolMode, tool_fields
 from blazr.text.events import (
     Event,
     PromptDone,

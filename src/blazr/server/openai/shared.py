@@ -21,13 +21,13 @@ from blazr.server.kv_transfer import KvTransfer
 from blazr.server.params import (
     Bias,
     MostTokens,
-    ResponseFormat,
     Stop,
     TruncationSide,
     VllmSamplerFields,
     finite,
     unix_time,
 )
+from blazr.server.response_format import ResponseFormat
 from blazr.server.run import Renderer, reply
 from blazr.server.schema import schema_hint
 from blazr.text.events import Event, TokenText

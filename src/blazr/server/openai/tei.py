@@ -21,9 +21,9 @@ from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION, COMPLETION, EMBEDDING, RERANKING
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
+from blazr.server.foreign_fields import rename_field
 from blazr.server.openai import scoring
 from blazr.server.openai.scoring import Document, RerankBody, RerankReply
-from blazr.server.params import rename_field
 from blazr.server.schema import Example, Schema, any_given, schema_hint
 from blazr.server.vectors import MAX_INPUTS, embed_inputs, read_states, read_texts
 

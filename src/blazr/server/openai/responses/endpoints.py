@@ -37,14 +37,8 @@ from blazr.server.openai.responses.rendering import (
 )
 from blazr.server.openai.responses.replay import EventLog, Replay
 from blazr.server.openai.responses.tools import GivenTool, ToolSet, read_tools
-from blazr.server.params import (
-    TEXT,
-    InputTokens,
-    ResponseFormat,
-    grammar_of,
-    sampling_params,
-    unix_time,
-)
+from blazr.server.params import InputTokens, sampling_params, unix_time
+from blazr.server.response_format import TEXT, ResponseFormat, grammar_of
 from blazr.server.run import Run, reply
 from blazr.server.schema import Example, schema_hint
 from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from blazr.core.errors import RequestError, too_many
 from blazr.server.media import NamesMedia
+from blazr.server.messages import MAX_MESSAGES, unreadable_part
 from blazr.server.openai.responses.tools import qualified_name
-from blazr.server.params import MAX_MESSAGES, unreadable_part
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.text.images import join_parts, read_data_url
 from blazr.text.messages import Message, function_call

@@ -12,8 +12,8 @@ import msgspec
 
 from blazr.agent.config import Policy
 from blazr.core.errors import RequestError
-from blazr.server.params import CUSTOM_TOOL
 from blazr.server.schema import END, any_given, of_type, schema_hint
+from blazr.server.tool_choice import CUSTOM_TOOL
 
 _log = logging.getLogger(__name__)
 Tool = Mapping[str, Any]
