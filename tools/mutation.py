@@ -34,7 +34,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "stream splitter": ("text/splitter", "text/stop"),
     "GGUF reader": ("core/gguf_header", "models/checkpoint/gguf"),
     "safetensors reader": ("models/checkpoint/safetensors",),
-    "plan": ("models/loading/plan",),
+    "plan": ("models/loading/plan", "models/loading/storage"),
     "rules": ("models/families/rules",),
 }
 LEAST = 0.85  # of all that was tried, or the exit status is 1

@@ -19,8 +19,9 @@ from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading import load as loading
 from blazr.models.loading.load import load, stored_weight
-from blazr.models.loading.plan import choose_storage, dequantize_if_room, plan_model
+from blazr.models.loading.plan import plan_model
 from blazr.models.loading.stacks import join_stack
+from blazr.models.loading.storage import choose_storage, dequantize_if_room
 from blazr.nn.device import resolve_device
 from blazr.nn.kernels.cpu import compiled
 from blazr.nn.quant.exact import ShiftedWeight

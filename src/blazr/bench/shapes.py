@@ -140,7 +140,7 @@ def random_network(config: ModelConfig, *, device: Device, dtype: str) -> Causal
     import torch
 
     from blazr.models.causal_lm import CausalLM
-    from blazr.models.loading.plan import DTYPES, resolve_dtype
+    from blazr.models.loading.storage import DTYPES, resolve_dtype
 
     with torch.device("meta"):
         model = CausalLM(config)

@@ -61,15 +61,8 @@ from blazr.models.loading.load import (
     stored_weight,
     tiles_of,
 )
-from blazr.models.loading.plan import (
-    DTYPES,
-    LoadStep,
-    PlannedModel,
-    choose_storage,
-    packable,
-    plan_model,
-    stored_dtype,
-)
+from blazr.models.loading.plan import LoadStep, PlannedModel, plan_model
+from blazr.models.loading.storage import DTYPES, choose_storage, packable, stored_dtype
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config
 from blazr.nn.operands.packing import TILE

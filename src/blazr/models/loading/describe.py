@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from blazr.models.checkpoint.base import ELEMENT_TYPES
 from blazr.models.families.oxidizr import layer_type_of
-from blazr.models.loading.plan import PlannedModel, stored_as, stored_dtype
+from blazr.models.loading.plan import PlannedModel
+from blazr.models.loading.storage import stored_as, stored_dtype
 from blazr.models.sizing import size_of
 
 

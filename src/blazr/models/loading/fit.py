@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blazr.models.loading.plan import choose_dtype, choose_storage, plan_model, weight_bytes
+from blazr.models.loading.plan import plan_model
+from blazr.models.loading.storage import choose_dtype, choose_storage, weight_bytes
 from blazr.nn.device import Device
 from blazr.nn.operands.step import GRID
 from blazr.nn.quant import QUANTIZERS

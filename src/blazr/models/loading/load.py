@@ -37,22 +37,18 @@ from blazr.models.families.rules import (
 )
 from blazr.models.loading.kept import KeptWeights, kept_weights
 from blazr.models.loading.parts import part_of_config, part_of_tensor, part_of_weight
-from blazr.models.loading.plan import (
-    LoadPlan,
-    LoadStep,
-    PlannedModel,
+from blazr.models.loading.plan import LoadPlan, LoadStep, PlannedModel, plan_model, stage_name
+from blazr.models.loading.stacks import join_stack
+from blazr.models.loading.storage import (
     Storage,
     Storing,
     choose_dtype,
     choose_storage,
     dequantize_if_room,
     is_as_stored,
-    plan_model,
-    stage_name,
     stored_as,
     weight_bytes,
 )
-from blazr.models.loading.stacks import join_stack
 from blazr.models.loading.upload import upload
 from blazr.nn.device import Device, require_exact
 from blazr.nn.layers.base import DecoderLayer

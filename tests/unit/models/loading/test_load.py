@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from blazr.core.errors import CapacityError, CheckpointError, ConfigError, UnknownNameError
-from blazr.models.loading import plan as planning
+from blazr.models.loading import storage
 from blazr.models.loading.load import load
-from blazr.models.loading.plan import choose_dtype, plan_model
+from blazr.models.loading.plan import plan_model
+from blazr.models.loading.storage import choose_dtype
 from blazr.nn.device import Device, resolve_device
 from blazr.nn.kernels.cpu import compiled
 from tests.support import tiny
@@ -130,7 +131,7 @@ def test_dtypes(tmp_path: Path, stored, device: Machine, wanted: str, found) -> 
 def test_mixed_files_take_the_dtype_of_most_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(storage, "SMALL_BYTES", 0)
     path = tiny.save(Tiny(), tmp_path, dtype=torch.bfloat16)
     stored = load_file(path / "model.safetensors")
     stored["norm.weight"] = stored["norm.weight"].float()
@@ -148,7 +149,7 @@ def chosen(path: Path, device: Device, **config: float) -> torch.dtype:
 def test_kernels_keep_weights_as_stored_without_instructions_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype
 ) -> None:
-    monkeypatch.setattr(planning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(storage, "SMALL_BYTES", 0)
     path = tiny.save(Tiny(), tmp_path, dtype=stored)
     with without_kernels():
         assert chosen(path, PLAIN) == torch.float32
@@ -158,7 +159,7 @@ def test_kernels_keep_weights_as_stored_without_instructions_for_them(
 def test_float16_is_widened_where_embeddings_are_scaled_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "SMALL_BYTES", 0)
+    monkeypatch.setattr(storage, "SMALL_BYTES", 0)
     path = tiny.save(Tiny(), tmp_path, dtype=torch.float16)
     assert chosen(path, PLAIN, embedding_multiplier=48.0) == torch.float32
 

@@ -33,11 +33,10 @@ from blazr.models.families.rules import (
     Transform,
     Transpose,
 )
-from blazr.models.loading.plan import (
+from blazr.models.loading.plan import LoadPlan, LoadStep
+from blazr.models.loading.storage import (
     DTYPES,
     SMALL_BYTES,
-    LoadPlan,
-    LoadStep,
     Storing,
     choose_dtype,
     choose_storage,
@@ -372,13 +371,13 @@ def test_what_is_computed_in(
     kind: str, has: str, stored: torch.dtype, nbytes: int, multiplier: float, expected: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("blazr.models.loading.plan.linear.has_kernel", lambda _: False)
+    monkeypatch.setattr("blazr.models.loading.storage.linear.has_kernel", lambda _: False)
     config = replace(CONFIG, embedding_multiplier=multiplier)
     assert resolve_dtype(stored, nbytes, Place(kind, has), config) == expected
 
 
 def test_kernels_do_what_a_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "blazr.models.loading.plan.linear.has_kernel"
+    name = "blazr.models.loading.storage.linear.has_kernel"
     monkeypatch.setattr(name, lambda dtype: dtype == torch.bfloat16)
     found = [
         resolve_dtype(dtype, LARGE, Place("cpu", ""), CONFIG)
