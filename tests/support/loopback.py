@@ -37,6 +37,7 @@ class Loopback:
     models: Models
     server: DrainingServer
     client: httpx2.Client
+    thread: threading.Thread
 
     @property
     def state(self) -> ServerState:
@@ -82,7 +83,7 @@ def serving_models(
     wait_until(lambda: server.started)
     try:
         with httpx2.Client(base_url=url, timeout=30) as client:
-            yield Loopback(url, models, server, client)
+            yield Loopback(url, models, server, client, thread)
     finally:
         server.should_exit = True
         thread.join()

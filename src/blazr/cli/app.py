@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import blazr
 from blazr.cli import COMMANDS
 from blazr.core import env, log
+from blazr.core.detached import exit_process
 from blazr.core.errors import BlazrError, ContextLengthError, RequestError
 from blazr.core.files import FULL
 
@@ -158,7 +159,7 @@ def main() -> None:
     except OSError:
         # what is left goes nowhere, or Python would try again, complain and exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-    sys.exit(status)
+    exit_process(status)
 
 
 def _run() -> int:

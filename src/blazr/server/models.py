@@ -29,6 +29,7 @@ from typing_extensions import override
 from blazr.agent.config import read_mcp_config
 from blazr.agent.toolbox import Toolbox
 from blazr.core import garbage
+from blazr.core.detached import run_detached
 from blazr.core.errors import BlazrError, CapacityError, ConfigError, EngineError
 from blazr.core.sizes import size_text
 from blazr.llm.adapters import Adapters
@@ -708,7 +709,7 @@ class Models:
                     self._check_size(slot)
                 await self._make_room(slot)
                 _log.info("loading %s", name)
-                opened = await asyncio.to_thread(slot.open)
+                opened = await run_detached(slot.open)
                 await self._admit(slot, opened)
             if slot.model is not None and not slot.model.num_users:
                 self._on_idle(slot.model)  # whoever asked for it has left

@@ -304,6 +304,20 @@ def test_who_waits_for_a_model_is_told_that_the_server_stops() -> None:
         assert reply.json()["error"]["code"] == "stopping"
 
 
+def test_a_server_that_stops_does_not_wait_for_a_load_that_nobody_waits_for() -> None:
+    with shelf_of("a") as (shelf, running):
+        shelf.go.clear()
+        try:
+            with pytest.raises(httpx2.ReadTimeout):
+                running.client.post("/v1/completions", json=PROMPT, timeout=0.1)
+            assert running.models.slots[0].status == "loading"
+            running.server.handle_exit(signal.SIGTERM, None)
+            running.thread.join(5)
+            assert not running.thread.is_alive()
+        finally:
+            shelf.go.set()
+
+
 def test_a_model_whose_only_client_left_while_it_loaded_leaves_the_memory_too() -> None:
     with shelf_of("a", idle_unload_s=0.05) as (shelf, running):
         shelf.go.clear()

@@ -6,11 +6,13 @@ Source: ``update_weights_from_disk`` of SGLang, whose body and answer these are.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from blazr.core.detached import run_detached
 from blazr.core.errors import BlazrError, CapacityError, RequestError
 from blazr.server.endpoint import Call
 from blazr.server.native.router import Success
@@ -51,7 +53,7 @@ async def update_weights(call: Call[WeightsBody]) -> Success:
             if core.bundle is None:
                 raise RequestError("the weights of this model cannot be changed.", param="model")
             try:
-                bundle = await asyncio.to_thread(core.bundle.with_weights, str(path))
+                bundle = await run_detached(partial(core.bundle.with_weights, str(path)))
                 await asyncio.to_thread(core.check_weights, bundle)
             except CapacityError:
                 raise
