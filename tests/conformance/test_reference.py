@@ -96,6 +96,19 @@ def test_attention_of_a_window_in_oxidizr_s_format(tmp_path: Path) -> None:
     assert not torch.allclose(found[4][8:], found[None][8:])
 
 
+def test_a_token_that_chooses_no_expert_has_the_shared_one_in_oxidizr_s_format(
+    tmp_path: Path,
+) -> None:
+    """The weights of no experts cannot be made to sum to 1; all scores were NaN."""
+    tiny.save(tiny.Tiny(layers=("MlaWithMoe",), experts_per_tok=0), tmp_path, seed=1)
+    ids = list(range(20, 32))
+    with torch.inference_mode():
+        network = load(str(tmp_path), device=resolve_device("cpu"), dtype="float32").module
+        expected = network.double().forward_sequences(torch.tensor([ids]))[0].double()
+    bound = 2e-5 * expected.abs().max().item()  # its softmax and logits are float32
+    torch.testing.assert_close(scores(opened(tmp_path), ids), expected, rtol=0, atol=bound)
+
+
 @pytest.mark.parametrize("name", GGUF["logits"])
 def test_what_llama_cpp_s_converter_writes(name: str, tmp_path: Path) -> None:
     path = converted(name, tmp_path)

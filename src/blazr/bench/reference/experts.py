@@ -68,7 +68,7 @@ def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> Tensor:
     chosen = wanted.argsort(dim=-1, descending=True, stable=True)[..., : router.chosen]
     scores = scores.masked_fill(wanted == -torch.inf, 0.0)
     weights = torch.zeros_like(scores).scatter(-1, chosen, scores.gather(-1, chosen))
-    if router.normalise:
+    if router.normalise and router.chosen:
         weights = weights / (weights.sum(-1, keepdim=True) + router.floor)
     return weights * router.scale
 
