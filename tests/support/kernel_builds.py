@@ -150,7 +150,7 @@ class _Placed:
             pointer = ctypes.c_void_p.from_address(ctypes.addressof(copy) + at)
             if pointer.value:
                 placed = self._address(pointer.value)
-                if name == "entries" and pointer.value not in self._tables:
+                if name.endswith("entries") and pointer.value not in self._tables:
                     self._place_entries(pointer.value, placed - self._offset)
                 pointer.value = placed
         return ctypes.addressof(copy) + self._offset

@@ -60,9 +60,9 @@ class _Stack(ctypes.Structure):
 class _Loras(ctypes.Structure):
     """``ExpertLoras`` of kernels.hpp."""
 
-    gate: Pointer = None
-    up: Pointer = None
-    down: Pointer = None
+    gate_entries: Pointer = None
+    up_entries: Pointer = None
+    down_entries: Pointer = None
     slots: Pointer = None
     row_slots: Pointer = None
     inner: Pointer = None
