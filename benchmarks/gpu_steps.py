@@ -345,7 +345,8 @@ def _rg_lru(name: str, width: int, step: tuple[int, int, int]) -> Step:
 def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
     """A weight in one of GGML's types, of another format, or plain.
 
-    ``"GPTQ"`` has columns in another order; the others are ``"AWQ"``, ``"FP8"`` and ``"NVFP4"``.
+    ``"GPTQ"`` has columns in another order; the others are ``"AWQ"``, ``"FP8"``, ``"NVFP4"`` and
+    ``"NF4"``.
     """
     *stack, rows, columns = shape
     if kind in ("AWQ", "GPTQ"):
@@ -360,6 +361,10 @@ def _stored(kind: str, *shape: int) -> Tensor | StoredMatrix:
         numbers = _empty(*stack, rows, columns // 2, dtype=torch.uint8)
         scales = _empty(*stack, rows, columns // 16, dtype=torch.float8_e4m3fn)
         return ScaledFloats(numbers, scales, (1, 16), _numbers(*stack))
+    if kind == "NF4":
+        numbers = _empty(*stack, rows, columns // 2, dtype=torch.uint8)
+        scales = _numbers(*stack, rows, columns // 64)
+        return ScaledFloats(numbers, scales, (1, 64), table=_numbers(16))
     if kind in GGML_TYPES:
         size = *stack, rows, GGML_TYPES[kind].row_bytes(columns)
         return Blocks(GGML_TYPES[kind], _empty(*size, dtype=torch.uint8))
@@ -475,7 +480,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
         _product(kind, name, rows)
         for kind in (
             *("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4"),
-            *("AWQ", "FP8", "NVFP4"),
+            *("AWQ", "FP8", "NVFP4", "NF4"),
         )
         for name, rows in (("1 reply", 1), ("256 replies", 256), ("prompt of 4,096", 4096))
     ),

@@ -155,11 +155,12 @@ def test_what_it_is_held_in(name: str, tmp_path: Path) -> None:
         assert weight.nbytes < 1.3 * blocks.nbytes
     else:
         assert isinstance(weight, FloatWeight if is_of_floats(name) else StoredWeight)
-        assert weight.nbytes <= (tmp_path / "model.safetensors").stat().st_size
+        allowed = 1.1 if "nested" in name else 1  # scales are decoded once
+        assert weight.nbytes <= allowed * (tmp_path / "model.safetensors").stat().st_size
 
 
 def is_of_floats(name: str) -> bool:
-    return "fp8" in name or "fp4" in name
+    return any(each in name for each in ("fp8", "fp4", "nf4"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -173,7 +174,8 @@ def test_experts_are_joined_for_kernels(name: str, tmp_path: Path) -> None:
     if matrices[0].operand is not None:
         assert type(joined) is type(matrices[0])
         assert joined.operand is not None
-        assert joined.nbytes == stack.nbytes
+        spared = 64 if "nf4" in name else 0  # one table is enough
+        assert joined.nbytes == stack.nbytes - spared
         assert torch.equal(
             joined.operand.select(1).decode(slice(3, 50)),
             matrices[1].dequantize(torch.float32)[3:50],

@@ -127,7 +127,7 @@ def _packed_rows(sizes: Sizes, dtype: torch.dtype) -> Arguments:
 
 def _decode_floats(sizes: Sizes, dtype: torch.dtype) -> Arguments:
     name, rows, first = sizes.one_of(*FLOATS), sizes.size(), sizes.size(9) - 1
-    columns = 32 * sizes.size(12) if "FP4" in name else sizes.size(300)
+    columns = 32 * sizes.size(12) if FLOATS[name][0] == torch.uint8 else sizes.size(300)
     floats = random_floats(name, first + rows + sizes.size(9) - 1, columns)
     return torch.empty(rows, columns, dtype=dtype), floats, first
 

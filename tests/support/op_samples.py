@@ -251,6 +251,7 @@ FLOATS: dict[str, tuple[torch.dtype, tuple[int | None, int | None], torch.dtype,
     "NVFP4 divided": (torch.uint8, (1, 16), _E4M3, "divided"),
     "MXFP4": (torch.uint8, (1, 32), torch.float8_e8m0fnu, ""),
     "MXFP8": (_E4M3, (1, 32), torch.float8_e8m0fnu, ""),
+    "NF4": (torch.uint8, (1, 64), torch.float32, ""),
 }
 
 
@@ -265,8 +266,10 @@ def random_floats(name: str, *shape: int) -> ScaledFloats:
         numbers = (torch.randn(shape) * 3).to(dtype)
     scales = 0.01 + torch.rand(*stack, -(-rows // height), -(-columns // width)) * 0.1
     every = torch.rand(stack) + 0.5 if whole else None
-    block = height, width
-    return ScaledFloats(numbers, scales.to(scale_dtype), block, every, whole == "divided")
+    table = torch.randn(16) if name == "NF4" else None
+    return ScaledFloats(
+        numbers, scales.to(scale_dtype), (height, width), every, whole == "divided", table
+    )
 
 
 def _decode_floats(dtype: torch.dtype) -> Iterator[tuple[object, ...]]:

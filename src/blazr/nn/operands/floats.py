@@ -18,11 +18,12 @@ class ScaledFloats(NamedTuple):
 
     Args:
         numbers: (..., out, in), float8 E4M3 or E5M2; or (..., out, in / 2) uint8, each two floats
-            E2M1, the first in the lower half.
+            of four bits, the first in the lower half.
         scales: (..., out / height, in / width), rounded up, of any float.
         block: Height and width of a block; those at the right and lower edge may be smaller.
         whole: (...), float32: the scales are multiplied with it, too; None for 1.
         is_divided: Whether the scales are divided by ``whole`` instead.
+        table: (16,), float32, what four bits stand for, as in NF4; None for E2M1.
     """
 
     numbers: Tensor
@@ -30,11 +31,19 @@ class ScaledFloats(NamedTuple):
     block: tuple[int, int]
     whole: Tensor | None = None
     is_divided: bool = False
+    table: Tensor | None = None
 
     @property
     def are_pairs(self) -> bool:
         """Whether a byte holds two numbers."""
         return self.numbers.dtype == torch.uint8
+
+    @property
+    def values(self) -> Tensor | None:
+        """(16,), float32, what four bits stand for; None where numbers have eight."""
+        if not self.are_pairs:
+            return None
+        return _e2m1(self.numbers.device) if self.table is None else self.table
 
     @property
     def shape(self) -> torch.Size:
@@ -44,9 +53,8 @@ class ScaledFloats(NamedTuple):
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the numbers, and what they are multiplied with."""
-        yield from (self.numbers, self.scales)
-        if self.whole is not None:
-            yield self.whole
+        beside = (self.whole, self.table)
+        yield from (self.numbers, self.scales, *(each for each in beside if each is not None))
 
     def select(self, index: int) -> ScaledFloats:
         """One matrix of a stack."""
@@ -58,14 +66,16 @@ class ScaledFloats(NamedTuple):
         """What matrices of a stack have in common."""
         tensors = (self.numbers, self.scales, self.whole)
         each = [None if one is None else (one.shape, one.dtype) for one in tensors]
-        return each, self.block, self.is_divided
+        table = None if self.table is None else self.table.tolist()
+        return each, self.block, self.is_divided, table
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ScaledFloats:
         """The same of tensors that a function makes of these."""
-        whole = None if self.whole is None else function(self.whole)
-        return self._replace(
-            numbers=function(self.numbers), scales=function(self.scales), whole=whole
+        whole, table = (
+            None if each is None else function(each) for each in (self.whole, self.table)
         )
+        numbers, scales = function(self.numbers), function(self.scales)
+        return self._replace(numbers=numbers, scales=scales, whole=whole, table=table)
 
     def rows(self, runs: Sequence[slice]) -> ScaledFloats:
         """Some rows of a matrix; a run of whole blocks is in the same memory.
@@ -126,15 +136,16 @@ class ScaledFloats(NamedTuple):
         scales = scales.repeat_interleave(min(width, self.shape[1]), 1)[:, : self.shape[1]]
         # whatever the dtype, bytes can be indexed
         bytes_ = self.numbers.view(torch.uint8)[rows]
-        if not self.are_pairs:
+        values = self.values
+        if values is None:
             return bytes_.view(self.numbers.dtype).float() * scales
         codes = torch.stack((bytes_ & 15, bytes_ >> 4), -1).flatten(1).int()
-        return _e2m1(codes.device)[codes] * scales
+        return values[codes] * scales
 
 
 @cache
 def _e2m1(device: torch.device) -> Tensor:
-    """What the codes of four-bit floats stand for."""
+    """What the codes of E2M1 stand for."""
     return torch.tensor(E2M1, device=device) / 2
 
 

@@ -27,6 +27,7 @@ class _DecodeFloats(Call, entry="decode_floats"):
     numbers: Pointer
     scales: Pointer
     whole: Pointer
+    table: Pointer
     out: Pointer
     format: Int64
     scale_format: Int64
@@ -49,12 +50,16 @@ def decode_floats(out: Tensor, floats: ScaledFloats, first: int) -> Tensor:
     if scales.dtype not in _SCALE_FORMATS:
         scales = scales.float()
     numbers, scales = floats.numbers[first : first + rows].contiguous(), scales.contiguous()
-    whole = None if floats.whole is None else floats.whole.float()
+    whole, table = (
+        None if each is None else each.float().contiguous()
+        for each in (floats.whole, floats.values)
+    )
     height, width = floats.block
     _DecodeFloats(
         numbers.data_ptr(),
         scales.data_ptr(),
         None if whole is None else whole.data_ptr(),
+        None if table is None else table.data_ptr(),
         out.data_ptr(),
         _FORMATS[numbers.dtype],
         _SCALE_FORMATS[scales.dtype],

@@ -54,8 +54,9 @@ class Stored(NamedTuple):
     """A matrix or a stack of them, for a kernel.
 
     Args:
-        arguments: Its numbers, scales and what multiplies these, and how far it is from a matrix,
-            a row and a column to the next, and from a matrix's scales and a row's to the next.
+        arguments: Its numbers, scales and what multiplies these, or the table of its codes, and how
+            far it is from a matrix, a row and a column to the next, and from a matrix's scales and
+            a row's to the next.
         form: How it is stored: the kind; of blocks the bytes and numbers; how many numbers side
             by side share a scale; of floats a block's height and width, what is done to all
             scales, and what these are, where they have eight bits. Of shifted blocks see
@@ -100,7 +101,8 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
         stack = blocks.stride(0) if blocks.dim() == 3 else 0
         arguments = (blocks, blocks, blocks, stack, blocks.stride(-2), 1, 0, 0)
         return Stored(arguments, (weight.kind.name, *KINDS[weight.kind.name], 0, 0, "", ""))
-    kind, is_stack = _FLOATS[weight.numbers.dtype], weight.numbers.dim() == 3
+    kind = _FLOATS[weight.numbers.dtype] if weight.table is None else "codes"
+    is_stack = weight.numbers.dim() == 3
     numbers, scales = weight.numbers.contiguous().view(torch.uint8), weight.scales.contiguous()
     height, width = weight.block
     # a row's only scale may have any width
@@ -108,12 +110,14 @@ def stored(weight: Tensor | StoredMatrix, inner: int) -> Stored:
     whole = ""
     if weight.whole is not None:
         whole = "divides" if weight.is_divided else "multiplies"
+    assert weight.whole is None or weight.table is None, "no format has both"
+    beside = weight.table if weight.whole is None else weight.whole
     small = _SMALL_SCALES.get(scales.dtype, "")
     scales = scales.view(torch.uint8) if small else scales
     arguments = (
         numbers,
         scales,
-        scales if weight.whole is None else weight.whole.contiguous(),
+        scales if beside is None else beside.contiguous(),
         numbers.stride(0) if is_stack else 0,
         numbers.stride(-2),
         1,
@@ -265,13 +269,14 @@ def _from_blocks(rows, parts, is_part, FORM: tl.constexpr):
 
 
 @triton.jit
-def _from_floats(rows, scale_rows, whole_ptr, parts, is_part, size, FORM: tl.constexpr):
+def _from_floats(rows, scale_rows, beside_ptr, matrix, parts, is_part, size, FORM: tl.constexpr):
     """The same of rows of small floats, as `ScaledFloats.decode` defines them.
 
     Args:
         rows: (N,), pointers to rows.
         scale_rows: (N,), pointers to the scales of their blocks.
-        whole_ptr: To what multiplies or divides all scales, where there is such.
+        beside_ptr: To what multiplies or divides all scales of each matrix, or to the table.
+        matrix: Which of a stack.
         parts: (parts,), which runs of PART numbers.
         is_part: (N, parts); of others nothing is read.
         size: Columns of the weight.
@@ -290,13 +295,15 @@ def _from_floats(rows, scale_rows, whole_ptr, parts, is_part, size, FORM: tl.con
     else:
         scale = scale.to(tl.float32)
     if FORM[6] == "multiplies":
-        scale = scale * tl.load(whole_ptr)
+        scale = scale * tl.load(beside_ptr + matrix)
     elif FORM[6] == "divides":
-        scale = tl.div_rn(scale, tl.load(whole_ptr) + tl.zeros_like(scale))
+        scale = tl.div_rn(scale, tl.load(beside_ptr + matrix) + tl.zeros_like(scale))
     mask, row = is_part[:, :, None] & (places < size), rows[:, None, None]
     if KIND == "e2m1":
         codes = _field(row + places // 2, mask, places % 2, 4)
         found = twice_e2m1(codes.to(tl.int32)) * 0.5
+    elif KIND == "codes":
+        found = tl.load(beside_ptr + _field(row + places // 2, mask, places % 2, 4))
     else:
         codes = tl.load(row + places, mask=mask, other=0)
         if KIND == "e4m3":
@@ -356,7 +363,7 @@ def weight_tile(
                 found = found + tl.load(places, mask=is_part, other=0)[:, :, None]
         else:
             scale_rows = scales + matrix * scale_stack + rows // FORM[4] * scale_row
-            found = _from_floats(starts, scale_rows, whole + matrix, parts, is_part, size, FORM)
+            found = _from_floats(starts, scale_rows, whole, matrix, parts, is_part, size, FORM)
         found = tl.reshape(found, (rows.shape[0], INNER))
         found = rounded(found, dtype)
     return found

@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
+from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.hf.scheme import (
     MAX_SIZE,
     Grid,
@@ -80,6 +81,7 @@ class TableLayout(Layout):
 
     def __init__(self, state: _State) -> None:
         super().__init__("bitsandbytes-4bit", state.shape)
+        self.is_float = state.shape[1] % state.block == 0  # or blocks go on in the next row
         self.state = state
 
     @override
@@ -89,18 +91,34 @@ class TableLayout(Layout):
         low, high = start * columns, stop * columns
         pairs = parts["weight"].flatten()[low // 2 : -(-high // 2)]
         codes = torch.stack((pairs >> 4, pairs & 15), -1).flatten()[low % 2 :][: high - low]
-        first = low // block
-        scales = parts["weight.absmax"][first : -(-high // block)]
-        if scales.dtype == torch.uint8:
-            places = torch.arange(first, first + len(scales), device=scales.device)
-            outer = parts["weight.nested_absmax"][places // self.state.nested_block]
-            numbers = parts["weight.nested_quant_map"][scales.int()]
-            scales = numbers * outer + self.state.nested_offset
-        else:
-            scales = scales.float()
+        scales = self._scales(parts, low // block, -(-high // block))
         scales = scales.repeat_interleave(block)[low % block :][: high - low]
         values = parts["weight.quant_map"][codes.int()] * scales
         return values.view(stop - start, columns)
+
+    @override
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:
+        if not self.is_float:
+            return None
+        rows, columns = self.shape
+        pairs = parts["weight"].view(rows, -1)
+        scales = self._scales(parts, 0, rows * columns // self.state.block)
+        return ScaledFloats(
+            pairs << 4 | pairs >> 4,  # here the first is the upper half
+            scales.view(rows, -1),
+            (1, self.state.block),
+            table=parts["weight.quant_map"],
+        )
+
+    def _scales(self, parts: Mapping[str, Tensor], first: int, last: int) -> Tensor:
+        """The scales of some blocks, float32."""
+        scales = parts["weight.absmax"][first:last]
+        if scales.dtype != torch.uint8:
+            return scales.float()
+        places = torch.arange(first, last, device=scales.device)
+        outer = parts["weight.nested_absmax"][places // self.state.nested_block]
+        numbers = parts["weight.nested_quant_map"][scales.int()]
+        return numbers * outer + self.state.nested_offset
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:

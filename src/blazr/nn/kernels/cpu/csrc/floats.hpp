@@ -1,5 +1,5 @@
 // Matrices of floats of eight or four bits with scales for their blocks, as safetensors files have them.
-// Source: arXiv:2209.05433 (E4M3, E5M2); OCP Microscaling Formats 1.0 (E2M1, E8M0).
+// Source: arXiv:2209.05433 (E4M3, E5M2); OCP Microscaling Formats 1.0 (E8M0).
 //
 //   scales    [ s ][ s ][ s ] ...        one for so many rows and columns
 //   numbers   [ x x x x ][ x x x x ] ... a row of bytes, or of pairs of which the first is the lower half
@@ -27,20 +27,16 @@ struct E5M2 {  // the upper half of a float16
   }
 };
 
-struct E2M1 {
+struct FourBits {  // of which each table makes its own numbers
   static constexpr int kPerByte = 2;
-  [[gnu::always_inline]] static Lanes load(const uint8_t* p) {
+  const float* table;
+  [[gnu::always_inline]] Lanes load(const uint8_t* p) const {
     typedef uint64_t Two __attribute__((vector_size(16)));
-    const Two bytes = {pairs(load_as<uint32_t>(p)), pairs(load_as<uint32_t>(p + 4))};
-    const IntLanes code = load_bytes((const int8_t*)&bytes);
-    // twice their magnitudes: 0, 1, 2, 3, 4, 6, 8, 12, four bits each
-    const IntLanes twice = each<int32_t>(
-        [](auto c) { return (c - c + int32_t(0xc8643210)) >> ((c & 7) << 2) & 15; }, code);
-    const IntLanes sign = each<int32_t>([](auto c) { return c << 28; }, code & 8);
-    return floats_of(bits_of(floats(twice) * 0.5f) ^ sign);
+    const Two codes = {spread(load_as<uint32_t>(p)), spread(load_as<uint32_t>(p + 4))};
+    return look_up(table, load_bytes((const int8_t*)&codes));
   }
   // Each half of four bytes in a byte of its own, the lower one first.
-  static uint64_t pairs(uint64_t bytes) {
+  static uint64_t spread(uint64_t bytes) {
     bytes = (bytes | bytes << 16) & 0x0000ffff0000ffff;
     bytes = (bytes | bytes << 8) & 0x00ff00ff00ff00ff;
     return (bytes | bytes << 4) & 0x0f0f0f0f0f0f0f0f;
@@ -54,13 +50,13 @@ struct FloatsOf {
     switch (call.format) {
       case kE4M3: return decode_row<E4M3>(call, row);
       case kE5M2: return decode_row<E5M2>(call, row);
-      default: return decode_row<E2M1>(call, row);
+      default: return decode_row(call, row, FourBits{call.table});
     }
   }
 
  private:
   template <class Format>
-  static void decode_row(const DecodeFloats& call, int64_t row) {
+  static void decode_row(const DecodeFloats& call, int64_t row, const Format& format = {}) {
     constexpr int kPerByte = Format::kPerByte;
     const uint8_t* from = call.numbers + row * (call.k / kPerByte);
     T* to = (T*)call.out + row * call.k;
@@ -72,11 +68,11 @@ struct FloatsOf {
       const Lanes scale = all16(scales[b % 16]);
       const int64_t end = smaller((b + 1) * call.width, call.k);
       int64_t c = b * call.width;
-      for (; c + 16 <= end; c += 16) store_some(to + c, 16, Format::load(from + c / kPerByte) * scale);
+      for (; c + 16 <= end; c += 16) store_some(to + c, 16, format.load(from + c / kPerByte) * scale);
       if (c == end) continue;
       uint8_t some[16] = {};
       memcpy(some, from + c / kPerByte, size_t(end - c + kPerByte - 1) / kPerByte);
-      store_some(to + c, end - c, Format::load(some) * scale);
+      store_some(to + c, end - c, format.load(some) * scale);
     }
   }
 

@@ -195,13 +195,14 @@ struct DecodeFloats {
   const uint8_t* numbers;  // (rows, k), or (rows, k / 2) where a byte holds two
   const void* scales;      // of all blocks of the matrix, (.., k / width rounded up)
   const float* whole;      // what scales are multiplied with, or divided by; null for 1
+  const float* table;      // the sixteen numbers that four bits stand for; else null
   void* out;               // (rows, k)
   int64_t format, scale_format, dtype;
   int64_t rows, first, k;          // `first` is the first row's number in the matrix
   int64_t height, width;           // of a block
   int64_t is_divided;
 };
-enum FloatFormat : int { kE4M3, kE5M2, kE2M1 };
+enum FloatFormat : int { kE4M3, kE5M2, kFourBits };
 enum ScaleFormat : int { kFloat32, kBFloat16, kFloat16, kE8M0, kScaleE4M3 };
 
 // A way to compute products with packed weights. All ways give the same bits.

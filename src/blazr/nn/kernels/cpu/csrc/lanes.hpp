@@ -289,6 +289,29 @@ template <int N>
   return (place > all(int32_t(low) - 1)) & (all(int32_t(high)) > place);
 }
 
+// values[x] for each lane x, of sixteen values.
+[[gnu::always_inline]] inline Lanes look_up(const float* values, const IntLanes& x) {
+#if defined(__AVX512F__)
+  return {(FloatRegister::Vector)_mm512_permutexvar_ps((__m512i)x.v, _mm512_loadu_ps(values))};
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_loadu_ps(values), high = _mm256_loadu_ps(values + 8);
+  return each<float>(
+      [=](auto at) {
+        const __m256i places = (__m256i)at;  // of which the lowest three bits count
+        const __m256 is_high = _mm256_castsi256_ps(_mm256_slli_epi32(places, 28));
+        return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, places),
+                                _mm256_permutevar8x32_ps(high, places), is_high);
+      },
+      x);
+#else
+  return each<float>(
+      [=](auto at) {
+        return FloatRegister::Vector{values[at[0]], values[at[1]], values[at[2]], values[at[3]]};
+      },
+      x);
+#endif
+}
+
 // Lanes `kIndices` of a and b side by side.
 template <int... kIndices, class V>
 [[gnu::always_inline]] inline auto pick(V a, V b) {

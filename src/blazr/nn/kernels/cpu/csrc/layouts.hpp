@@ -65,7 +65,7 @@ std::string layouts() {
              replaced_cost, recent, match, num_agreed, num_replaced),
       LAYOUT(Pack, blocks, zeros, codebook, out, packing, rows, supers),
       LAYOUT(Encode, x, out, blocks),
-      LAYOUT(DecodeFloats, numbers, scales, whole, out, format, scale_format, dtype, rows, first, k, height, width, is_divided),
+      LAYOUT(DecodeFloats, numbers, scales, whole, table, out, format, scale_format, dtype, rows, first, k, height, width, is_divided),
       LAYOUT(Attention, q, keys[0], keys[1], values, out, sinks, block_tables, spans, table_stride, num_spans, longest, heads, kv_heads, window, dtype, stored, temperature_length, scale, softcap, temperature),
       LAYOUT(Recorded, run, call),
   };
