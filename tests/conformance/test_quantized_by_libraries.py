@@ -14,7 +14,7 @@ from torch import Tensor
 from blazr.models.checkpoint.base import QuantizedInfo
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.convert import convert
-from blazr.models.loading.load import stored_weight
+from blazr.models.loading.read import stored_weight
 from tests.support import tiny
 from tests.support.tiny import Tiny
 

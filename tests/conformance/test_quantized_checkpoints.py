@@ -17,9 +17,10 @@ from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.core.errors import BlazrError, CheckpointError, ConfigError
 from blazr.models.checkpoint.base import QuantizedInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.loading import load as loading
-from blazr.models.loading.load import load, stored_weight
+from blazr.models.loading import read as reading
+from blazr.models.loading.load import load
 from blazr.models.loading.plan import plan_model
+from blazr.models.loading.read import stored_weight
 from blazr.models.loading.stacks import join_stack
 from blazr.models.loading.storage import choose_storage, dequantize_if_room
 from blazr.nn.device import resolve_device
@@ -91,7 +92,7 @@ def read_matrix(directory: Path, *, as_stored: bool = False) -> Weight:
     assert isinstance(info, QuantizedInfo)
     if as_stored:
         return stored_weight(info, checkpoint, torch.float32)
-    return loading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+    return reading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("as_stored", [True, False])
@@ -136,12 +137,12 @@ def test_some_rows_are_a_matrix_of_their_own(name: str, tmp_path: Path) -> None:
         places = [place for each in rows for place in each]
         assert part.shape == (len(places), 96)
         assert part.nbytes == pytest.approx(info.nbytes * len(places) / 80, abs=1)
-        read = loading.read_matrix(part, checkpoint, torch.float32, torch.device("cpu"))
+        read = reading.read_matrix(part, checkpoint, torch.float32, torch.device("cpu"))
         rounding = 3e-7 if name == "bitsandbytes int8" else 0
         found = read.dequantize(torch.float32)
         torch.testing.assert_close(found, whole[places], rtol=rounding, atol=0)
         again = take_rows(part, (range(3, 8, 2),))
-        assert torch.equal(loading.read_plain(again, checkpoint), whole[places][[3, 5, 7]])
+        assert torch.equal(reading.read_plain(again, checkpoint), whole[places][[3, 5, 7]])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -418,7 +419,7 @@ def test_each_matrix_of_floats_has_the_blocks_that_its_scales_fit(
     checkpoint = open_checkpoint(tmp_path)
     for name, (_, whole) in written.items():
         assert torch.equal(
-            loading.read_plain(checkpoint.tensors[f"{name}.weight"], checkpoint), whole
+            reading.read_plain(checkpoint.tensors[f"{name}.weight"], checkpoint), whole
         )
 
 
@@ -443,7 +444,7 @@ def test_matrices_of_gptq_have_widths_and_groups_of_their_own(tmp_path: Path) ->
     )
     for name, (_, whole) in written.items():
         info = checkpoint.tensors[f"{name}.weight"]
-        read = loading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+        read = reading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
         assert torch.equal(read.dequantize(torch.float32), whole)
         assert torch.equal(reference.read(info.name).float(), whole)
 

@@ -26,13 +26,7 @@ from blazr.nn.quant.hf.gptq import GptqLayout
 from blazr.nn.quant.weight import StoredStack, StoredWeight
 from tests.support.agreement import agree, fits, function_of, tensors_in
 from tests.support.networks import Lab, build_network
-from tests.support.op_samples import (
-    FLOATS,
-    SAMPLES,
-    random_blocks,
-    random_floats,
-    random_shifted,
-)
+from tests.support.op_samples import FLOATS, SAMPLES, random_blocks, random_floats, random_shifted
 from tests.support.quantized import gptq
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
 from tests.support.without_kernels import kernels_for_gpus

@@ -29,7 +29,8 @@ from blazr.text.tool_calls.choose import choose_tool_format
 
 if TYPE_CHECKING:
     from blazr.engine.ranks.processes import RankProcesses
-    from blazr.models.loading.load import LoadedModel, Progress
+    from blazr.models.loading.load import LoadedModel
+    from blazr.models.loading.read import Progress
     from blazr.nn.device import Device
     from blazr.pipelines.fallback import FallbackModel
     from blazr.pipelines.pipeline import Pipeline

@@ -5,9 +5,10 @@ from __future__ import annotations
 from blazr.engine.ranks.orders import PartOptions, load_part
 from blazr.engine.ranks.processes import RankProcesses
 from blazr.llm.options import LoadOptions
-from blazr.models.loading.load import LoadedModel, Progress, load
+from blazr.models.loading.load import LoadedModel, load
 from blazr.models.loading.parts import part_of_config
 from blazr.models.loading.plan import plan_model
+from blazr.models.loading.read import Progress
 from blazr.nn.device import Device
 from blazr.nn.layers.ranks import Rank
 

@@ -11,14 +11,7 @@ from blazr.core.errors import RequestError, too_many
 from blazr.server.media import NamesMedia
 from blazr.server.schema import Schema, any_given, of_type, schema_hint
 from blazr.server.tool_choice import ToolCall
-from blazr.text.images import (
-    Image,
-    Sound,
-    decode_base64,
-    join_parts,
-    read_data_url,
-    read_video_url,
-)
+from blazr.text.images import Image, Sound, decode_base64, join_parts, read_data_url, read_video_url
 from blazr.text.messages import Message, function_call
 
 MAX_MESSAGES = 4096

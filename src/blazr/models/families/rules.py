@@ -388,7 +388,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class TiledColumns(Transform):
-    """The same for the columns of a matrix.
+    """Columns of a matrix that lie in another order, head by head or half by half.
 
     Args:
         heads: Whose columns these are.

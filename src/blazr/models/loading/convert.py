@@ -43,8 +43,8 @@ from blazr.models.checkpoint.write import (
 from blazr.models.families.hf.vision import IMAGE_PREFIXES
 from blazr.models.families.rules import AsStored, Stack
 from blazr.models.loading.convert_gguf import GgufPlan, plan_gguf, write_gguf
-from blazr.models.loading.load import Progress, no_progress, tiles_of
 from blazr.models.loading.plan import PlannedModel, plan_model
+from blazr.models.loading.read import Progress, no_progress, tiles_of
 from blazr.models.loading.storage import DTYPES, choose_storage, stored_dtype
 from blazr.nn.quant.exact import take_blocks
 from blazr.nn.quant.gguf.quantize import Quantizer

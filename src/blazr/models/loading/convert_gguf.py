@@ -30,11 +30,7 @@ from blazr.models.checkpoint.base import (
 )
 from blazr.models.checkpoint.gguf import NUMBERS
 from blazr.models.checkpoint.write import Entry, TensorWriter, gguf_header, writing
-from blazr.models.families.gguf.architectures import (
-    ARCHITECTURES,
-    mixers_of,
-    written_names,
-)
+from blazr.models.families.gguf.architectures import ARCHITECTURES, mixers_of, written_names
 from blazr.models.families.gguf.as_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from blazr.models.families.gguf.as_file import (
     Recipe,
@@ -54,14 +50,8 @@ from blazr.models.families.rules import (
     Transpose,
     split_layer,
 )
-from blazr.models.loading.load import (
-    Progress,
-    no_progress,
-    read_plain,
-    stored_weight,
-    tiles_of,
-)
 from blazr.models.loading.plan import LoadStep, PlannedModel, plan_model
+from blazr.models.loading.read import Progress, no_progress, read_plain, stored_weight, tiles_of
 from blazr.models.loading.storage import DTYPES, choose_storage, packable, stored_dtype
 from blazr.nn.layers.gated_delta import KimiDeltaConfig
 from blazr.nn.layers.mamba2 import Mamba2Config

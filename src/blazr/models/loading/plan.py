@@ -16,13 +16,7 @@ import torch
 
 from blazr.core.errors import CheckpointError, ConfigError, UnknownFamilyError
 from blazr.models.causal_lm import CausalLM, ModelConfig
-from blazr.models.checkpoint.base import (
-    Checkpoint,
-    QuantizedInfo,
-    TensorInfo,
-    join_rows,
-    take_rows,
-)
+from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo, join_rows, take_rows
 from blazr.models.checkpoint.open import find_model, open_checkpoint
 from blazr.models.families import FAMILIES
 from blazr.models.families.base import Derivation, Family

@@ -22,12 +22,7 @@ from blazr.llm.results import Completion, Usage
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
 from blazr.server.messages import ChatMessage, first_images, to_messages
-from blazr.server.ollama.catalog import (
-    KeepAlive,
-    ollama_error,
-    set_keep_alive,
-    with_tag,
-)
+from blazr.server.ollama.catalog import KeepAlive, ollama_error, set_keep_alive, with_tag
 from blazr.server.params import LAST_N, OllamaSamplerFields, Stop, finite, sampling_params
 from blazr.server.parts import PartsRenderer, ReplyPart
 from blazr.server.run import reply

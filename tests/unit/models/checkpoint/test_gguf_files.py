@@ -10,7 +10,7 @@ import torch
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import take_rows
 from blazr.models.checkpoint.open import open_checkpoint
-from blazr.models.loading.load import read_plain
+from blazr.models.loading.read import read_plain
 from blazr.nn.quant.gguf import GGML_TYPES
 from tests.support import ggufs
 

@@ -10,7 +10,7 @@ import torch
 
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.llm.options import LoadOptions
-from blazr.models.loading import load as loading
+from blazr.models.loading import read as reading
 from blazr.models.loading.load import load
 from blazr.nn.device import Device
 from blazr.nn.layers.moe import Experts
@@ -43,13 +43,13 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("cpu_experts", [0, 1, 2, 3, 10**6])
 def test_those_of_the_first_layers_stay(path, monkeypatch, cpu_experts):
-    read, places = loading._read_tensor, {}
+    read, places = reading._read_tensor, {}
 
     def note(step, checkpoint, dtype, device):
-        places[step.parameter] = device is loading._CPU
+        places[step.parameter] = device is reading._CPU
         return read(step, checkpoint, dtype, device)
 
-    monkeypatch.setattr(loading, "_read_tensor", note)
+    monkeypatch.setattr(reading, "_read_tensor", note)
     module = load(path, device=Card("cuda", "a card"), cpu_experts=cpu_experts).module
     stay = {name: part.stays for name, part in module.named_modules() if isinstance(part, Experts)}
     assert stay == {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from blazr.models.loading import kept as keeping
-from blazr.models.loading import load as loading
+from blazr.models.loading import read as reading
 from blazr.models.loading.load import load
 from blazr.nn.device import Device, resolve_device
 from blazr.nn.kernels.cpu import compiled
@@ -58,7 +58,7 @@ def test_the_next_start_has_the_same_weights(home, model, quantize, monkeypatch)
     first = packed(model, quantize)
     assert first
     assert len(list(home.glob("*.safetensors"))) == 1
-    monkeypatch.setattr("blazr.models.loading.load.read_weight", None)  # nobody asks for it
+    monkeypatch.setattr("blazr.models.loading.read.read_weight", None)  # nobody asks for it
     assert are_same(first, packed(model, quantize))
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_cut_short_is_written_again(home, model, length, caplog):
 def test_what_goes_to_a_gpu_is_not_taken_from_what_is_kept(home, model, monkeypatch, cpu_experts):
     first = packed(model)
     asked = set()
-    read_weight, read_tensor = loading.read_weight, loading._read_tensor
+    read_weight, read_tensor = reading.read_weight, reading._read_tensor
 
     def note(step, checkpoint, storing, *, dtype, device):
         assert device == torch.device("cuda")
@@ -123,8 +123,8 @@ def test_what_goes_to_a_gpu_is_not_taken_from_what_is_kept(home, model, monkeypa
     def stay(step, checkpoint, dtype, _):
         return read_tensor(step, checkpoint, dtype, torch.device("cpu"))
 
-    monkeypatch.setattr(loading, "read_weight", note)
-    monkeypatch.setattr(loading, "_read_tensor", stay)
+    monkeypatch.setattr(reading, "read_weight", note)
+    monkeypatch.setattr(reading, "_read_tensor", stay)
     load(
         str(model),
         device=Device("cuda", "a card"),

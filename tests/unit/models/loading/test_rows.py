@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, take_rows
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.families.rules import TiledColumns, TiledHeads
-from blazr.models.loading.load import read_weight
 from blazr.models.loading.plan import LoadStep
+from blazr.models.loading.read import read_weight
 from blazr.nn.operands.packing import BlockType
 from blazr.nn.quant import QUANTIZERS
 from blazr.nn.quant.exact import ShiftedWeight

@@ -6,13 +6,7 @@ from torch import Tensor
 
 from blazr.nn.kernels.cpu.compiled import DTYPES, Call, kv_dtype_number
 from blazr.nn.kernels.cpu.matmul import linear_heads
-from blazr.nn.kernels.cpu.rows import (
-    MAX_KEY,
-    MAX_VALUE,
-    PagedRows,
-    paged_rows,
-    rotate_and_store,
-)
+from blazr.nn.kernels.cpu.rows import MAX_KEY, MAX_VALUE, PagedRows, paged_rows, rotate_and_store
 from blazr.nn.kernels.cpu.structures import Float32, Int64, Pointer, structure
 from blazr.nn.kernels.kernel import limited_to
 from blazr.nn.operands.attention import LatentRows, Latents, Pages, Rotation
