@@ -11,7 +11,7 @@ import math
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 from blazr.core.errors import CheckpointError, RequestError, TemplateLimitError
 from blazr.text.messages import ROLES, SYSTEM_ROLES, Message, function_tool
 from blazr.text.stream import PLAIN, ReplyFormat
+from blazr.text.templates.escaping import EscapedChat
 from blazr.text.templates.spelling import (
     Dict,
     Spelling,
@@ -32,7 +33,8 @@ from blazr.text.templates.spelling import (
     is_simple,
     spell,
 )
-from blazr.text.tokenizer import Tokenizer, longest_of
+from blazr.text.templates.turn_marks import ASKED, TurnMarks, find_turn_marks
+from blazr.text.tokenizer import Tokenizer
 from blazr.text.tool_calls.choose import DEFAULT
 from blazr.text.tool_calls.rows import TOOL_FORMATS
 
@@ -44,13 +46,7 @@ _SIZE_PER_CHARACTER = 4
 _MIN_SIZE = 1_000_000
 # Of processor time, for all trials of a template or of a chat; a long chat has more.
 _TRIAL_SECONDS = 1.0
-_PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)  # characters that stand in for others
-# Words of a small chat, which occur in no template.
-_SYSTEM = "blazr-told"
-_ASKED = "blazr-asked"
-_ASKED_IN_PARTS = [{"type": "text", "text": _ASKED}]
-_SAID = "blazr-said"
-_NEXT = "blazr-next"
+_ASKED_IN_PARTS = [{"type": "text", "text": ASKED}]
 _NEXT_TURN: tuple[Dict, ...] = (
     {"role": "assistant", "content": "a"},
     {"role": "user", "content": "a"},
@@ -190,7 +186,7 @@ class ChatTemplate:
             self._takes_parts = self._probe(_ASKED_IN_PARTS, tools=None)
         self._probe(tools=[_TOOL])
 
-    def _probe(self, content: object = _ASKED, *, tools: list[Dict] | None) -> bool:
+    def _probe(self, content: object = ASKED, *, tools: list[Dict] | None) -> bool:
         """Render the smallest chat, so that a hostile template is refused together with its model.
 
         What else may be wrong, the first chat says: some templates take no chat as small as this.
@@ -200,7 +196,7 @@ class ChatTemplate:
         """
         chat = EscapedChat([[{"role": "user", "content": content}], tools, {}], ())
         try:
-            return _ASKED in self._render_as(Spelling(), chat, add_generation_prompt=True)
+            return ASKED in self._render_as(Spelling(), chat, add_generation_prompt=True)
         except TemplateLimitError as error:
             raise CheckpointError(
                 f"the chat template {self.name} cannot be used: {error.message}",
@@ -432,81 +428,6 @@ class ChatTemplate:
         return self._spellings[with_tools]
 
 
-class EscapedChat:
-    """A chat in which no special token's name occurs, so that nobody can forge another's turn.
-
-    Before a template is rendered, the first character of each special token's name in what the
-    client wrote is replaced by a stand-in, a character that occurs nowhere else. After it, the
-    names still found are the template's own, and the stand-ins are turned back.
-
-    Args:
-        values: Strings, numbers, lists and mappings from the client. They are copied.
-        names: The special tokens' names.
-
-    Raises:
-        RequestError: No characters are left that could stand in.
-    """
-
-    def __init__(self, values: object, names: Iterable[str]) -> None:
-        self._names = [name for name in names if name]
-        self._stand_ins: dict[str, str] = {}
-        texts = list(_texts(values))
-        self.num_characters = sum(map(len, texts))
-        if any(name in text for name in self._names for text in texts):
-            firsts = sorted({name[0] for name in self._names})
-            used = set().union(*texts, *self._names)
-            free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-            self._stand_ins = dict(zip(firsts, free, strict=False))
-            if len(self._stand_ins) < len(firsts):
-                raise RequestError(
-                    "the messages have every character that could stand in for a special token.",
-                    param="messages",
-                    found="all of Unicode's last private use area",
-                )
-        self.values = self._copy(values)
-
-    def split(self, text: str, ids: Mapping[str, int]) -> Iterator[str | int]:
-        """A rendered text's pieces: special tokens as ids, and the text between them."""
-        for position, piece in enumerate(longest_of(ids).split(text)):
-            if position % 2:
-                yield ids[piece]
-            elif piece:
-                yield self.restore(piece)
-
-    def restore(self, text: str) -> str:
-        """A rendered text with the names that were replaced."""
-        back = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
-        return text.translate(back)
-
-    @property
-    def stand_ins(self) -> tuple[str, ...]:
-        """The first characters of names, each followed by what stands for it."""
-        return tuple(first + stand_in for first, stand_in in self._stand_ins.items())
-
-    @property
-    def has_names(self) -> bool:
-        """Whether any name occurred."""
-        return bool(self._stand_ins)
-
-    def _copy(self, value: object) -> object:
-        if isinstance(value, str):
-            starts: set[int] = set()
-            for name in self._names if self._stand_ins else ():
-                start = value.find(name)
-                while start >= 0:  # overlapping ones too, or breaking one could leave another whole
-                    starts.add(start)
-                    start = value.find(name, start + 1)
-            characters = list(value)
-            for start in starts:
-                characters[start] = self._stand_ins[characters[start]]
-            return "".join(characters) if starts else value
-        if isinstance(value, Mapping):
-            return {self._copy(key): self._copy(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._copy(each) for each in value]
-        return value
-
-
 def _most_characters(chat: EscapedChat) -> int:
     """How long a rendering may be."""
     return _MIN_SIZE + _SIZE_PER_CHARACTER * chat.num_characters
@@ -539,77 +460,3 @@ def _turn_ends(text: str, chat: EscapedChat) -> Iterator[int]:
             yield start + len(written)
             end = start
     yield end
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _texts(key)
-            yield from _texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnMarks:
-    """What a template writes where another turn begins.
-
-    Args:
-        names: Special tokens, that which ends a reply first.
-        texts: Strings, where no special token stands between a reply and the next turn.
-    """
-
-    names: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-
-
-def find_turn_marks(
-    render: Callable[[Sequence[Message]], str], names: Collection[str], *, has_own_ends: bool
-) -> TurnMarks:
-    """Render a small chat and look at what stands between the turns.
-
-    Args:
-        render: The text of a chat; it raises `RequestError` where the template refuses it.
-        names: The special tokens that the model has.
-        has_own_ends: Whether the model names several end tokens. Such a model knows its own: its
-            reply may have parts, and what follows one of them ends nothing. Only marks that never
-            begin a turn of the assistant are then taken.
-    """
-    # of two names that begin together, the longer is the token
-    find_names: Callable[[str], list[str]] = longest_of(names).findall
-
-    def try_render(*messages: Message) -> str | None:
-        try:
-            return render(messages)
-        except TemplateLimitError:
-            raise
-        except RequestError:
-            return None
-
-    asked = Message(role="user", content=_ASKED)
-    said = Message(role="assistant", content=_SAID)
-    text = try_render(asked, said, Message(role="user", content=_NEXT))
-    if text is None:  # some templates take one exchange only
-        text = try_render(asked, said)
-    if text is None:
-        return TurnMarks()
-    opening = text.partition(_ASKED)[2].partition(_SAID)[0]
-    gap, is_followed, _ = text.partition(_SAID)[2].partition(_NEXT)
-    in_gap = find_names(gap)
-    in_opening = find_names(opening)
-    marks = [name for name in in_gap if name not in in_opening]
-    if not has_own_ends:
-        own = [name for name in in_opening if is_followed and name not in in_gap]
-        marks = [*in_gap[:1], *marks, *own[:1]]
-    with_system = try_render(Message(role="system", content=_SYSTEM), asked, said)
-    if with_system is not None and in_gap:
-        before = find_names(with_system.partition(_SYSTEM)[0])
-        marks += [name for name in before[-1:] if name not in in_opening]
-    texts: tuple[str, ...] = ()
-    if not in_gap and re.search(r"\w", gap):  # else a reply would contain it by chance
-        space = gap[: len(gap) - len(gap.lstrip())]
-        texts = (("\n" if "\n" in space else space) + gap.strip(),)
-    return TurnMarks(tuple(dict.fromkeys(marks)), texts)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blazr.core.errors import RequestError
-from blazr.text.chat_template import _PRIVATE_USE, EscapedChat
+from blazr.text.templates.escaping import _PRIVATE_USE, EscapedChat
 
 NAMES = ["<|a|>", "<|b|>", "ab", "bc", "x"]
 

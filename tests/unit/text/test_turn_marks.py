@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from blazr.text.chat_template import ChatTemplate, TurnMarks, find_turn_marks
+from blazr.text.chat_template import ChatTemplate
 from blazr.text.messages import Message
 from blazr.text.templates import CHAT_TEMPLATES
+from blazr.text.templates.turn_marks import TurnMarks, find_turn_marks
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHATML = (
