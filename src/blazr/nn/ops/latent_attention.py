@@ -46,8 +46,8 @@ def latent_attention(
     latent = rows.latent.unsqueeze(1)
     if memory.k_loras is not None or memory.v_loras is not None:
         return _absorbed(q, rows, memory, rotation, table)
-    turned = rotate_and_store.reference(rows.q_rope, rows.k_rope, latent, rotation, *pages)
-    queries = torch.cat((q, turned), -1)
+    rotated = rotate_and_store.reference(rows.q_rope, rows.k_rope, latent, rotation, *pages)
+    queries = torch.cat((q, rotated), -1)
     params = memory.params
     out = q.new_empty(*q.shape[:2], memory.v_up.shape[1])
     if table.num_decodes:
@@ -55,11 +55,11 @@ def latent_attention(
         own = scale_queries(own, params.temperature, table.groups[0].positions)[:, 0]
         size = q.shape[-1]
         for some in table.decode_groups:
-            plain, own_turned = own[some.rows].split((size, own.shape[-1] - size), -1)
+            plain, own_rotated = own[some.rows].split((size, own.shape[-1] - size), -1)
             latents = read_pages(memory.latents, some.pages, q.dtype)  # (b, S, R)
             keys = torch.cat((latents, read_pages(memory.keys, some.pages, q.dtype)), -1)
             mixed = decode_attention(
-                torch.cat((torch.einsum("bhd,hrd->bhr", plain, memory.k_up), own_turned), -1),
+                torch.cat((torch.einsum("bhd,hrd->bhr", plain, memory.k_up), own_rotated), -1),
                 keys.unsqueeze(2),
                 latents.unsqueeze(2),
                 some.visible,
@@ -88,9 +88,9 @@ def _absorbed(
     """The same with adapters of the upward matrices, applied to queries and results alone."""
     pages = memory.pages
     stored = memory.keys.unsqueeze(2), pages.keys
-    turned = rotate_and_store.reference(
+    rotated = rotate_and_store.reference(
         rows.q_rope, rows.k_rope, rows.latent.unsqueeze(1), rotation, *stored
     )
     absorbed = linear_heads.reference(q, memory.k_up, None, memory.k_loras)
-    mixed = paged_attention.reference(torch.cat((absorbed, turned), -1), pages, table)
+    mixed = paged_attention.reference(torch.cat((absorbed, rotated), -1), pages, table)
     return linear_heads.reference(mixed.to(q.dtype), memory.v_up, None, memory.v_loras)

@@ -72,13 +72,13 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
         (T, H, D) in the dtype of x.
     """
     channels = 2 * rotation.cos.shape[-1]
-    turned = x[..., :channels] if channels < x.shape[-1] else x
+    rotated = x[..., :channels] if channels < x.shape[-1] else x
     if rotation.interleaved:
         cos, sin = rotation.cos.unsqueeze(-2), rotation.sin.unsqueeze(-2)
-        turned = rotate_pairs(turned.float(), cos, sin).to(x.dtype)
+        rotated = rotate_pairs(rotated.float(), cos, sin).to(x.dtype)
     else:
-        turned = rotate_half(turned, rotation.cos, rotation.sin)
-    return turned if channels == x.shape[-1] else torch.cat((turned, x[..., channels:]), -1)
+        rotated = rotate_half(rotated, rotation.cos, rotation.sin)
+    return rotated if channels == x.shape[-1] else torch.cat((rotated, x[..., channels:]), -1)
 
 
 @op
@@ -107,5 +107,5 @@ def rotate_and_store(
     """
     write_entries(keys, rotation.slots, rotate(k, rotation))
     write_entries(values, rotation.slots, v)
-    turned = rotate(q, rotation)
-    return turned if out is None else out.copy_(turned)
+    rotated = rotate(q, rotation)
+    return rotated if out is None else out.copy_(rotated)

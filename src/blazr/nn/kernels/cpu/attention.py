@@ -44,7 +44,7 @@ class _Attention(Call, entry="attention"):
 def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     """See ``blazr.nn.ops.attention.paged_attention``."""
     keys, values = pages.keys, pages.values
-    params, growth = pages.params, pages.params.temperature
+    params, temperature = pages.params, pages.params.temperature
     q = q.contiguous()
     out = q.new_empty(*q.shape[:2], stored_size(values))
     _Attention(
@@ -64,10 +64,10 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
         params.window or 0,
         DTYPES[q.dtype],
         kv_dtype_number(keys),
-        1 if growth is None else growth.length,
+        1 if temperature is None else temperature.length,
         params.scale,
         params.softcap or 0.0,
-        0.0 if growth is None else growth.scale,
+        0.0 if temperature is None else temperature.scale,
     ).run()
     return out
 

@@ -136,8 +136,8 @@ def _attention(
     scale,
     softcap,
     window,
-    growth,
-    growth_length,
+    temperature,
+    temperature_length,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
@@ -148,7 +148,7 @@ def _attention(
     STORED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_GROWTH: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_PART: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -185,8 +185,8 @@ def _attention(
     q_more = q
     if MORE:
         q_more = load_stored(queries + SIZE, is_query, MORE, MORE_BLOCK, "auto", dtype)
-    if HAS_GROWTH:
-        factor = 1 + growth * tl.log((1 + positions // growth_length).to(tl.float32))
+    if HAS_TEMPERATURE:
+        factor = 1 + temperature * tl.log((1 + positions // temperature_length).to(tl.float32))
         q = (q.to(tl.float32) * factor[:, None]).to(dtype)
         q_more = (q_more.to(tl.float32) * factor[:, None]).to(dtype)
 
@@ -323,7 +323,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
     size, value, heads, kv_heads = stored_size(keys), stored_size(values), q.shape[1], keys.shape[2]
     group, more = heads // kv_heads, q.shape[2] - size
     chunks = max(1, value // _COLUMNS)
-    numbers, params, growth = table.numbers, pages.params, pages.params.temperature
+    numbers, params, temperature = table.numbers, pages.params, pages.params.temperature
     out = q.new_empty(*q.shape[:2], value)
     # what registers suffice for, by the compiled code
     is_small = q.dtype != torch.float32 and size <= 128
@@ -354,8 +354,8 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             params.scale,
             params.softcap or 1.0,
             params.window or 0,
-            0.0 if growth is None else growth.scale,
-            1 if growth is None else growth.length,
+            0.0 if temperature is None else temperature.scale,
+            1 if temperature is None else temperature.length,
             GROUP=group,
             SIZE=size,
             KEY_BLOCK=_block(size),
@@ -366,7 +366,7 @@ def paged_attention(q: Tensor, pages: Pages, table: StepTable) -> Tensor:
             STORED=kind_of(keys),
             HAS_SOFTCAP=params.softcap is not None,
             HAS_WINDOW=params.window is not None,
-            HAS_GROWTH=growth is not None,
+            HAS_TEMPERATURE=temperature is not None,
             HAS_SINKS=params.sinks is not None,
             IS_PART=is_part,
             QUERIES=_QUERIES,

@@ -147,7 +147,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
-def _turned(
+def _rotated(
     rows,
     is_row,
     cos_ptr,
@@ -165,13 +165,13 @@ def _turned(
         is_first = columns < PAIRS
         partner = tl.where(is_first, columns + PAIRS, columns - PAIRS)
         pair = tl.where(is_first, columns, columns - PAIRS)
-    is_turned = columns < 2 * PAIRS
+    is_rotated = columns < 2 * PAIRS
     is_number = is_row[:, None] & (columns < SIZE)[None, :]
     own = tl.load(rows[:, None] + columns[None, :], mask=is_number, other=0).to(tl.float32)
-    is_other = is_row[:, None] & is_turned[None, :]
+    is_other = is_row[:, None] & is_rotated[None, :]
     other = tl.load(rows[:, None] + partner[None, :], mask=is_other, other=0).to(tl.float32)
-    cos = tl.load(cos_ptr + pair, mask=is_turned, other=1)
-    sin = tl.load(sin_ptr + pair, mask=is_turned, other=0)
+    cos = tl.load(cos_ptr + pair, mask=is_rotated, other=1)
+    sin = tl.load(sin_ptr + pair, mask=is_rotated, other=0)
     sin = tl.where(is_first, -sin, sin)
     return own * cos[None, :] + other * sin[None, :]
 
@@ -211,7 +211,7 @@ def _rotate(
         out_ptr, out_row, out_head = out
         head = tile * HEADS + tl.arange(0, HEADS)
         is_head, columns = head < heads, tl.arange(0, BLOCK)
-        found = _turned(
+        found = _rotated(
             q_ptr + token * q_row + head * q_head,
             is_head,
             cos_ptr,
@@ -232,7 +232,7 @@ def _rotate(
         values_ptr, value_page, value_row, value_head = values
         kv_head = (tile - tiles) * KV_HEADS + tl.arange(0, KV_HEADS)
         is_kv_head = kv_head < kv_heads
-        turned = _turned(
+        rotated = _rotated(
             k_ptr + token * k_row + kv_head * k_head,
             is_kv_head,
             cos_ptr,
@@ -245,9 +245,9 @@ def _rotate(
         slot = tl.load(slots_ptr + token)
         page, row = slot // PAGE, slot % PAGE
         # what is stored in fewer bits is made of what it is computed in
-        turned = rounded(turned, k_ptr.dtype.element_ty)
+        rotated = rounded(rotated, k_ptr.dtype.element_ty)
         to = keys_ptr + page * key_page + row * key_row + kv_head * key_head
-        store_stored(to, is_kv_head, turned, SIZE, BLOCK, STORED)
+        store_stored(to, is_kv_head, rotated, SIZE, BLOCK, STORED)
         value_columns = tl.arange(0, VALUE_BLOCK)
         is_value = is_kv_head[:, None] & (value_columns < VALUE)[None, :]
         v_rows = v_ptr + token * v_row + kv_head * v_head
