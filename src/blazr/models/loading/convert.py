@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,6 +53,7 @@ from blazr.nn.quant.hf.words import WORD, pack
 from blazr.nn.quant.packed import parse_policy
 
 _WEIGHTS = "model.safetensors"
+_UNFINISHED = "blazr-convert.partial"  # where a directory's files are until all are whole
 WRITABLE = ("q8_0", "q4_0", "int8", "int4")
 _COPIED_FILES = (
     *TEXT_FILES,
@@ -183,18 +184,21 @@ def convert(
 
 
 def _check_free(out: Path) -> None:
-    """Refuse to write over what is there.
+    """Refuse to write over what is there, unless a conversion that was killed has left it.
 
     Raises:
         ConfigError: Something is.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        is_left = (out / f"{_WEIGHTS}.partial").exists()
+    if not out.exists():
+        return
+    unfinished = out / _UNFINISHED
+    is_left = unfinished.is_dir() and not unfinished.is_symlink()
+    if not out.is_dir() or any(each != unfinished or not is_left for each in out.iterdir()):
         raise ConfigError(
             f"{out} is in use.",
-            found="what a conversion that was stopped has left" if is_left else "",
+            found="files beside what a conversion that was stopped has left" if is_left else "",
             expected="a new or empty directory, or a new .gguf",
-            hint="delete it, unless another process still writes there" if is_left else "",
+            hint="delete it, if it holds nothing that is needed" if is_left else "",
         )
 
 
@@ -203,11 +207,12 @@ def _write_gguf_file(
 ) -> Converted:
     entries = plan.entries
     nbytes = sum(entry.nbytes for entry in entries.values())
-    _check_disk(out, nbytes)
     with writing(out):
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with gguf_writer(out, plan.metadata, entries) as writer:
             _check_free(out)  # again: another process may have written it meanwhile
+            # now, without what a conversion that was killed has left
+            _check_disk(out.absolute().parent, nbytes)
             write_gguf(plan, checkpoint, writer, progress)
     return Converted(out, nbytes, plan.num_quantized, len(entries) - plan.num_quantized)
 
@@ -218,16 +223,13 @@ def _write_directory(
     """Write a directory of safetensors, with the config and the files that go with a model."""
     entries = dict(entry for job in jobs for entry in job.entries())
     nbytes = sum(entry.nbytes for entry in entries.values())
-    _check_disk(out, nbytes)
-    with (
-        writing(out),
-        _new_directory(out),
-        safetensors_writer(out / _WEIGHTS, entries) as writer,
-    ):
-        _write_tensors(jobs, checkpoint, writer, progress)
-        # before the weights get their name: what a crash leaves must not be taken for a model
-        _write_config(out, checkpoint, jobs)
-        _copy_files(checkpoint.directory, out)
+    with writing(out), _new_directory(out) as unfinished:
+        _check_disk(out, nbytes)  # without what a conversion that was killed has left
+        with safetensors_writer(unfinished / _WEIGHTS, entries) as writer:
+            _write_tensors(jobs, checkpoint, writer, progress)
+            # before the weights get their name: what a crash leaves must not be taken for a model
+            _write_config(unfinished, checkpoint, jobs)
+            _copy_files(checkpoint.directory, unfinished)
     num_quantized = sum(job.quantizer is not None for job in jobs)
     return Converted(out, nbytes, num_quantized, len(jobs) - num_quantized)
 
@@ -242,38 +244,62 @@ def _copy_files(source: Path, out: Path) -> None:
 
 
 @contextmanager
-def _new_directory(path: Path) -> Iterator[None]:
+def _new_directory(path: Path) -> Iterator[Path]:
     """Make a directory for this process alone, and take it away again after an error.
 
-    One that was there is emptied: it may be a link or a volume, which cannot be made again.
+    One that was there stays: it may be a link or a volume, which cannot be made again.
+
+    Yields:
+        The directory to write to. What is in it is moved to its place when the block ends.
 
     Raises:
         ConfigError: Another process writes there, or has done so since it was looked at.
     """
     was_there = path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        if not try_lock(descriptor):
-            raise ConfigError(f"another process writes {path}.", hint="take another name")
+    unfinished = path / _UNFINISHED
+    with _locked(path):
         _check_free(path)
         try:
-            yield
+            if unfinished.exists():
+                shutil.rmtree(unfinished)
+            unfinished.mkdir()
+            yield unfinished
+            _move_up(unfinished)
         except BaseException:
-            _empty(path)
+            shutil.rmtree(unfinished, ignore_errors=True)
             if not was_there:
-                path.rmdir()
+                _remove_empty(path)
             raise
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress(OSError):  # others have written there
+        directory.rmdir()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        if not try_lock(descriptor):
+            raise ConfigError(f"another process writes {directory}.", hint="take another name")
+        yield
     finally:
         os.close(descriptor)
 
 
-def _empty(directory: Path) -> None:
-    for each in directory.iterdir():
-        if each.is_dir():
-            shutil.rmtree(each)
-        else:
-            each.unlink()
+def _move_up(directory: Path) -> None:
+    """Move what is in a directory to where this is, the weights last; all of it or nothing."""
+    moved: list[Path] = []
+    try:
+        for each in sorted(directory.iterdir(), key=lambda path: path.name == _WEIGHTS):
+            moved.append(each.rename(directory.parent / each.name))
+    except BaseException:
+        for each in moved:
+            each.rename(directory / each.name)
+        raise
+    directory.rmdir()
 
 
 def _jobs(planned: PlannedModel, quantize: str | None, dtype: str) -> list[_Job]:
@@ -330,14 +356,13 @@ def _merged(jobs: list[_Job], planned: PlannedModel, path: Path | None) -> list[
     return [replace(job, change=changes.get(job.info.name)) for job in jobs]
 
 
-def _check_disk(out: Path, nbytes: int) -> None:
-    there = next(each for each in (out, *out.absolute().parents) if each.exists())
-    free = shutil.disk_usage(there).free
+def _check_disk(directory: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(directory).free
     needed = nbytes + _SPARE_BYTES
     if needed > free:
         raise CapacityError(
             "the disk is too full.",
-            found=f"{size_text(free)} are free in {there}"[:100],
+            found=f"{size_text(free)} are free in {directory}"[:100],
             expected=size_text(needed),
         )
 

@@ -157,6 +157,24 @@ def test_what_is_left_behind_after_a_crash_is_no_model(name: str, tmp_path: Path
     assert left.isdisjoint({".safetensors", ".gguf"})
 
 
+def test_what_a_crash_has_left_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _end_in_the_middle(signal.SIGKILL, tmp_path, "converted") == -signal.SIGKILL
+    out = tmp_path / "out" / "converted"
+    beside = out / "tokenizer.json"  # a conversion may write one of that name, but did not
+    beside.write_text("mine")
+    with pytest.raises(ConfigError, match="a conversion that was stopped"):
+        convert(str(tmp_path / "source"), out)
+    assert beside.read_text() == "mine"
+    beside.unlink()
+    (left,) = out.iterdir()
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: usage._replace(free=0 if [*left.iterdir()] else 2**40)
+    )
+    convert(str(tmp_path / "source"), out)
+    assert {each.name for each in out.iterdir()} == {"config.json", "model.safetensors"}
+
+
 def test_two_do_not_write_to_one_directory(tmp_path: Path) -> None:
     source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
     out = tmp_path / "b"
@@ -183,9 +201,22 @@ def test_a_directory_that_was_filled_meanwhile_stays(
         return plan(model)
 
     monkeypatch.setattr(module, "plan_model", plan_slowly)
-    with pytest.raises(ConfigError, match="unless another process"):
+    with pytest.raises(ConfigError, match="in use"):
         convert(str(source), out)
     assert (out / "model.safetensors.partial").read_text() == "theirs"
+
+
+def test_what_others_write_meanwhile_stays_after_an_error(tmp_path: Path) -> None:
+    source = tiny.save(LLAMA, tmp_path / "a", layout="hf")
+    out = tmp_path / "b"
+
+    def fail(done: int, total: int) -> None:
+        (out / "notes").write_text("theirs")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), out, progress=fail)
+    assert [each.name for each in out.iterdir()] == ["notes"]
 
 
 def test_a_hangup_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
