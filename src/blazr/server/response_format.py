@@ -106,12 +106,12 @@ def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
     """What the reply must follow, in whichever field a body says it; None is any text.
 
     Raises:
-        RequestError: There is more than one, or no such format.
+        RequestError: There are two that differ, or no such format.
     """
     outputs: Mapping[str, object] = getattr(body, "structured_outputs", None) or {}
     given = {f"structured_outputs.{name}": value for name, value in outputs.items()}
     given |= {name: getattr(body, name, None) for name in _GRAMMAR_FIELDS}
-    found: dict[str, tuple[str, object]] = {}
+    found: dict[str, dict[str, object]] = {}
     for field, value in given.items():
         if not _asks(value):
             continue
@@ -119,11 +119,15 @@ def one_grammar(body: msgspec.Struct) -> dict[str, object] | None:
         name = _GRAMMARS.get(name, name)
         if name == "grammar":
             name = "gbnf" if isinstance(value, str) and "::=" in value else "lark"
-        found[field] = name, value
+        found[field] = {name: value}
     asked = grammar_of(getattr(body, "response_format", None))
-    if len(found) > 1 or (found and asked):
-        names = ", ".join(found) + (", response_format" if asked else "")
-        raise RequestError(
-            "give one grammar.", param=next(iter(found)).partition(".")[0], found=names[:100]
-        )
-    return dict(found.values()) or asked
+    if asked is not None:
+        found["response_format"] = asked
+    if not found:
+        return None
+    # Clients that know older servers, too, say the same under the older name.
+    first, *others = found.values()
+    if any(each != first for each in others):
+        param = next(iter(found)).partition(".")[0]
+        raise RequestError("give one grammar.", param=param, found=", ".join(found)[:100])
+    return first

@@ -105,6 +105,17 @@ def test_documented_defaults_reach_the_engine(loopback: Loopback) -> None:
         ({"guided_regex": "[ab]"}, "grammar", {"regex": "[ab]"}),
         ({"guided_choice": ["a", "b"]}, "grammar", {"choice": ["a", "b"]}),
         ({"guided_grammar": "start: /a/"}, "grammar", {"lark": "start: /a/"}),
+        # guidance says it under the older name, too
+        (
+            {"structured_outputs": {"grammar": "start: /a/"}, "guided_grammar": "start: /a/"},
+            "grammar",
+            {"lark": "start: /a/"},
+        ),
+        (
+            {"guided_json": NULL, "response_format": {"type": "json_schema", "schema": NULL}},
+            "grammar",
+            {"json_schema": NULL},
+        ),
     ],
 )
 def test_fields_reach_the_engine(
