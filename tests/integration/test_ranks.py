@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from time import sleep
 
@@ -15,6 +16,7 @@ import torch
 
 from blazr import LLM, SamplingParams
 from blazr.core.errors import ConfigError, EngineError, RequestError
+from blazr.engine.ranks import collectives
 from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.llm.options import LoadOptions
 from blazr.nn.layers.ranks import Rank
@@ -163,6 +165,35 @@ def test_what_waits_ends_when_the_ranks_are_given_up(tmp_path):
         threading.Timer(0.1, ranks.abort).start()
         with pytest.raises(RuntimeError, match="timed out"):
             ranks.gather(torch.zeros(1))
+        process.kill()
+
+
+LATE = """
+import sys
+from pathlib import Path
+import torch
+from blazr.engine.ranks.collectives import ProcessRanks
+from blazr.nn.layers.ranks import Rank
+
+ranks = ProcessRanks(Rank(1, 2), Path(sys.argv[1]), "cpu")
+sys.stdin.readline()
+ranks.send(torch.ones(1), 0)
+sys.stdin.read()
+"""
+
+
+def test_a_stage_waits_for_what_comes_late(tmp_path, monkeypatch):
+    """Longer than until it looks whether the ranks have been given up; then it waits no more."""
+    monkeypatch.setattr(collectives, "_LOOK", timedelta(milliseconds=10))
+    with subprocess.Popen(
+        [sys.executable, "-c", LATE, str(tmp_path)], stdin=subprocess.PIPE, cwd=ROOT, bufsize=0
+    ) as process:
+        ranks = ProcessRanks(Rank(0, 2), tmp_path, "cpu")
+        threading.Timer(0.1, process.stdin.write, [b"\n"]).start()
+        assert ranks.receive(torch.zeros(1), 1) == 1
+        threading.Timer(0.1, ranks.abort).start()
+        with pytest.raises(RuntimeError, match="given up"):
+            ranks.receive(torch.zeros(1), 1)
         process.kill()
 
 

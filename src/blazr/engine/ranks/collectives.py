@@ -7,8 +7,11 @@ groups of its own.
 from __future__ import annotations
 
 import ctypes
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -67,12 +70,12 @@ class ProcessRanks(Ranks):
 
     @override
     def send(self, x: Tensor, number: int) -> None:
-        self._finish(self._group.send([x.contiguous()], number, 0))
+        self._finish_pair(self._group.send([x.contiguous()], number, 0))
 
     @override
     def receive(self, like: Tensor, number: int) -> Tensor:
         found = torch.empty_like(like)
-        self._finish(self._group.recv([found], number, 0))
+        self._finish_pair(self._group.recv([found], number, 0))
         return found
 
     def wait(self, device: torch.device) -> None:
@@ -107,6 +110,34 @@ class ProcessRanks(Ranks):
                     raise
             else:
                 return
+
+    def _finish_pair(self, work: Work) -> None:
+        """Wait for an exchange between two, which gloo gives up when a wait for it ends early.
+
+        Raises:
+            RuntimeError: The other rank has gone.
+        """
+        if self._is_nccl:
+            work.wait()
+            return
+        ends: SimpleQueue[RuntimeError | None] = SimpleQueue()
+        threading.Thread(target=_await, args=(work, ends), daemon=True).start()
+        while not self._is_aborted:
+            with suppress(Empty):
+                error = ends.get(timeout=_LOOK.total_seconds())
+                if error is not None:
+                    raise error
+                return
+        raise RuntimeError("the ranks have been given up.")
+
+
+def _await(work: Work, ends: SimpleQueue[RuntimeError | None]) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        ends.put(error)
+    else:
+        ends.put(None)
 
 
 def _gloo(store: PrefixStore, rank: Rank) -> ProcessGroup:
