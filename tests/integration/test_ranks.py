@@ -17,6 +17,7 @@ import torch
 from blazr import LLM, SamplingParams
 from blazr.core.errors import ConfigError, EngineError, RequestError
 from blazr.engine.ranks import collectives
+from blazr.engine.ranks import processes as module
 from blazr.engine.ranks.collectives import ProcessRanks
 from blazr.llm.options import LoadOptions
 from blazr.nn.layers.ranks import Rank
@@ -201,6 +202,35 @@ def test_a_rank_that_cannot_start(monkeypatch):
     """It is said, with the exit code."""
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with pytest.raises(EngineError, match=r"rank 1 has ended .*exit code 1"), two_ranks():
+        pass
+
+
+HANGING = """
+import sys
+from pathlib import Path
+
+number, *_, folder = sys.argv[1:]
+{line}
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "rank 1 does not start"),
+        ("Path(folder, f'{number}.started').touch()", "do not find each other"),
+        ("Path(folder, f'{number}.started').touch(); sys.exit(3)", "rank 1 has ended .*code 3"),
+    ],
+)
+def test_a_rank_that_hangs_while_it_starts(line, message, tmp_path, monkeypatch):
+    program = tmp_path / "hanging.py"
+    program.write_text(HANGING.format(line=line), encoding="utf-8")
+    start = module.start_child
+    monkeypatch.setattr(module, "start_child", lambda _, *words, **__: start(program, *words))
+    monkeypatch.setattr(module, "_START_S", 60.0 if line else 0.1)
+    monkeypatch.setattr(collectives, "_MEETING", timedelta(seconds=1))
+    with pytest.raises(EngineError, match=message), two_ranks():
         pass
 
 

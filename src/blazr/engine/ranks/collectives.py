@@ -24,6 +24,7 @@ from blazr.nn.layers.ranks import Rank, Ranks
 
 # A rank that ends is noticed by its process, one that computes for long is not to be given up.
 _TIMEOUT = timedelta(days=1)
+_MEETING = timedelta(minutes=1)  # until all ranks, which have started, have found each other
 _LOOK = timedelta(seconds=1)  # how often a rank that waits looks whether all have been given up
 _LOCAL = "127.0.0.1"
 
@@ -38,6 +39,9 @@ class ProcessRanks(Ranks):
         rank: Which one this is.
         folder: An empty directory of all ranks' own, where they find each other.
         kind: Kind of the device that they compute on.
+
+    Raises:
+        RuntimeError: Another rank does not come.
     """
 
     def __init__(self, rank: Rank, folder: Path, kind: str) -> None:
@@ -142,9 +146,10 @@ def _await(work: Work, ends: SimpleQueue[RuntimeError | None]) -> None:
 
 def _gloo(store: PrefixStore, rank: Rank) -> ProcessGroup:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # its stub lacks them
-    options._timeout = _TIMEOUT
+    options._timeout = _MEETING
     options._devices = [ProcessGroupGloo.create_device(hostname=_LOCAL)]
     found: Any = ProcessGroupGloo(store, rank.number, rank.count, options)
+    found._set_default_timeout(_TIMEOUT)
     return found
 
 

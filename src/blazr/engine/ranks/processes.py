@@ -24,6 +24,7 @@ from blazr.nn.layers.ranks import Rank
 
 Arguments = TypeVarTuple("Arguments")
 _POLL_S = 0.02
+_START_S = 300.0  # for importing torch, which many do at once, perhaps from a slow disk
 _KNOWN_S = 5.0  # until a process that has ended is known to have
 
 
@@ -64,7 +65,7 @@ class RankProcesses:
                     "blazr.engine.ranks.worker", *map(str, arguments), is_module=True
                 )
             self._wait_for_all()
-            self.ranks = ProcessRanks(Rank(0, count), self._folder, device.kind)
+            self.ranks = self._meet(count, device)
         except OSError as error:
             self.close()
             raise EngineError("a rank cannot be started.", found=error.strerror or "") from None
@@ -167,15 +168,48 @@ class RankProcesses:
         use_threads(self._threads)
 
     def _wait_for_all(self) -> None:
-        """Wait until each has started, which takes a second or two."""
+        """Wait until each has started, which takes a second or two.
+
+        Raises:
+            EngineError: One has ended, or hangs.
+        """
         waited = set(self._processes)
+        deadline_s = monotonic() + _START_S
         while waited:
             for number in tuple(waited):
                 if (self._folder / f"{number}.started").exists():
                     waited.discard(number)
                 elif self._processes[number].poll() is not None:
                     raise EngineError(_ended(number, self._processes[number]))
+            if waited and monotonic() > deadline_s:
+                raise self._hangs(min(waited))
             sleep(_POLL_S)
+
+    def _meet(self, count: int, device: Device) -> ProcessRanks:
+        """Find the others, all of which have started.
+
+        Raises:
+            EngineError: One has ended, or hangs.
+        """
+        try:
+            return ProcessRanks(Rank(0, count), self._folder, device.kind)
+        except RuntimeError as error:
+            for number, process in self._processes.items():
+                if process.poll() is not None:
+                    raise EngineError(_ended(number, process)) from error
+            raise EngineError(
+                "the ranks do not find each other.",
+                found=str(error)[:200],
+                hint="start the program again; a firewall must let this machine connect to itself",
+            ) from error
+
+    def _hangs(self, number: int) -> EngineError:
+        return EngineError(
+            f"rank {number} does not start.",
+            found=f"process {self._processes[number].pid}, silent for {_START_S:.0f} s",
+            hint="look whether the machine swaps, or the disk with Python's packages answers; "
+            "then start the program again",
+        )
 
     def _give_up(self, why: str) -> None:
         with self._lock:
