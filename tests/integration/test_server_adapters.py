@@ -304,6 +304,25 @@ def test_a_model_that_comes_back_has_the_adapters_it_had(shelf: Path) -> None:
         assert tokens(server, model="second") == second
 
 
+def test_adapters_come_back_in_their_order(shelf: Path) -> None:
+    options = LoadOptions(str(shelf / "model"), adapter=f"first={shelf / 'adapters' / 'a0'}")
+    source = ModelSource(name="model", open=lambda: AsyncLLM.of(load_text_engine(options)))
+    config = ServerConfig(adapter_dir=shelf / "adapters", api_keys=("k",))
+    with serving_models(Models([source], config)) as server:
+        server.client.headers["Authorization"] = "Bearer k"
+        server.client.post("/v1/completions", json=BODY)
+        names = ["first", "one", "two", "three", "four", "five"]
+        for name in names[1:]:
+            assert load(server, "a1", name)[0] == 200
+        command(server, "/v1/unload_lora_adapter", lora_name="first")
+        assert load(server, "a0", "first")[0] == 200  # now the last
+        before = [each["id"] for each in server.client.get("/v1/models").json()["data"]]
+        command(server, "/sleep", level=2)
+        command(server, "/wake_up")
+        after = [each["id"] for each in server.client.get("/v1/models").json()["data"]]
+        assert after == before == ["model", *names[1:], "first"]
+
+
 def test_an_adapter_that_is_gone_does_not_keep_its_model_away(
     shelf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -828,16 +828,17 @@ def untagged(name: str, known: Container[str]) -> str | None:
 
 
 def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
-    """Have a model hold the adapters that are wanted, and no others.
+    """Have a model hold the adapters that are wanted, in that order, and no others.
 
     One that cannot be read any more is left out, so that the model serves everybody else.
     """
-    for name, path in adapters.paths.items():
-        if wanted.get(name) != path:
-            adapters.unload(name)
-    for name in wanted.keys() - adapters.paths.keys():
+    pairs = zip(adapters.paths.items(), wanted.items(), strict=False)
+    num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for name in [*adapters.paths][num_right:]:
+        adapters.unload(name)
+    for name, path in [*wanted.items()][num_right:]:
         try:
-            adapters.load(name, wanted[name])
+            adapters.load(name, path)
         except BlazrError as error:
             _log.error("the adapter %r cannot be loaded again: %s", name, error)
 
