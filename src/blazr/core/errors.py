@@ -156,7 +156,7 @@ class EngineError(BlazrError):
 
 def said_by(error: BaseException) -> str:
     """What another library says, without the addresses of the objects that it names."""
-    return re.sub(r"'?<[^<>]* at 0x[0-9a-f]+>'?", "the file", str(error))
+    return re.sub(r"(?:image file )?'?<[^<>]* at 0x[0-9a-f]+>'?", "the file", str(error))
 
 
 @contextmanager

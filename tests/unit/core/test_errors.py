@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from blazr.core.errors import BlazrError, CheckpointError, RequestError
+from blazr.core.errors import BlazrError, CheckpointError, RequestError, said_by
 
 pytestmark = pytest.mark.smoke
 
@@ -34,3 +34,18 @@ def test_a_request_error_names_the_field() -> None:
 def test_an_error_survives_being_sent_elsewhere() -> None:
     copy = pickle.loads(pickle.dumps(CheckpointError("no.")))
     assert (type(copy), copy.message) == (CheckpointError, "no.")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("cannot identify image file <_io.BytesIO object at 0x7f>", "cannot identify the file"),
+        (
+            "Error opening <_io.BytesIO object at 0x7f>: no format",
+            "Error opening the file: no format",
+        ),
+        ("image file is truncated", "image file is truncated"),
+    ],
+)
+def test_what_libraries_say_of_objects_names_the_file(said: str, shown: str) -> None:
+    assert said_by(OSError(said)) == shown
