@@ -106,7 +106,7 @@ def test_run_asks_one_question_in_the_template(model_path: Path, shell: Shell) -
     both = json.loads(shell.run(*asked, "--json", stdin="and this")[0])
     _, at_length = shell.run(*asked, "--verbose")
     assert plain == found["text"] + "\n"
-    assert "1 threads), context 200 tokens" in told
+    assert ", 1 thread), context 200 tokens" in told
     assert "tokens/s" not in told
     assert both["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"] > 6
     assert "tokens/s" in at_length
@@ -196,7 +196,7 @@ def test_serve_says_where_warns_serves_and_stops(model_path: Path) -> None:
         found = re.search(r"blazr serves tiny on http://0\.0\.0\.0:(\d+)", said)
         assert found is not None
         num_threads = min(2, len(os.sched_getaffinity(0)))
-        assert f"{num_threads} threads)" in said
+        assert f", {num_threads} thread" in said
         for place in ("/", "/docs", "/v1"):
             assert f" http://127.0.0.1:{found[1]}{place}\n" in said
         caches = (

@@ -184,7 +184,10 @@ def resolve_device(name: str = "auto") -> Device:
     cards = _cards("cuda" if name == "auto" else kind)
     if name == "cpu" or (name == "auto" and not cards):
         name = _proc_line("cpuinfo", "model name") or "unknown processor"
-        return Device("cpu", f"{name}, {torch.get_num_threads()} threads")
+        count = torch.get_num_threads()
+        return Device(
+            "cpu", f"{name}, {count} thread" if count == 1 else f"{name}, {count} threads"
+        )
     kind = "cuda" if name == "auto" else kind
     if not cards:
         raise ConfigError(
