@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blazr.core.errors import EngineError
+from blazr.engine.outputs import describe_error
 from blazr.server.endpoint import read_body, working
 from blazr.server.state import ServerState
 
@@ -42,7 +44,7 @@ class McpEndpoint:
             stateless=True,
             max_request_body_size=state.config.max_body_bytes,
         )
-        self._begun = asyncio.Event()
+        self._begun: asyncio.Future[None] | None = None
         self._holding: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,13 +64,27 @@ class McpEndpoint:
             await manager.handle_request(scope, replay, send)
 
     async def _running(self) -> StreamableHTTPSessionManager:
-        """The SDK's part of it, which begins with the first request and ends with the loop."""
-        if self._holding is None:
-            self._holding = asyncio.create_task(self._hold())
-        await self._begun.wait()
+        """The SDK's part of it, which begins with the first request and ends with the loop.
+
+        Raises:
+            EngineError: It could not begin.
+        """
+        if self._begun is None:
+            self._begun = asyncio.get_running_loop().create_future()
+            self._holding = asyncio.create_task(self._hold(self._begun))
+        await asyncio.shield(self._begun)  # others wait for it, too
         return self._manager
 
-    async def _hold(self) -> None:
-        async with self._manager.run():
-            self._begun.set()
-            await asyncio.Event().wait()
+    async def _hold(self, begun: asyncio.Future[None]) -> None:
+        try:
+            async with self._manager.run():
+                begun.set_result(None)
+                await asyncio.Event().wait()
+        except Exception as error:
+            if begun.done():
+                raise
+            failure = EngineError(
+                "MCP could not begin.", found=describe_error(error), hint="start the server again"
+            )
+            failure.__cause__ = error
+            begun.set_exception(failure)

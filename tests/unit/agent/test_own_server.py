@@ -7,6 +7,7 @@ import base64
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import httpx2
 import pytest
@@ -116,6 +117,20 @@ def test_it_is_there_only_when_asked_for() -> None:
         assert running.client.post("/mcp", json={}).status_code == 400
     with pytest.raises(ConfigError, match="replicas"):
         ServerConfig(mcp=True, replicas=2)
+
+
+def test_that_it_cannot_begin_is_told_to_each_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+    def fail(_: object) -> NoReturn:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(StreamableHTTPSessionManager, "run", fail)
+    with serving(scripted_core(), mcp=True) as running:
+        for _ in range(2):
+            reply = running.client.post("/mcp", json={}, timeout=5)
+            assert reply.status_code == 503
+            assert "MCP could not begin. Found: RuntimeError: no room" in reply.text
 
 
 @pytest.mark.slow
