@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroup, ProcessGroupGloo, Work
 from typing_extensions import override
 
+from blazr.core.errors import EngineError
 from blazr.nn.layers.ranks import Rank, Ranks
 
 # A rank that ends is noticed by its process, one that computes for long is not to be given up.
@@ -120,6 +121,7 @@ class ProcessRanks(Ranks):
 
         Raises:
             RuntimeError: The other rank has gone.
+            EngineError: All have been given up.
         """
         if self._is_nccl:
             work.wait()
@@ -132,7 +134,7 @@ class ProcessRanks(Ranks):
                 if error is not None:
                     raise error
                 return
-        raise RuntimeError("the ranks have been given up.")
+        raise EngineError("the ranks have been given up.")
 
 
 def _await(work: Work, ends: SimpleQueue[RuntimeError | None]) -> None:
