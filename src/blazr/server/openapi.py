@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from msgspec.inspect import CustomType, StructType, Type, multi_type_info
@@ -158,9 +158,17 @@ def _structs_in(kinds: Iterable[Type]) -> dict[str, type[msgspec.Struct]]:
 
 def _one_of(kind: Any) -> Schema:
     """The schema of a `OneOf`: by the field ``type`` where the Structs have one."""
-    refs = {each: _REFERENCE + each.__name__ for each in kind.kinds}
-    schema: Schema = {"anyOf": [{"$ref": ref} for ref in refs.values()]}
-    if all("type" in each.__struct_fields__ for each in kind.kinds):
+    items = [next(iter(get_args(each)), each) for each in kind.kinds]  # of a list, what is in it
+    refs = {each: _REFERENCE + each.__name__ for each in items}
+    schema: Schema = {
+        "anyOf": [
+            {"$ref": refs[item]}
+            if item is each
+            else {"type": "array", "items": {"$ref": refs[item]}}
+            for each, item in zip(kind.kinds, items, strict=True)
+        ]
+    }
+    if all("type" in each.__struct_fields__ for each in refs):
         by_type = {
             field.default: ref
             for each, ref in refs.items()

@@ -55,6 +55,8 @@ else:
     class OneOf:
         """A union of Structs whose ``type`` is not their first field; to type checkers, `Union`.
 
+        It may have lists of them, too.
+
         msgspec allows Structs in a union only with tags, and writes a tag before all fields. What
         clients know has ``id`` first, so these have no tag: they are encoded, never decoded, and
         `blazr.server.openapi` writes the schema.

@@ -335,10 +335,33 @@ def test_generate_speaks_sglang(loopback: Loopback) -> None:
     assert ids.json()["text"] == whole["text"]
 
 
+@pytest.mark.parametrize("prompts", [{"text": ["a", "b c"]}, {"input_ids": [[10], [11, 12]]}])
+def test_generate_answers_a_list_of_prompts_with_a_list(loopback: Loopback, prompts: dict) -> None:
+    body = {**prompts, "sampling_params": {"max_new_tokens": 2}}
+    whole = loopback.client.post("/generate", json=body).json()
+    assert [each["text"] for each in whole] == [" one two"] * 2
+    assert [each["meta_info"]["prompt_tokens"] for each in whole] == [1, 2]
+    assert len({each["meta_info"]["id"] for each in whole}) == 2
+    events = events_of(loopback.client.post("/generate", json={**body, "stream": True}).text)
+    for place in (0, 1):
+        mine = [each for each in events if each["index"] == place]
+        assert [each["text"] for each in mine] == [" one", " one two", " one two"]
+        assert [bool(each["meta_info"]["finish_reason"]) for each in mine] == [False, False, True]
+
+
+def test_generate_answers_a_list_of_one_with_a_list(loopback: Loopback) -> None:
+    body = {"text": ["a"], "sampling_params": {"max_new_tokens": 1}}
+    (found,) = loopback.client.post("/generate", json=body).json()
+    assert found["text"] == " one"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({}, "prompt"),
+        ({"text": []}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [1, [2]]}, "input_ids"),
         ({"prompt": "a", "text": "b"}, "prompt"),
         ({"text": "a", "sampling_params": {"max_new_tokens": -2}}, "max_new_tokens"),
         ({"text": "a", "sampling_params": {"min_new_tokens": -1}}, "min_new_tokens"),

@@ -6,7 +6,7 @@ Source: ``docs/basic_usage/sampling_params.md`` of SGLang.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,10 +15,19 @@ from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest
 from blazr.llm.results import Completion, Fold, Usage
 from blazr.server.endpoint import Call, Reply
-from blazr.server.params import SamplerFields, Stop, TokenIds, sampling_params
+from blazr.server.params import (
+    Prompts,
+    SamplerFields,
+    Stop,
+    TokenId,
+    TokenIds,
+    check_num_replies,
+    sampling_params,
+    to_prompts,
+)
 from blazr.server.run import Renderer, reply
-from blazr.server.schema import Example, Schema, one_given
-from blazr.text.events import Event, TextDelta
+from blazr.server.schema import Example, Schema, one_given, schema_hint
+from blazr.text.events import Event, Finished, TextDelta
 
 _DEFAULT_TOKENS = 50
 _SGLANG_TOKENS = 128
@@ -41,16 +50,20 @@ class SglangParams(SamplerFields, kw_only=True):
     ebnf: str | None = None
 
 
+_Texts = Annotated[list[str], schema_hint(minItems=1)]
+_Lists = Annotated[list[TokenId | TokenIds], schema_hint(minItems=1)]
+
+
 class GenerateBody(msgspec.Struct, kw_only=True):
     """The request. A prompt alone asks for the likeliest 50 tokens.
 
     SGLang's clients send ``text`` or ``input_ids`` with ``sampling_params``, and get SGLang's
-    answer.
+    answer; to a list of prompts, a list.
     """
 
     prompt: str | None = None
-    text: str | None = None
-    input_ids: TokenIds | None = None
+    text: str | _Texts | None = None
+    input_ids: _Lists | None = None
     model: str | None = None
     max_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -90,21 +103,26 @@ class Generated(msgspec.Struct, kw_only=True):
     text: str | UnsetType = UNSET
     output_ids: list[int] | UnsetType = UNSET
     meta_info: SglangMeta | UnsetType = UNSET
+    index: int | UnsetType = UNSET
 
 
-async def generate(call: Call[GenerateBody]) -> Reply[Generated, Generated]:
-    """Continue a prompt."""
+async def generate(call: Call[GenerateBody]) -> Reply[Generated | list[Generated], Generated]:
+    """Continue a prompt, or several; to a list of prompts the answer is a list."""
     body = call.body
-    request = await call.translate(lambda: to_request(body, call))
-    renderer = _ResponseRenderer() if body.prompt is not None else _SglangRenderer(call.id)
-    return await reply(call, [request], renderer, stream=body.stream)
+    requests = await call.translate(lambda: to_requests(body, call))
+    if body.prompt is not None:
+        return await reply(call, requests, _ResponseRenderer(), stream=body.stream)
+    given = body.text if body.input_ids is None else body.input_ids
+    is_batch = isinstance(given, list) and not isinstance(given[0], int)
+    renderer = _SglangRenderer(call.id, is_batch=is_batch)
+    return await reply(call, requests, renderer, stream=body.stream)
 
 
-def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationRequest:
-    """Translate a body.
+def to_requests(body: GenerateBody, call: Call[GenerateBody]) -> list[GenerationRequest]:
+    """Translate a body, to one request for each prompt.
 
     Raises:
-        RequestError: There is not one prompt, or a value is out of range.
+        RequestError: There is not one prompt or list of them, or a value is out of range.
     """
     given = [each for each in (body.prompt, body.text, body.input_ids) if each is not None]
     if len(given) != 1:
@@ -127,10 +145,15 @@ def to_request(body: GenerateBody, call: Call[GenerateBody]) -> GenerationReques
             max_tokens=_DEFAULT_TOKENS if wanted is None else wanted,
             temperature=body.temperature or 0.0,
         )
-    return GenerationRequest(prompt=given[0], params=params, **call.scheduling())
+    prompts = to_prompts(
+        cast("Prompts", given[0]), param="text" if body.input_ids is None else "input_ids"
+    )
+    check_num_replies(len(prompts))
+    scheduling = call.scheduling()
+    return [GenerationRequest(prompt=each, params=params, **scheduling) for each in prompts]
 
 
-class _ResponseRenderer(Renderer[Generated, Generated]):
+class _ResponseRenderer(Renderer[Generated | list[Generated], Generated]):
     """Renders ``{"response": text}``, or that of each piece."""
 
     def event(self, event: Event) -> Iterable[Generated]:
@@ -143,28 +166,39 @@ class _ResponseRenderer(Renderer[Generated, Generated]):
         return Generated(response=completions[0].text)
 
 
-class _SglangRenderer(Renderer[Generated, Generated]):
-    """Says what happens as SGLang does: each event has all of the text so far."""
+class _SglangRenderer(Renderer[Generated | list[Generated], Generated]):
+    """Says what happens as SGLang does: each event has all of the text so far.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: The request's.
+        is_batch: Whether there was a list of prompts; events then say which one they are about.
+    """
+
+    def __init__(self, name: str, *, is_batch: bool) -> None:
         self._name = name
-        self._gathered = Fold()
+        self._is_batch = is_batch
+        self._gathered: dict[int, Fold] = {}
 
     def event(self, event: Event) -> Iterable[Generated]:
-        """The text so far."""
-        self._gathered.push(event)
-        if isinstance(event, TextDelta) and event.text:
-            (completion,) = self._gathered.completions()
-            yield self._generated(completion, is_over=False)
+        """The text so far; at its end the whole, with why it ended."""
+        gathered = self._gathered.setdefault(event.index, Fold())
+        gathered.push(event)
+        is_over = isinstance(event, Finished)
+        if is_over or (isinstance(event, TextDelta) and event.text):
+            (completion,) = gathered.completions()
+            found = self._generated(completion, is_over=is_over)
+            if self._is_batch:
+                found.index = event.index
+            yield found
 
-    def last(self, usage: Usage) -> Iterable[Generated]:  # noqa: ARG002
-        """The whole, with why it ended."""
-        (completion,) = self._gathered.completions()
-        yield self._generated(completion)
-
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> Generated:  # noqa: ARG002
+    def whole(
+        self,
+        completions: Sequence[Completion],
+        usage: Usage,  # noqa: ARG002
+    ) -> Generated | list[Generated]:
         """All of it."""
-        return self._generated(completions[0])
+        found = [self._generated(each) for each in completions]
+        return found if self._is_batch else found[0]
 
     def _generated(self, completion: Completion, *, is_over: bool = True) -> Generated:
         reason = completion.finish_reason
@@ -178,7 +212,7 @@ class _SglangRenderer(Renderer[Generated, Generated]):
             text=completion.text,
             output_ids=list(completion.token_ids),
             meta_info=SglangMeta(
-                id=self._name,
+                id=f"{self._name}-{completion.index}" if self._is_batch else self._name,
                 finish_reason=end,
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=len(completion.token_ids),

@@ -152,11 +152,11 @@ async def generate_stream(call: Call[TgiBody]) -> Reply[list[TgiReply], TgiChunk
     return await _answer(call, msgspec.structs.replace(call.body, stream=True))
 
 
-_EitherReply = Reply[OneOf[Generated, TgiReply], OneOf[Generated, TgiChunk]]
+_EitherReply = Reply[OneOf[Generated, list[Generated], TgiReply], OneOf[Generated, TgiChunk]]
 
 
 async def generate_either(call: Call[GenerateEitherBody]) -> _EitherReply:
-    """Continue a prompt."""
+    """Continue a prompt; several, where SGLang's clients ask."""
     body = call.body
     if body.inputs is None:
         if body.parameters is not None:
