@@ -60,6 +60,8 @@ IN_BLOCKS = {
     "compressed int4 channel": "Q4_0", "compressed int8 packed": "Q8_0",
     "compressed int8": "Q8_0", "compressed int8 half": "Q8_0", "compressed int8 zeros": "Q8_0",
     "compressed int8 ordered": "Q8_0",
+    "mlx 4 bits": "Q4_1", "mlx 3 bits": "Q4_1", "mlx 6 bits": "Q8_0", "mlx 8 bits": "Q8_0",
+    "metal": "Q4_1",
     "bitsandbytes int8": "Q8_0", "auto-round": "Q4_0", "auto-round gptq": "Q4_0",
     "auto-round awq": "Q4_0",
 }  # fmt: skip
@@ -357,6 +359,12 @@ def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_pa
         ("compressed int4", {"transform_config": {"config_groups": {"u": {}}}}),
         ("compressed fp8", {"config_groups": 3}),
         ("modelopt nvfp4", {"quant_algo": "W4A8_AWQ"}),
+        ("mlx 4 bits", {"mode": "mxfp6"}),
+        ("mlx 4 bits", {"bits": 7}),
+        ("mlx 4 bits", {"bits": 8}),
+        ("mlx 4 bits", {"group_size": 0}),
+        ("mlx 4 bits", {"group_size": 64}),
+        ("mlx 4 bits", {"a": {"bits": 3}}),
     ],
 )
 def test_settings_that_are_not_supported_are_told(

@@ -273,6 +273,31 @@ def scb(weight: Tensor) -> Encoded:
     return {**parts, "weight_format": torch.tensor(0, dtype=torch.uint8)}, whole
 
 
+def mlx(weight: Tensor, *, bits: int = 4, size: int = 32, offsets: str = "biases") -> Encoded:
+    """Source: the description of ``mlx.core.quantize``; an edge of each group is met exactly."""
+    groups = weight.unflatten(1, (-1, size))
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / (2**bits - 1)).half()
+    offset = low.half()
+    codes = ((groups - offset[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1)
+    whole = (codes * scale.float()[..., None] + offset.float()[..., None]).flatten(1)
+    packed = words(codes.flatten(1), bits, 1).view(torch.uint32)
+    return {"weight": packed, "scales": scale, offsets: offset}, whole
+
+
+def mlx_floats(weight: Tensor, mode: str) -> Encoded:
+    """The same numbers as others have, in words and by other names."""
+    if mode == "nvfp4":
+        parts, _ = nvfp4(weight * (448 * 6 / weight.abs().max()))  # nothing is beside the scales
+        numbers, scale = parts["weight_packed"], parts["weight_scale"]
+        codes = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1).long()
+        whole = _FLOAT4[codes] * scale.float().repeat_interleave(16, 1)
+    else:
+        parts, whole = mx(weight, bits=int(mode[-1]), numbers="weight")
+        numbers, scale = parts["weight"], parts["weight_scale"]
+    return {"weight": numbers.view(torch.uint32), "scales": scale.view(torch.uint8)}, whole
+
+
 def _gptq_config(bits: int, size: int, **more: object) -> dict[str, object]:
     return {"quant_method": "gptq", "bits": bits, "group_size": size, **more}
 
@@ -404,6 +429,23 @@ KINDS: dict[str, Kind] = {
     "bitsandbytes nf4": Kind(nf4, _BNB4),
     "bitsandbytes nf4 nested": Kind(
         lambda w: nf4(w, nested=16), {**_BNB4, "bnb_4bit_use_double_quant": True}
+    ),
+    "mlx 4 bits": Kind(mlx, {"bits": 4, "group_size": 32, "mode": "affine"}),
+    "mlx 3 bits": Kind(lambda w: mlx(w, bits=3), {"bits": 3, "group_size": 32}),
+    "mlx 6 bits": Kind(lambda w: mlx(w, bits=6), {"bits": 6, "group_size": 32}),
+    "mlx 8 bits": Kind(lambda w: mlx(w, bits=8), {"bits": 8, "group_size": 32}),
+    "mlx mxfp4": Kind(
+        lambda w: mlx_floats(w, "mxfp4"), {"bits": 4, "group_size": 32, "mode": "mxfp4"}
+    ),
+    "mlx mxfp8": Kind(
+        lambda w: mlx_floats(w, "mxfp8"), {"bits": 8, "group_size": 32, "mode": "mxfp8"}
+    ),
+    "mlx nvfp4": Kind(
+        lambda w: mlx_floats(w, "nvfp4"), {"bits": 4, "group_size": 16, "mode": "nvfp4"}
+    ),
+    "metal": Kind(
+        lambda w: mlx(w, bits=2, offsets="qbiases"),
+        {"quant_method": "metal", "bits": 2, "group_size": 32},
     ),
     "bitsandbytes int8": Kind(scb, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }

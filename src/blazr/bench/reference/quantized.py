@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from blazr.bench.reference.blocks import FLOAT4
 from blazr.bench.reference.hf_config import Config
+from blazr.bench.reference.mlx import MlxFiles
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, T, section
 from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.words import bit_fields, four_bit_floats, powers_of_two
 
 _KNOWN = {
     "gptq", "awq", "auto-round", "intel/auto-round", "fp8", "fbgemm_fp8", "compressed-tensors",
@@ -76,8 +76,8 @@ class QuantizedFiles:
             # GPT-OSS's experts are (E, out, groups, 16) bytes and (E, out, groups) exponents
             blocks = self.files.read(main, rows)
             exponents = self.files.read(main.removesuffix("_blocks") + "_scales", rows)
-            scales = _powers(exponents)
-            values = _floats4(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
+            scales = powers_of_two(exponents)
+            values = four_bit_floats(blocks.flatten(0, -2)).view(*blocks.shape[:-1], 32)
             return (values * scales[..., None]).flatten(-2).transpose(-1, -2)
         stored = self.files.read(main)
         is_plain = stored.is_floating_point() and stored.dtype.itemsize > 1
@@ -120,10 +120,10 @@ class QuantizedFiles:
         bits = self.config.get("bits", default=zeros.shape[1] * 32 // scales.shape[1])
         widths = (bits, 2, 3, 4, 8)  # "dynamic" settings give some matrices another one
         bits = next(b for b in widths if -(-scales.shape[1] * b // 32) == zeros.shape[1])
-        codes = _fields(stored.T, bits)  # (out, in)
+        codes = bit_fields(stored.T, bits)  # (out, in)
         is_second = self.config.text("checkpoint_format") == "gptq_v2"
         offset = 0 if is_second or self._packing in _PLAIN_ZEROS else 1
-        zero = (_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
+        zero = (bit_fields(zeros, bits)[:, : scales.shape[1]] + offset) % 2**bits  # (groups, out)
         groups = self._get(at, "g_idx")
         size = self.config.get("group_size", default=0)
         groups = _runs(codes.shape[1], len(scales), size, groups)
@@ -134,7 +134,7 @@ class QuantizedFiles:
         scales = self._part(at, "scales").double()
 
         def unpack(words: Tensor) -> Tensor:
-            eights = _fields(words, 4).unflatten(1, (-1, 8))
+            eights = bit_fields(words, 4).unflatten(1, (-1, 8))
             found = torch.empty_like(eights)
             found[..., _AWQ_ROWS] = eights
             return found.flatten(1)[:, : scales.shape[1]]
@@ -151,18 +151,18 @@ class QuantizedFiles:
         widths = (*self._weights("num_bits", 0), 2, 4, 8)
         bits = next(each for each in widths if -(-columns * each // 32) == stored.shape[1])
         half = 2 ** (bits - 1)
-        codes = _fields(stored, bits)[:, :columns] - half
+        codes = bit_fields(stored, bits)[:, :columns] - half
         packed = self._get(at, "weight_zero_point")
         zeros = torch.zeros_like(scales)
         if packed is not None:
-            zeros = (_fields(packed.T, bits)[:, :rows].T - half).double()
+            zeros = (bit_fields(packed.T, bits)[:, :rows].T - half).double()
         return self._grid(codes, scales, zeros, self._get(at, "weight_g_idx"))
 
     def _scaled(self, at: str, stored: Tensor, scales: Tensor) -> Tensor:
         """Eight bits a number, with scales for the matrix, rows, groups or blocks."""
         rows, columns = stored.shape
         if scales.dtype == torch.uint8:  # of 32 columns each
-            return stored.double() * _powers(scales).repeat_interleave(32, 1)
+            return stored.double() * powers_of_two(scales).repeat_interleave(32, 1)
         scales = scales.double()
         if stored.dtype == torch.int8:
             zeros = self._get(at, "weight_zero_point")
@@ -205,12 +205,12 @@ class QuantizedFiles:
         """
         scales = self._part(at, "weight_scale")
         if scales.dtype == torch.uint8:
-            return _floats4(stored) * _powers(scales).repeat_interleave(32, 1)
+            return four_bit_floats(stored) * powers_of_two(scales).repeat_interleave(32, 1)
         scales = scales.double()
         factor = self._get(at, "weight_scale_2")
         if factor is None:  # compressed-tensors divides
             factor = 1 / self._part(at, "weight_global_scale").double()
-        return _floats4(stored) * (scales * factor.double()).repeat_interleave(16, 1)
+        return four_bit_floats(stored) * (scales * factor.double()).repeat_interleave(16, 1)
 
     def _bitsandbytes(self, at: str, stored: Tensor) -> Tensor:
         """Codes of a table, the first of two in the upper half, scaled by blocks."""
@@ -233,7 +233,7 @@ class QuantizedFiles:
 
 def with_plain_matrices(
     files: SafetensorsFiles, config: Settings
-) -> SafetensorsFiles | QuantizedFiles:
+) -> SafetensorsFiles | QuantizedFiles | MlxFiles:
     """The files as if nothing were quantized.
 
     Args:
@@ -245,22 +245,15 @@ def with_plain_matrices(
     """
     key = "quantization_config"
     said = config.get(key) or section(config.get("text_config"), "text_config").get(key)
+    own = config.get("quantization") or said
+    are_mlx = any(name.endswith((".biases", ".qbiases")) for name in files.names)
+    if are_mlx or section(own, key).get("mode") or any("switch_mlp." in n for n in files.names):
+        return MlxFiles(files, section(own, key))
     if said is not None:
         return QuantizedFiles(files, section(said, key))
     if any(name.endswith(".weight_scale_2") for name in files.names):
         return QuantizedFiles(files, {})  # its settings lie beside, in hf_quant_config.json
     return files
-
-
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """Rows of int32 words as a stream of numbers, lowest bits first: (R, W) to (R, W * 32 / bits).
-
-    The last word may hold fewer.
-    """
-    data = np.ascontiguousarray(words.numpy()).view(np.uint8)
-    stream = np.unpackbits(data, axis=1, bitorder="little")
-    stream = stream[:, : stream.shape[1] // bits * bits].reshape(len(data), -1, bits)
-    return torch.from_numpy(stream.astype(np.int64) @ (1 << np.arange(bits)))
 
 
 def _runs(columns: int, groups: int, wanted: int, index: Tensor | None = None) -> Tensor:
@@ -270,14 +263,3 @@ def _runs(columns: int, groups: int, wanted: int, index: Tensor | None = None) -
     fits = wanted > 0 and -(-columns // wanted) == groups
     size = wanted if fits else columns // groups
     return torch.arange(columns) // size
-
-
-def _powers(exponents: Tensor) -> Tensor:
-    """Powers of two whose exponents are biased by 127."""
-    return torch.exp2(exponents.double() - 127)
-
-
-def _floats4(packed: Tensor) -> Tensor:
-    """Two four-bit floats a byte, the first in the lower half: (R, N) to (R, 2 * N)."""
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
-    return torch.from_numpy(FLOAT4)[codes]

@@ -24,6 +24,7 @@ _DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
+    "U32": torch.int32,  # their bits
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from blazr.core.errors import ConfigError
 from blazr.models.checkpoint.base import Checkpoint, QuantizedInfo, TensorInfo, read_json
+from blazr.models.checkpoint.mlx import SETTINGS
 from blazr.nn.quant.hf import SCHEMES
 from blazr.nn.quant.hf.scheme import QuantizationConfig
 
@@ -78,7 +79,8 @@ def _settings(checkpoint: Checkpoint) -> QuantizationConfig | None:
     config = checkpoint.config
     text = config.get("text_config")  # where models that also see have it: Kimi K2.5
     inner = text if isinstance(text, Mapping) else {}
-    for section, key in itertools.product((config, inner), CONFIG_KEYS):
+    keys = (SETTINGS, *CONFIG_KEYS) if _guess(checkpoint) == "mlx" else CONFIG_KEYS
+    for section, key in itertools.product((config, inner), keys):
         raw = section.get(key)
         if raw is None:
             continue
@@ -107,6 +109,8 @@ def _guess(checkpoint: Checkpoint) -> str:
     ends = {name.rpartition(".")[2] for name in checkpoint.tensors}
     if "qweight" in ends:
         return "gptq" if "g_idx" in ends else "awq"
+    if any(n.endswith(".weight") and each.dtype == "U32" for n, each in checkpoint.tensors.items()):
+        return "mlx"
     return "fp8" if "weight_scale_inv" in ends else "compressed-tensors"
 
 

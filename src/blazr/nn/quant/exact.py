@@ -2,9 +2,13 @@
 
 ``(q - zero) * scale`` with a float16 scale is ``(q - 8) * scale``, which is a block of Q4_0 (or
 with 128 of Q8_0), plus ``(8 - zero) * scale``, which is one number for a whole group: the sum of a
-group's inputs times that number is added to the product. Where a row has one scale, the blocks'
-scales are 1 and the product is multiplied with it, whatever float it is. Columns whose groups are
-not runs are put in the order of their groups, and inputs with them.
+group's inputs times that number is added to the product. Codes of fewer bits lie in the middle of
+those of a block, because what kernels lose by rounding inputs grows with ``q - 8``. Where a row has
+one scale, the blocks' scales are 1 and the product is multiplied with it, whatever float it is.
+Columns whose groups are not runs are put in the order of their groups, and inputs with them.
+
+``q * scale + offset`` with both in float16 and up to four bits is a block of Q4_1; otherwise the
+offset is part of the number for a group.
 
 MXFP4 is a GGML type, too, which differs only in the order of the numbers in a block.
 """
@@ -30,6 +34,7 @@ _NVFP4_GROUP = 16  # columns with one scale
 _NAN_E4M3 = 0x7F
 _NARROW, _WIDE = 4, 8
 _KINDS = {_NARROW: GGML_TYPES["Q4_0"], _WIDE: GGML_TYPES["Q8_0"]}
+_WITH_OFFSETS = GGML_TYPES["Q4_1"]
 
 
 class ShiftedWeight(Weight):
@@ -133,12 +138,18 @@ def in_blocks(weight: StoredWeight) -> Weight:
     first = weight.layout.grid(weight.parts, tiles[0]) if tiles else None
     if first is None or not _is_even(first):
         return weight
+    if first.offsets is not None and first.bits <= _NARROW:
+        found = _blocks_with_offsets(weight)
+        if found is not None:
+            return found
     order = None if first.groups is None else first.groups.argsort(stable=True)
     if order is not None and torch.equal(order, torch.arange(len(order), device=order.device)):
         order = None
     rows, groups = weight.shape[0], first.scales.shape[1]
     bits = _NARROW if first.bits <= _NARROW else _WIDE
-    kind, center = _KINDS[bits], 2 ** (bits - 1)
+    kind = _KINDS[bits]
+    center = 2 ** (first.bits - 1)
+    lift = 2 ** (bits - 1) - center
     size = rows, kind.row_bytes(weight.shape[1])
     blocks = torch.empty(size, dtype=torch.uint8, device=weight.device)
     scale = torch.empty(rows, device=weight.device) if groups == 1 else None
@@ -147,18 +158,48 @@ def in_blocks(weight: StoredWeight) -> Weight:
         part = weight.layout.grid(weight.parts, tile)
         assert part is not None
         shift[tile] = (center + part.low - part.zeros).float() * part.scales
+        if part.offsets is not None:
+            shift[tile] += part.offsets
         if scale is not None:
             scale[tile] = part.scales[:, 0]
         halves = part.scales.half() if scale is None else torch.ones_like(part.scales).half()
         if scale is None and not torch.equal(halves.float(), part.scales):
             return weight
         codes = part.codes if order is None else part.codes[:, order]
-        blocks[tile] = make_blocks(kind, codes - part.low, halves)
+        blocks[tile] = make_blocks(kind, codes - part.low + lift, halves)
     inner = GgufWeight(blocks, kind, weight.dtype)
     moved = shift if shift.count_nonzero() else None
     if scale is None and moved is None and order is None:
         return inner
     return ShiftedWeight(inner, scale=scale, shift=moved, order=order)
+
+
+def _blocks_with_offsets(weight: StoredWeight) -> GgufWeight | None:
+    """Numbers with offsets, of up to four bits and in runs, in blocks of Q4_1.
+
+    Returns:
+        None where a scale or an offset is no float16.
+    """
+    kind = _WITH_OFFSETS
+    size = weight.shape[0], kind.row_bytes(weight.shape[1])
+    blocks = torch.empty(size, dtype=torch.uint8, device=weight.device)
+    for tile in weight.tiles():
+        part = weight.layout.grid(weight.parts, tile)
+        assert part is not None
+        assert part.offsets is not None
+        codes = part.codes - part.low
+        lowest = (part.low - part.zeros).float() * part.scales + part.offsets
+        # of a group of zeros the scale is the least that bfloat16 has, and says nothing
+        is_used = codes.unflatten(1, (part.scales.shape[1], -1)).any(-1)
+        wide = torch.stack((part.scales * is_used, lowest), -1)
+        halves = wide.half()
+        if not torch.equal(halves.float(), wide):
+            return None
+        count = weight.shape[1] // kind.length // part.scales.shape[1]
+        head = halves.repeat_interleave(count, 1).view(torch.uint8)
+        body = _two_a_byte(codes, kind)
+        blocks[tile] = torch.cat((head, body), -1).flatten(1)
+    return GgufWeight(blocks, kind, weight.dtype)
 
 
 def plain_blocks(weight: StoredWeight) -> GgufWeight | None:
@@ -202,14 +243,18 @@ def make_blocks(kind: BlockType, codes: Tensor, scales: Tensor) -> Tensor:
     Returns:
         (R, bytes of a row), uint8.
     """
-    numbers = codes.to(torch.uint8).view(len(codes), -1, kind.length)
     if kind.name == "Q4_0":
-        low, high = numbers.chunk(2, -1)
-        body = low | (high << 4)
+        body = _two_a_byte(codes, kind)
     else:
-        body = numbers ^ 0x80
+        body = codes.to(torch.uint8).view(len(codes), -1, kind.length) ^ 0x80
     each = scales.repeat_interleave(body.shape[1] // scales.shape[1], 1)
     return torch.cat((each[..., None].contiguous().view(torch.uint8), body), -1).flatten(1)
+
+
+def _two_a_byte(codes: Tensor, kind: BlockType) -> Tensor:
+    """Codes from 0, (R, in), as bytes that hold a block's halves: (R, blocks, length / 2)."""
+    low, high = codes.to(torch.uint8).view(len(codes), -1, kind.length).chunk(2, -1)
+    return low | (high << 4)
 
 
 def take_blocks(kind: BlockType, blocks: Tensor) -> tuple[Tensor, Tensor]:

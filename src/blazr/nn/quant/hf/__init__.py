@@ -28,5 +28,7 @@ SCHEMES: Table[Scheme] = Table(
         "auto-round": _MODULE + "auto_round:AUTO_ROUND",
         "intel/auto-round": _MODULE + "auto_round:AUTO_ROUND",
         "bitsandbytes": _MODULE + "bitsandbytes:BITSANDBYTES",
+        "mlx": _MODULE + "mlx:MLX",
+        "metal": _MODULE + "mlx:MLX",
     },
 )

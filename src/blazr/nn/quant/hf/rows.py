@@ -44,7 +44,9 @@ class RowsLayout(Layout):
             torch.cat([getattr(grid, name)[::step] for grid, step in grids])
             for name in ("codes", "scales", "zeros")
         )
-        return replace(grids[0][0], codes=codes, scales=scales, zeros=zeros)
+        added = [grid.offsets[::step] for grid, step in grids if grid.offsets is not None]
+        offsets = torch.cat(added) if added else None
+        return replace(grids[0][0], codes=codes, scales=scales, zeros=zeros, offsets=offsets)
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats | None:

@@ -41,7 +41,7 @@ Read: TypeAlias = "Callable[[str], Tensor]"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Rows of a matrix as whole numbers on a scale: ``(codes - zeros) * scales``.
+    """Rows of a matrix as whole numbers on a scale: ``(codes - zeros) * scales + offsets``.
 
     Args:
         codes: (R, in), whole numbers.
@@ -51,6 +51,7 @@ class Grid:
         bits: Of a code.
         low: The smallest number that a code can be.
         groups: (in,) int64, the group of each column, where they are not runs.
+        offsets: (R, G), float32; None for nothing.
     """
 
     codes: Tensor
@@ -60,10 +61,12 @@ class Grid:
     bits: int
     low: int = 0
     groups: Tensor | None = None
+    offsets: Tensor | None = None
 
     def decode(self) -> Tensor:
         """The numbers, (R, in) float32."""
-        return (self.codes - self._spread(self.zeros)).float() * self._spread(self.scales)
+        found = (self.codes - self._spread(self.zeros)).float() * self._spread(self.scales)
+        return found if self.offsets is None else found + self._spread(self.offsets)
 
     def _spread(self, values: Tensor) -> Tensor:
         """(R, G) to (R, in)."""

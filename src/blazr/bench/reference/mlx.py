@@ -1,0 +1,95 @@
+"""Checkpoints of mlx-lm: quantized matrices, and stacks of experts, as the releases have them.
+
+Source: the description of ``mlx.core.quantize``; names of experts as in GitHub ml-explore/mlx-lm,
+``mlx_lm/models``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from blazr.bench.reference.hf_config import Config
+from blazr.bench.reference.safetensors import SafetensorsFiles
+from blazr.bench.reference.settings import Settings, section
+from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.words import bit_fields, four_bit_floats, powers_of_two
+
+_ENDS = (".scales", ".biases", ".qbiases")
+_SPARSE = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_NUMBERED = {"fc1": "up_proj", "fc2": "down_proj"}
+
+
+class MlxFiles:
+    """Files of mlx-lm as if they held a release.
+
+    Args:
+        files: The files.
+        settings: What config.json says about the quantization, if anything.
+    """
+
+    def __init__(self, files: SafetensorsFiles, settings: Settings) -> None:
+        self.files = files
+        self.settings = settings
+        self._places: dict[str, tuple[str, int | None]] = {}
+        for name in files.names:
+            if name.endswith(_ENDS):
+                continue
+            found = re.fullmatch(r"(.*)switch_mlp\.(\w+)\.weight", name)
+            if found is None:
+                self._places[name] = (name, None)
+                continue
+            at, matrix = found.groups()
+            known = _SPARSE if at.endswith("block_sparse_moe.") else _NUMBERED
+            for expert in range(files.shape(name)[0]):
+                own = f"{at}experts.{expert}.{known.get(matrix, matrix)}.weight"
+                self._places[own] = (name, expert)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors, as a release has them."""
+        return self._places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return tuple(self.read(name).shape)
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows."""
+        main, expert = self._places[name]
+        at = main.removesuffix(".weight")
+        stored = self._part(main, expert)
+        if not stored.is_floating_point():
+            stored = self._matrix(at, stored, expert)
+        return stored if rows is None else stored[rows]
+
+    def _part(self, name: str, expert: int | None) -> Tensor:
+        whole = self.files.read(name)
+        return whole if expert is None else whole[expert]
+
+    def _matrix(self, at: str, words: Tensor, expert: int | None) -> Tensor:
+        own = self.settings.get(at)
+        said = Config(self.settings if own is None else section(own, at), {})
+        scales = self._part(f"{at}.scales", expert)
+        mode = said.get("mode", default="affine")
+        if mode != "affine":
+            numbers = words.view(torch.uint8)
+            if mode == "mxfp8":
+                return numbers.view(torch.float8_e4m3fn).double() * _spread(
+                    powers_of_two(scales), 32
+                )
+            if mode == "mxfp4":
+                return four_bit_floats(numbers) * _spread(powers_of_two(scales), 32)
+            return four_bit_floats(numbers) * _spread(scales.view(torch.float8_e4m3fn).double(), 16)
+        bits, size = said.get("bits", default=4), said.get("group_size", default=64)
+        key = next(f"{at}{end}" for end in _ENDS[1:] if f"{at}{end}" in self.files.names)
+        offsets = self._part(key, expert)
+        codes = bit_fields(words, bits)[:, : scales.shape[1] * size]
+        return codes * _spread(scales.double(), size) + _spread(offsets.double(), size)
+
+
+def _spread(values: Tensor, size: int) -> Tensor:
+    return values.repeat_interleave(size, 1)
