@@ -19,14 +19,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from blazr.nn.operands.floats import ScaledFloats
-from blazr.nn.quant.hf.scheme import Layout, Parts, QuantizationConfig, Read, Scheme, agree, need
+from blazr.nn.quant.hf.scheme import (
+    FloatLayout,
+    Layout,
+    Parts,
+    QuantizationConfig,
+    Read,
+    Scheme,
+    agree,
+    need,
+)
 
 FLOATS = ("F8_E4M3", "F8_E5M2")
 SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _KEYS = ("weight_scale_inv", "weight_scale")
 
 
-class Fp8Layout(Layout):
+class Fp8Layout(FloatLayout):
     """Floats of eight bits, scaled.
 
     Args:
@@ -35,16 +44,10 @@ class Fp8Layout(Layout):
         scale: Which part holds the scales.
     """
 
-    is_float = True
-
     def __init__(self, shape: tuple[int, int], block: tuple[int, int], scale: str) -> None:
         super().__init__("fp8", shape)
         self.block = block
         self.scale = scale
-
-    @override
-    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        return self.floats(parts).decode(rows)
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:

@@ -19,13 +19,13 @@ from typing_extensions import override
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.fp8 import FLOATS
-from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
+from blazr.nn.quant.hf.scheme import FloatLayout, Parts, agree, need
 
 EXPONENTS = ("U8", "F8_E8M0")
 _GROUP = GGML_TYPES["MXFP4"].length
 
 
-class MicroscalingLayout(Layout):
+class MicroscalingLayout(FloatLayout):
     """A matrix of small floats with powers of two as scales, as any of its writers names them.
 
     Args:
@@ -35,17 +35,11 @@ class MicroscalingLayout(Layout):
         are_pairs: Whether they have four bits.
     """
 
-    is_float = True
-
     def __init__(self, name: str, shape: tuple[int, int], numbers: str, *, are_pairs: bool) -> None:
         super().__init__(name, shape)
         if are_pairs:
             self.packed_as = "MXFP4"
         self.numbers = numbers
-
-    @override
-    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        return self.floats(parts).decode(rows)
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:

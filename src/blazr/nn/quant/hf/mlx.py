@@ -28,6 +28,7 @@ from typing_extensions import override
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.scheme import (
+    FloatLayout,
     Grid,
     GridLayout,
     Layout,
@@ -90,7 +91,7 @@ class MlxLayout(GridLayout):
         )
 
 
-class MlxFloatLayout(Layout):
+class MlxFloatLayout(FloatLayout):
     """Small floats as MLX stores them.
 
     Args:
@@ -98,18 +99,12 @@ class MlxFloatLayout(Layout):
         mode: Which, by MLX's name.
     """
 
-    is_float = True
-
     def __init__(self, shape: tuple[int, int], mode: str) -> None:
         super().__init__(f"mlx-{mode}", shape)
         name = mode.upper()
         if name in GGML_TYPES and shape[1] % GGML_TYPES[name].length == 0:
             self.packed_as = name
         self.mode = mode
-
-    @override
-    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        return self.floats(parts).decode(rows)
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:

@@ -17,12 +17,12 @@ from typing_extensions import override
 from blazr.nn.operands.floats import ScaledFloats
 from blazr.nn.quant.gguf import GGML_TYPES
 from blazr.nn.quant.hf.fp8 import SCALES
-from blazr.nn.quant.hf.scheme import Layout, Parts, agree, need
+from blazr.nn.quant.hf.scheme import FloatLayout, Parts, agree, need
 
 _GROUP = 16
 
 
-class Nvfp4Layout(Layout):
+class Nvfp4Layout(FloatLayout):
     """A matrix in NVFP4: four-bit floats with scales, as either of its writers names the parts.
 
     Args:
@@ -33,8 +33,6 @@ class Nvfp4Layout(Layout):
         divides: Whether scales are divided by that, not multiplied.
     """
 
-    is_float = True
-
     def __init__(
         self, name: str, shape: tuple[int, int], *, numbers: str, whole: str, divides: bool
     ) -> None:
@@ -44,10 +42,6 @@ class Nvfp4Layout(Layout):
         self.numbers = numbers
         self.whole = whole
         self.divides = divides
-
-    @override
-    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
-        return self.floats(parts).decode(rows)
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:

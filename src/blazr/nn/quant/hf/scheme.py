@@ -129,6 +129,21 @@ class GridLayout(Layout):
         return self.grid(parts, rows).decode()
 
 
+class FloatLayout(Layout):
+    """A layout whose numbers are small floats with scales."""
+
+    is_float = True
+
+    @override
+    @abstractmethod
+    def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:
+        """The matrix as small floats with scales."""
+
+    @override
+    def decode(self, parts: Mapping[str, Tensor], rows: slice) -> Tensor:
+        return self.floats(parts).decode(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """A quantization method.
