@@ -37,7 +37,7 @@ from blazr.nn.quant.weight import (
 )
 from tests.support import tiny
 from tests.support.networks import Lab
-from tests.support.quantized import KINDS, fp8, gptq, quantize_directory
+from tests.support.quantized import KINDS, fp8, gptq, nf4, quantize_directory
 from tests.support.references import save_reference, take_experts_apart
 from tests.support.seeds import examples, run_seed
 from tests.support.tiny import Tiny
@@ -391,6 +391,16 @@ def test_a_damaged_state_is_told(state: bytes, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_rows_that_end_within_a_byte(rows: int, tmp_path: Path) -> None:
+    """Two codes of NF4 are a byte, also where the second is the next row's."""
+    parts, whole = nf4(torch.randn(rows, 63), block=63)
+    save_file({f"a.{end}": part for end, part in parts.items()}, tmp_path / "model.safetensors")
+    config = {"quantization_config": KINDS["bitsandbytes nf4"].config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
 
 
 def test_a_group_that_does_not_exist_is_told(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ class TableLayout(Layout):
 
     def __init__(self, state: _State) -> None:
         super().__init__("bitsandbytes-4bit", state.shape)
-        self.is_float = state.shape[1] % state.block == 0  # or blocks go on in the next row
+        # else blocks, or pairs of codes, go on in the next row
+        self.is_float = state.shape[1] % state.block == 0 and state.shape[1] % 2 == 0
         self.state = state
 
     @override
