@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blazr.core.errors import CheckpointError
+from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support.quantized import mlx
@@ -104,3 +107,19 @@ def test_a_transposed_convolution_is_refused(tmp_path: Path) -> None:
     save_file(transposed, path, {"format": "mlx"})
     with pytest.raises(CheckpointError, match=r"conv1d\.weight"):
         load(str(tmp_path / "model"), device=CPU)
+
+
+@pytest.mark.parametrize("shape", [(1 << 40, 0, 1), (5000, 1, 1)])
+def test_a_stack_of_any_size_is_read_or_told(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A header of some bytes may claim more experts than there is time or memory for."""
+    end = 4 * math.prod(shape)
+    info = {"dtype": "U32", "shape": shape, "data_offsets": (0, end)}
+    header = json.dumps({"mlp.switch_mlp.up_proj.weight": info}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(end)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    (tmp_path / "config.json").write_text("{}")
+    if end:
+        with pytest.raises(CheckpointError, match="no stack of experts"):
+            open_checkpoint(tmp_path)
+    else:
+        assert len(open_checkpoint(tmp_path).tensors) == 1

@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, take_rows
 
 SETTINGS = "quantization"  # what its settings are called in config.json
+_MOST_EXPERTS = 4096  # of one layer: each becomes a tensor, and a small file may claim any number
 _STACK = re.compile(r"(.*\.)switch_mlp\.(\w+)\.(weight|scales|biases)")
 # What a matrix is called in the releases, by what stands before the experts; "" for others.
 _MATRICES = {
@@ -22,7 +24,11 @@ _MATRICES = {
 
 
 def take_stacks_apart(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with one tensor for each expert; itself where no experts lie as in MLX."""
+    """The checkpoint with one tensor for each expert; itself where no experts lie as in MLX.
+
+    Raises:
+        CheckpointError: A stack holds more experts than any model has.
+    """
     tensors = dict[str, TensorInfo]()
     modules = dict[str, list[str]]()  # of one expert each, by that of the stack
     for name, info in checkpoint.tensors.items():
@@ -45,9 +51,15 @@ def take_stacks_apart(checkpoint: Checkpoint) -> Checkpoint:
 
 def _matrices(info: TensorInfo) -> Iterator[TensorInfo]:
     found = _STACK.fullmatch(info.name)
-    if found is None or len(info.shape) != 3:
+    if found is None or len(info.shape) != 3 or 0 in info.shape:
         yield info
         return
+    if info.shape[0] > _MOST_EXPERTS:
+        raise CheckpointError(
+            f"tensor {info.name[:100]!r} is no stack of experts.",
+            found=f"{info.shape[0]:,} matrices",
+            expected=f"at most {_MOST_EXPERTS:,}",
+        )
     before, matrix, part = found.groups()
     names = next(each for end, each in _MATRICES.items() if before.endswith(end))
     for expert in range(info.shape[0]):
