@@ -6,7 +6,7 @@ model keeps both from its embedding to its last layer, so its layers run in thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -21,7 +21,7 @@ from blazr.bench.reference.model import Function, Layer, ReferenceModel, norm_of
 from blazr.bench.reference.norms import rms_norm
 from blazr.bench.reference.rotation import Rotation, fixed, plain, rotate
 from blazr.bench.reference.settings import Setting, Settings
-from blazr.bench.reference.weights import Rows, Source, Weights, linear
+from blazr.bench.reference.weights import Renamed, Weights, linear
 
 # GGUF's names.
 _OUTER = {
@@ -97,31 +97,6 @@ DEFAULTS: Mapping[str, Settings] = {
         "hidden_size_per_layer_input": 0,
     },
 }
-
-
-class _Renamed:
-    """The tensors of a GGUF file under transformers' names.
-
-    Args:
-        source: Where they are read.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._own = {_theirs(name): name for name in source.names}
-
-    @property
-    def names(self) -> Collection[str]:
-        """Of all tensors."""
-        return self._own.keys()
-
-    def read(self, name: str, rows: Rows = None) -> Tensor:
-        """A tensor, or some of its rows."""
-        return self._source.read(self._own[name], rows)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
-        return self._source.shape(self._own[name])
 
 
 def _theirs(name: str) -> str:
@@ -396,7 +371,7 @@ def gguf_gemma(
         metadata: Its metadata.
         rotation: That of layers without a window, by the size of their heads.
     """
-    own = Weights(_Renamed(w.source), w.dtype)
+    own = Weights(Renamed(w.source, {_theirs(name): name for name in w.names}), w.dtype)
     said = {key.partition(".")[2]: value for key, value in metadata.items()}
     gguf = Config(said, {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4})
     slides: Sequence[Setting] = gguf.get("attention.sliding_window_pattern", default=())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from blazr.bench.reference import REFERENCES, SECTIONS
 from blazr.bench.reference.gguf import GgufFiles
@@ -21,34 +20,7 @@ from blazr.bench.reference.quantized import with_plain_matrices
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, section
-from blazr.bench.reference.weights import Rows, Source, Weights
-
-
-class _Whole:
-    """The tensors of a model that was saved without its head, by their names in the whole.
-
-    Args:
-        source: Where they are read.
-        prefix: What their names lack.
-    """
-
-    def __init__(self, source: Source, prefix: str) -> None:
-        self._source = source
-        beside = ("lm_head.", "mtp.")
-        self._own = {n if n.startswith(beside) else prefix + n: n for n in source.names}
-
-    @property
-    def names(self) -> Collection[str]:
-        """Of all tensors."""
-        return self._own.keys()
-
-    def read(self, name: str, rows: Rows = None) -> Tensor:
-        """A tensor, or some of its rows."""
-        return self._source.read(self._own[name], rows)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
-        return self._source.shape(self._own[name])
+from blazr.bench.reference.weights import Renamed, Source, Weights
 
 
 def open_reference(
@@ -75,7 +47,7 @@ def open_reference(
     source: Source = with_plain_matrices(SafetensorsFiles(files), own)
     written = {"architectures", "transformers_version"} & own.keys()  # by transformers
     if kind and written and any(name.startswith("layers.") for name in source.names):
-        source = _Whole(source, "backbone." if "norm_f.weight" in source.names else "model.")
+        source = _as_whole(source, "backbone." if "norm_f.weight" in source.names else "model.")
     w = Weights(source, dtype)
     if kind is None and any(name.startswith("backbone.") for name in w.names):
         kind = "mamba"
@@ -96,3 +68,10 @@ def open_reference(
     build = getattr(module, REFERENCES[kind].partition(":")[2])
     defaults = {**module.DEFAULTS.get(kind, {})}
     return build(w, kind, Config({**own, "model_type": kind}, defaults))
+
+
+def _as_whole(source: Source, prefix: str) -> Renamed:
+    """The tensors of a model that was saved without its head, by their names in the whole."""
+    beside = ("lm_head.", "mtp.")
+    names = source.names
+    return Renamed(source, {n if n.startswith(beside) else prefix + n: n for n in names})

@@ -28,6 +28,32 @@ class Source(Protocol):
         """A tensor's shape."""
 
 
+class Renamed:
+    """The tensors of a source under other names.
+
+    Args:
+        source: Where they are read.
+        names: The source's names by ours, of all tensors.
+    """
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self._source = source
+        self._own = names
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._own.keys()
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows."""
+        return self._source.read(self._own[name], rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self._source.shape(self._own[name])
+
+
 @dataclass(frozen=True)
 class Weights:
     """A view of the tensors whose names begin alike.
