@@ -15,13 +15,14 @@ def frozen_after() -> Iterator[None]:
     """Pause the collector, then exempt every object that exists at the end from later collections.
 
     For loading what a process keeps, such as a model: a collection that visits all of torch's
-    objects takes a tenth of a second. Only `collect_all` visits frozen objects again.
+    objects takes a tenth of a second. Only `collect_all` visits frozen objects again. A load that
+    fails freezes nothing, since it may leave reference cycles through its error's traceback.
     """
     gc.disable()
     try:
         yield
-    finally:
         gc.freeze()
+    finally:
         gc.enable()
 
 

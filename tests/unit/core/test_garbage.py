@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import subprocess
 import sys
 import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -60,3 +62,17 @@ def test_what_is_unloaded_is_freed() -> None:
     del later
     collect_all()
     assert [each() for each in watched] == [None, None]
+
+
+def test_what_a_failed_load_has_left_is_freed() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    left = Node()
+    watched = weakref.ref(left)
+    with suppress(LookupError), frozen_after():
+        del left
+        raise LookupError
+    gc.collect()
+    assert watched() is None
