@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from playwright.sync_api import Page, Route, sync_playwright  # noqa: E402  (after the path)
 
-from blazr.server.models import ServedLLM  # noqa: E402
+from blazr.server.served import ServedLLM  # noqa: E402
 from tests.browser.conftest import CHROMIUM, models_saying  # noqa: E402
 from tests.support.loopback import serving_models  # noqa: E402
 from tests.support.scripted import ScriptedEngine  # noqa: E402

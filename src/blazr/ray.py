@@ -30,8 +30,9 @@ from blazr.llm.options import LoadOptions
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.middleware import digest_of
-from blazr.server.models import Models, ServedLLM
+from blazr.server.models import Models
 from blazr.server.replicas.prefixes import SentPrefixes, block_names
+from blazr.server.served import ServedLLM
 from blazr.server.sse import DATA
 
 _RUNNING_BLOCKS = 8  # what a reply that is being written costs another, in blocks to read

@@ -23,7 +23,7 @@ from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.pipelines.jobs import JobQueue, Outlet
 from blazr.server.config import ServerConfig
-from blazr.server.models import ServedPipeline
+from blazr.server.served import ServedPipeline
 from tests.support import audio_models
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until

@@ -23,7 +23,7 @@ from blazr.cli.serve import open_models
 from blazr.llm.llm import LLM
 from blazr.pipelines.pipeline import Pipeline
 from blazr.server.config import ServerConfig
-from blazr.server.models import ServedPipeline
+from blazr.server.served import ServedPipeline
 from tests.support import encoder_models
 from tests.support.encoder_ggufs import save_embedding_model, save_ranking_model
 from tests.support.loopback import Loopback, serving_models

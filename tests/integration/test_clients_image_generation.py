@@ -17,7 +17,7 @@ from blazr.cli.model_plans import plan_models
 from blazr.cli.options import ServeFlags
 from blazr.cli.serve import open_models
 from blazr.server.config import ServerConfig
-from blazr.server.models import ServedPipeline
+from blazr.server.served import ServedPipeline
 from tests.support import diffusion_pipelines
 from tests.support.diffusion_pipelines import picture, size_of
 from tests.support.loopback import Loopback, serving_models

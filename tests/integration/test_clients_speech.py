@@ -21,7 +21,7 @@ from blazr.cli.serve import open_models
 from blazr.pipelines.audio.encoder import MEDIA_TYPES
 from blazr.pipelines.audio.sound import read_sound
 from blazr.server.config import ServerConfig
-from blazr.server.models import ServedPipeline
+from blazr.server.served import ServedPipeline
 from tests.support import audio_models
 from tests.support.loopback import Loopback, serving_models
 from tests.support.scripted import wait_until

@@ -43,8 +43,9 @@ from blazr.server.errors import ErrorShape, HttpError, clean, openai_error
 from blazr.server.foreign_fields import name_as_sent, refuse_foreign
 from blazr.server.form import decode_form
 from blazr.server.media import fetch_media, named_media
-from blazr.server.models import Models, ServedLLM, ServedModel, ServedPipeline, untagged
+from blazr.server.models import Models, untagged
 from blazr.server.replica_ids import id_of
+from blazr.server.served import ServedLLM, ServedModel, ServedPipeline
 from blazr.server.sse import DATA, Framing, Stream
 from blazr.server.state import ServerState
 

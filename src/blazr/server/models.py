@@ -7,24 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Container,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-    Set,
-)
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
-
-from typing_extensions import override
+from typing import TYPE_CHECKING
 
 from blazr.agent.config import read_mcp_config
 from blazr.agent.toolbox import Toolbox
@@ -37,7 +25,6 @@ from blazr.llm.async_llm import AsyncLLM
 from blazr.llm.bundle import ModelBundle, ModelInfo
 from blazr.llm.load import start_engine
 from blazr.pipelines.kinds import (
-    AUDIO,
     CLASSIFICATION,
     COMPLETION,
     EMBEDDING,
@@ -46,10 +33,11 @@ from blazr.pipelines.kinds import (
     RERANKING,
     SPEECH,
     TRANSCRIPTION,
-    VISION,
 )
 from blazr.server.config import ServerConfig
 from blazr.server.errors import STOPS, HttpError, clean
+from blazr.server.model_events import EventBus, ModelEvent, ModelState
+from blazr.server.served import ServedLLM, ServedModel, ServedPipeline
 from blazr.server.state import ServerState, stopping
 
 if TYPE_CHECKING:
@@ -68,222 +56,6 @@ _ABILITIES = {
     SPEECH: "turn text into speech",
     IMAGE: "generate images",
 }
-
-ModelState = Literal["loaded", "loading", "sleeping", "unloaded"]
-
-
-class ModelEvent(NamedTuple):
-    """A change of a model: where it is in its life, and whether it has just failed to load."""
-
-    model: str
-    status: ModelState
-    has_failed: bool
-
-
-class EventBus:
-    """Passes changes of the models on to those who subscribe."""
-
-    def __init__(self) -> None:
-        self._subscribers: set[asyncio.Queue[ModelEvent | None]] = set()
-
-    @contextmanager
-    def subscribe(self) -> Iterator[asyncio.Queue[ModelEvent | None]]:
-        """All events from now on; None is the end."""
-        queue: asyncio.Queue[ModelEvent | None] = asyncio.Queue()
-        self._subscribers.add(queue)
-        try:
-            yield queue
-        finally:
-            self._subscribers.discard(queue)
-
-    def publish(self, event: ModelEvent | None) -> None:
-        """Tell every subscriber of an event; None is the last."""
-        for queue in self._subscribers:
-            queue.put_nowait(event)
-
-
-class RunningReply(Protocol):
-    """What a model in memory does for a request."""
-
-    def abort(self) -> None:
-        """End it where it stands. Idempotent."""
-
-    def fail(self, error: Exception) -> None:
-        """End it with an error."""
-
-
-class ServedModel(ABC):
-    """A model in memory, of whichever kind.
-
-    Args:
-        name: What clients call it.
-        state: What all models share.
-        info: What there is to know about the model.
-        capabilities: What it can do.
-        num_bytes: Memory that it takes.
-        on_idle: Called when the last request that used it has ended.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        state: ServerState,
-        *,
-        info: ModelInfo | PipelineInfo,
-        capabilities: tuple[str, ...],
-        num_bytes: int,
-        on_idle: Callable[[ServedModel], None],
-    ) -> None:
-        self.name = name
-        self.state = state
-        self.info = info
-        self.capabilities = capabilities
-        self.num_bytes = num_bytes
-        self.config = state.config
-        self.num_users = 0
-        self.whole_request = state.metrics.observer("blazr_request_seconds", model=name)
-        self._on_idle = on_idle
-        self._replies: dict[RunningReply, Set[str]] = {}
-        self._failure: HttpError | None = None
-
-    @abstractmethod
-    def check(self) -> float:
-        """Look whether it works; on any thread.
-
-        Returns:
-            Seconds since its last sign of life.
-
-        Raises:
-            EngineError: It does not, with its reason.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop it, which takes a while; nobody uses it any more."""
-
-    def hold(self) -> None:
-        """Count a user; it stays in memory until as many calls of `release`."""
-        self.num_users += 1
-
-    def release(self) -> None:
-        """A user has ended."""
-        self.num_users -= 1
-        if not self.num_users:
-            self._on_idle(self)
-
-    def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Add to a counter of this model."""
-        self.state.metrics.count(name, amount, model=self.name, **labels)
-
-    def track(self, reply: RunningReply, names: Set[str]) -> None:
-        """Have `fail` and `abort` reach this reply, by any of its names, until `forget`."""
-        self._replies[reply] = names
-        if self._failure is not None:
-            reply.fail(self._failure)
-
-    def forget(self, reply: RunningReply) -> None:
-        """The reply has ended. Idempotent."""
-        self._replies.pop(reply, None)
-
-    def abort(self, names: Set[str] | None = None) -> int:
-        """End the running replies of some names, or all, where they stand; how many those were."""
-        found = [each for each, own in self._replies.items() if names is None or own & names]
-        for reply in found:
-            reply.abort()
-        return len(found)
-
-    def fail(self, error: HttpError) -> None:
-        """End every running reply with an error, and each one to come."""
-        self._failure = error
-        for reply in self._replies:
-            reply.fail(error)
-
-
-class ServedLLM(ServedModel):
-    """A language model in memory.
-
-    Args:
-        llm: The model.
-        name: What clients call it.
-        state: What all models share.
-        on_idle: Called when the last request that used it has ended.
-    """
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        name: str,
-        state: ServerState,
-        *,
-        on_idle: Callable[[ServedModel], None],
-    ) -> None:
-        core = llm.core
-        media = ((VISION, core.reads_images), (AUDIO, core.reads_audio))
-        stats = core.engine.stats()
-        super().__init__(
-            name,
-            state,
-            info=core.info,
-            capabilities=(*LANGUAGE_MODEL, *(kind for kind, is_read in media if is_read)),
-            num_bytes=core.info.size_bytes + int(stats.get("cache_bytes", 0)),
-            on_idle=on_idle,
-        )
-        self.llm = llm
-        self.first_token = state.metrics.observer("blazr_time_to_first_token_seconds", model=name)
-        self.between_tokens = state.metrics.observer("blazr_inter_token_seconds", model=name)
-        state.metrics.watch(name, core.engine.stats)
-
-    @override
-    def check(self) -> float:
-        found = self.llm.core.engine.health()
-        if not found.ok:
-            raise EngineError("the engine does not work.", found=found.reason)
-        return found.heartbeat_age_s
-
-    @override
-    def close(self) -> None:
-        self.llm.core.close()
-
-
-class ServedPipeline(ServedModel):
-    """A model in memory that another library runs.
-
-    Args:
-        pipeline: The model.
-        name: What clients call it.
-        state: What all models share.
-        on_idle: Called when the last request that used it has ended.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        name: str,
-        state: ServerState,
-        *,
-        on_idle: Callable[[ServedModel], None],
-    ) -> None:
-        info = pipeline.info
-        super().__init__(
-            name,
-            state,
-            info=info,
-            capabilities=info.capabilities,
-            num_bytes=info.size_bytes,
-            on_idle=on_idle,
-        )
-        self.pipeline = pipeline
-        state.metrics.watch(name, lambda: pipeline.jobs.figures)
-
-    @override
-    def check(self) -> float:
-        if not self.pipeline.jobs.is_alive:
-            raise EngineError("the engine does not work.", found=f"{self.name} has no thread")
-        return 0.0
-
-    @override
-    def close(self) -> None:
-        self.pipeline.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

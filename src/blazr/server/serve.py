@@ -28,7 +28,8 @@ from blazr.server.config import MAX_HEADER_BYTES, ServerConfig
 from blazr.server.errors import HttpError, openai_error
 from blazr.server.liveness import LOOP_STALL_S, Liveness
 from blazr.server.liveness_process import PATHS
-from blazr.server.models import EventBus, Models
+from blazr.server.model_events import EventBus
+from blazr.server.models import Models
 from blazr.server.sse import FILLER
 from blazr.server.state import ServerState
 from blazr.server.tracing import Tracer

@@ -13,8 +13,8 @@ from blazr.llm.results import Usage
 from blazr.llm.vectors import ONLY_READ, cut_of, unit_vectors
 from blazr.pipelines.encoders.request import ReadRequest, TextsRead, without_prompts
 from blazr.server.endpoint import Call
-from blazr.server.models import ServedPipeline
 from blazr.server.run import Run
+from blazr.server.served import ServedPipeline
 from blazr.server.work import PipelineRun
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 from blazr.pipelines.jobs import Job, Outlet
 from blazr.server.endpoint import Call
 from blazr.server.errors import STOPS, HttpError, openai_error
-from blazr.server.models import RunningReply
+from blazr.server.served import ReplyHandle
 from blazr.server.sse import Framing, Stream
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Work(ABC, Generic[T]):
         started_s: When it was asked for, by the monotonic clock.
     """
 
-    def __init__(self, call: Call[Any], running: RunningReply, *, started_s: float) -> None:
+    def __init__(self, call: Call[Any], running: ReplyHandle, *, started_s: float) -> None:
         names = {call.request_id, call.id, *(getattr(call.body, name, None) for name in _NAMES)}
         self.call = call
         self._running = running

@@ -11,7 +11,7 @@ import msgspec
 from blazr.engine.cache.known import AllRemoved, BlockEvent, BlocksRemoved, BlocksStored
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ServedLLM
+from blazr.server.served import ServedLLM
 from blazr.server.sse import Stream
 
 _MOST_WAITING = 10_000  # events that a client has not read

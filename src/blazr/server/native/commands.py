@@ -13,7 +13,8 @@ import msgspec
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelSlot, ServedLLM
+from blazr.server.models import ModelSlot
+from blazr.server.served import ServedLLM
 
 
 class Target(msgspec.Struct, kw_only=True):

@@ -7,10 +7,10 @@ import msgspec
 import blazr
 from blazr.engine.sampling_params import SamplingParams
 from blazr.server.endpoint import Call
-from blazr.server.models import ServedPipeline
 from blazr.server.native.llama_cpp import Settings, settings_of
 from blazr.server.native.tokens import special_names
 from blazr.server.params import LAST_N
+from blazr.server.served import ServedPipeline
 
 
 class Defaults(msgspec.Struct):

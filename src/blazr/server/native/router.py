@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelState
+from blazr.server.model_events import ModelState
 from blazr.server.sse import Stream
 
 

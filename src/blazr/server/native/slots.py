@@ -13,8 +13,8 @@ from blazr.core.errors import RequestError
 from blazr.engine.outputs import SlotAction
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
-from blazr.server.models import ServedPipeline
 from blazr.server.schema import END
+from blazr.server.served import ServedPipeline
 
 _NAME = r"^\w[\w. -]{0,99}" + END
 

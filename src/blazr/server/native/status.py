@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 import blazr
 from blazr.server.config import Limits
 from blazr.server.endpoint import Call
-from blazr.server.models import ModelState
+from blazr.server.model_events import ModelState
 from blazr.server.schema import Schema
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -14,9 +14,9 @@ from blazr.llm.generation import GenerationRequest
 from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING
 from blazr.server.endpoint import Call
 from blazr.server.messages import ChatMessage, to_messages
-from blazr.server.models import ServedPipeline
 from blazr.server.params import InputTokens, TemplateVariables
 from blazr.server.schema import CHAT, Example, Schema, any_given, schema_hint
+from blazr.server.served import ServedPipeline
 from blazr.server.tool_choice import ToolChoice, ToolMode, tool_fields
 from blazr.server.work import PipelineRun
 from blazr.text.tokenizer import Tokenizer

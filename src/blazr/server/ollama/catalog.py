@@ -16,8 +16,9 @@ from blazr.core.gguf_header import ARCHITECTURE_KEY
 from blazr.pipelines.kinds import AUDIO, COMPLETION, EMBEDDING, VISION
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
-from blazr.server.models import ModelSlot, ServedPipeline, untagged
+from blazr.server.models import ModelSlot, untagged
 from blazr.server.schema import schema_hint
+from blazr.server.served import ServedPipeline
 from blazr.server.sse import Stream
 
 # The version of Ollama whose API this is: clients look at it before they ask for more. Tools have

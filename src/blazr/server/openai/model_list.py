@@ -8,7 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from blazr.server.endpoint import Call
-from blazr.server.models import ModelSlot, ModelState, untagged
+from blazr.server.model_events import ModelState
+from blazr.server.models import ModelSlot, untagged
 
 
 class ModelStatus(msgspec.Struct):

@@ -18,12 +18,12 @@ from blazr.pipelines.encoders.request import unit
 from blazr.pipelines.kinds import CLASSIFICATION
 from blazr.server.endpoint import Call
 from blazr.server.foreign_fields import rename_field
-from blazr.server.models import ServedPipeline
 from blazr.server.openai.labels import MAX_LABELS, LabelQuestion, label_probabilities
 from blazr.server.openai.shared import CachedTokens, EmbeddingUsage, Name
 from blazr.server.params import TruncatingBody, prompt_truncation, unix_time
 from blazr.server.run import Run
 from blazr.server.schema import Example, schema_hint
+from blazr.server.served import ServedPipeline
 from blazr.server.vectors import MAX_INPUTS, beginnings, embed_inputs, read_texts
 from blazr.text.messages import Message
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blazr.core.errors import EngineError
 from blazr.server.config import ServerConfig
 from blazr.server.errors import HttpError
-from blazr.server.models import EventBus
+from blazr.server.model_events import EventBus
 from blazr.server.replicas.prefixes import SentPrefixes
 from blazr.server.replicas.replica import Replica, ReplicaRequest
 from blazr.server.state import ServerState
