@@ -37,6 +37,7 @@ FAMILIES: Table[Family] = Table(
         "ernie4_5": "blazr.models.families.hf.dense:ERNIE4_5",
         "exaone4": "blazr.models.families.hf.dense:EXAONE4",
         "nemotron": "blazr.models.families.hf.dense:NEMOTRON",
+        "nemotron-nas": "blazr.models.families.hf.nas:NEMOTRON_NAS",
         "olmo": "blazr.models.families.hf.dense:OLMO",
         "helium": "blazr.models.families.hf.dense:HELIUM",
         "cwm": "blazr.models.families.hf.dense:CWM",

@@ -339,12 +339,15 @@ class TensorGroup:
         )
 
 
-def split_layers(tensors: Mapping[str, TensorInfo], beginning: str) -> list[TensorGroup]:
+def split_layers(
+    tensors: Mapping[str, TensorInfo], beginning: str, *, empty: Iterable[int] = ()
+) -> list[TensorGroup]:
     """The tensors of each layer, in order.
 
     Args:
         tensors: All tensors.
         beginning: Of the names of those of layers, up to the number: ``"model.layers."``.
+        empty: Layers that have none.
 
     Raises:
         CheckpointError: There are no layers, or their numbers have a gap.
@@ -369,6 +372,8 @@ def split_layers(tensors: Mapping[str, TensorInfo], beginning: str) -> list[Tens
             if inside is not None
             else "",
         )
+    for number in empty:
+        groups.setdefault(number, {})
     for expected, number in enumerate(sorted(groups)):
         if number != expected:
             raise CheckpointError(

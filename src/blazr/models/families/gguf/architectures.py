@@ -111,6 +111,7 @@ class Architecture:
             ``either``.
         reads_weights_norm: Whether llama.cpp reads ``expert_weights_norm``.
         rate_sign: That of the decay rates of delta networks in files.
+        lists_blocks: Whether layers may lack a half, and differ in what they have of the other.
         axes: How the channels for the time, row and column of an image's tokens lie (M-RoPE): in
             ``runs``, ``mixed`` (interleaved), or "" for models without them.
     """
@@ -156,6 +157,7 @@ class Architecture:
     head: Literal["own", "tied", "either"] = "either"
     reads_weights_norm: bool = False
     rate_sign: Literal[1, -1] = -1
+    lists_blocks: bool = False
     axes: Literal["", "runs", "mixed"] = ""
 
     def has_window(self, layer: int, every: int | None = None) -> bool:
@@ -549,6 +551,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "minimax-01": Architecture(read_by={"": "minimax"}, is_hybrid=True),
     "nemotron": Architecture(read_by={"": "nemotron"}),
+    "deci": Architecture(read_by={"": "nemotron-nas"}, pairs_rows=True, lists_blocks=True),
     "gptneox": Architecture(read_by={"": "gpt_neox"}, says_parallel=True),
     "gpt2": Architecture(read_by={"": "gpt2"}),
     "starcoder": Architecture(read_by={"": "gpt_bigcode"}),

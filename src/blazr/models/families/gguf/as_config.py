@@ -349,6 +349,7 @@ def config_values(file: GgufFile) -> ConfigValues:
         **file.row.implied,
         **_feed_forwards(file),
         **_layers(file),
+        **_blocks(file),
         **_attention(file),
         **_state_space(file),
         **_token_inputs(file),
@@ -432,6 +433,28 @@ def _layers(file: GgufFile) -> ConfigValues:
         otherwise = "moe" if index in sparse else "mlp"
         kinds.append(_KIND_BY_TENSOR[own[0]] if own else otherwise)
     return {"layer_types": kinds, "layers_block_type": kinds}
+
+
+def _blocks(file: GgufFile) -> ConfigValues:
+    """Which halves each layer has, and their sizes, as its tensors have them."""
+    if not file.row.lists_blocks:
+        return {}
+    blocks: ConfigValues = {}
+    for index in range(file.num_layers):
+        at = f"blk.{index}."
+        attends, feeds = file.has(at + ATTENTION), file.has(at + _DOWN)
+        attention: ConfigValues = {
+            "no_op": not attends,
+            "replace_with_linear": file.has(at + "attn_output.weight") and not attends,
+        }
+        if attends:
+            kv_heads = file.integer_of("attention.head_count_kv", index)
+            attention["num_key_value_heads"] = kv_heads
+        ffn: ConfigValues = {"no_op": not feeds}
+        if feeds:
+            ffn["intermediate_size"] = file.size(at + _DOWN, 1)
+        blocks[str(index)] = {"attention": attention, "ffn": ffn}
+    return {"block_configs": blocks}
 
 
 def _state_space(file: GgufFile) -> ConfigValues:

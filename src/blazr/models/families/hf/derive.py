@@ -285,6 +285,7 @@ class Traits:
         mlp: Flags of MlpConfig, by field.
         model_numbers: Numbers and parts of ModelConfig, by field.
         residual_multiplier: What both halves of a layer are multiplied with, or its key.
+        empty_layers: Layers that have no tensors, where a type may have such.
         layer: A whole layer, where its halves do not look like Llama's.
         mixer: A layer's mixer, or None where it is attention.
         feed_forward: A layer's feed-forward, where it is not an MLP.
@@ -321,6 +322,7 @@ class Traits:
     mlp: Flags = field(default_factory=dict)
     model_numbers: Settings | None = None
     residual_multiplier: str | Callable[[Reading], float] | None = None
+    empty_layers: Callable[[Reading], list[int]] | None = None
     layer: Callable[[Reading, NormConfig, int], LayerConfig] | None = None
     mixer: Callable[[Reading, NormConfig, int], MixerConfig | None] | None = None
     feed_forward: Callable[[Reading, int], FeedForwardConfig | None] | None = None
@@ -415,7 +417,8 @@ def derive_from(source: Source, traits: Traits, ledger: Ledger | None = None) ->
     reading = Reading(reader, source.tensors, ledger)
     extra = _extra_layers(replace(source, reader=reader))
     in_layers = {n: info for n, info in source.tensors.items() if not n.startswith(extra)}
-    num_found = len(split_layers(in_layers, _layers_begin(source)))
+    empty = traits.empty_layers(reading) if traits.empty_layers else ()
+    num_found = len(split_layers(in_layers, _layers_begin(source), empty=empty))
     if num_found != reading.num_layers:
         raise CheckpointError(
             "the file does not hold all layers.",
