@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "deci": ("llama", {}, {}),
     "seed_oss": ("seed_oss", {"attention_bias": True, "head_dim": 12}, {}),
     "arcee": ("arcee", {}, {}),
+    "qwen": ("qwen2", {"num_key_value_heads": 4}, {}),
     "qwen2vl": ("qwen2", {}, {}),
     "qwen3vl": ("qwen3", {}, {}),
     "qwen3vlmoe": (
@@ -173,6 +174,7 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     ),
     "olmo": ("olmo", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5}),
     "hunyuan-dense": ("hunyuan_v1_dense", {"head_dim": 12}, {}),
+    "maincoder": ("hunyuan_v1_dense", {"head_dim": 12}, {}),
     "hunyuan-moe": ("hunyuan_v1_moe", {"head_dim": 6, "num_experts": 5, "moe_topk": 2}, {}),
     "afmoe": (
         "afmoe",
@@ -248,7 +250,7 @@ def _joined(tensors: dict[str, Tensor], arch: str) -> dict[str, Tensor]:
     if arch in UNGATED:
         plain = {key: each for key, each in tensors.items() if "shared_expert_gate" not in key}
         return {key: each / (1 + ("shared_expert.down" in key)) for key, each in plain.items()}
-    if arch != "codeshell":
+    if arch not in ("codeshell", "qwen"):
         return tensors
     joined: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -270,8 +272,11 @@ def _laid_out(tensor: Tensor, theirs: str, arch: str, heads: tuple[int, int]) ->
         return tensor.T  # stored as (in, out)
     if arch == "gptneox" and "attn_qkv" in theirs:  # head by head
         return tensor.unflatten(0, (heads[0], 3, -1)).transpose(0, 1).flatten(0, 2)
+    row = ARCHITECTURES[arch]
+    if row.has_neighbours and ("attn_q_norm" in theirs or "attn_k_norm" in theirs):
+        return tensor.unflatten(0, (2, -1)).T.flatten()
     for part, count in zip(("attn_q.", "attn_k."), heads, strict=True):
-        if part in theirs and ARCHITECTURES[arch].pairs_rows:
+        if part in theirs and (row.pairs_rows or row.has_neighbours):
             return tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
     return tensor
 

@@ -74,6 +74,8 @@ class Architecture:
         rotating_layers: Only models of so many layers rotate, others have ALiBi; 0 where all do.
         pairs_rows: Whether converters move rows of queries and keys, so that channels that are
             rotated together are neighbours.
+        has_neighbours: Whether these are neighbours in the model itself, where its family has them
+            apart.
         full_every: Every n-th layer has no window; with 0 all layers have the window, if any.
         full_first: Whether that is the first of them, and not the last.
         chunk_size: Tokens of the chunks that these layers have in the place of a window (Llama 4).
@@ -130,6 +132,7 @@ class Architecture:
     rotation: Literal["family", "metadata"] = "family"
     rotating_layers: int = 0
     pairs_rows: bool = False
+    has_neighbours: bool = False
     full_every: int = 0
     full_first: bool = False
     chunk_size: int = 0
@@ -508,6 +511,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "pangu-embedded": Architecture(read_by=_LLAMA),
     "seed_oss": Architecture(read_by={"": "seed_oss"}, has_post_attention_norm=True),
     "arcee": Architecture(read_by={"": "arcee"}, pairs_rows=True),
+    "qwen": Architecture(read_by={"": "qwen2"}),
     "qwen2vl": Architecture(read_by={"": "qwen2"}, axes="runs"),
     "qwen3vl": Architecture(read_by={"": "qwen3"}, axes="mixed"),
     "qwen3vlmoe": Architecture(read_by={"": "qwen3_moe"}, axes="mixed"),
@@ -518,6 +522,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo": Architecture(read_by={"": "olmo"}, pairs_rows=True),
     "hunyuan-dense": Architecture(read_by={"": "hunyuan_v1_dense"}),
     "hunyuan-moe": Architecture(read_by={"": "hunyuan_v1_moe"}),
+    # whose queries and keys have their norms behind the rotation, too
+    "maincoder": Architecture(read_by={"": "hunyuan_v1_dense"}, has_neighbours=True),
     "afmoe": Architecture(
         read_by={"": "afmoe"},
         implied={"mup_enabled": True},

@@ -256,11 +256,15 @@ def _attention(file: GgufFile, mixer: AttentionConfig, index: int) -> AttentionC
             found=f"{rows} rows; {heads} and {mixer.num_kv_heads} heads of {dim}"[:100],
             expected="heads of one even size, key/value heads that divide the query heads",
         )
+    rope = mixer.rope
+    if file.row.has_neighbours and rope is not None:
+        rope = replace(rope, interleaved=True)
     scale = file.number("attention.scale", file.row.attention_scale)
     if file.row.wide_scale_layers == file.num_layers:
         scale = (file.hidden_size / heads) ** -0.5
     return replace(
         mixer,
+        rope=rope,
         qkv_bias=file.has(at + "attn_q.bias") or file.has(at + "attn_qkv.bias"),
         o_bias=file.has(at + "attn_output.bias"),
         qk_norm=file.has(norm) or not mixer.qk_norm_weight,
