@@ -6,7 +6,6 @@ A layer may lack its attention, its MLP, or both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from blazr.core.errors import ConfigError
 from blazr.models.families.base import ConfigReader
@@ -91,12 +90,12 @@ def _nas_mlp(reading: Reading, index: int) -> MlpConfig | None:
         inner = -(-whole // _MULTIPLE) * _MULTIPLE
     else:
         inner = reading.size("intermediate_size")
-    mlp = MlpConfig(
+    return MlpConfig(
         hidden_size=reading.hidden_size,
         intermediate_size=inner,
         activation=reading.activation("hidden_act"),
+        bias=reading.flag("mlp_bias"),
     )
-    return replace(mlp, bias=reading.flag("mlp_bias"))
 
 
 def _nas_layer(reading: Reading, norm: NormConfig, index: int) -> LayerConfig:
