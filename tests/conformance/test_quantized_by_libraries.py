@@ -54,6 +54,48 @@ def test_bitsandbytes_int8(tmp_path: Path) -> None:
     assert torch.equal(found, functional.int8_vectorwise_dequant(codes, largest))
 
 
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_bitnet(tmp_path: Path, *, multiplied: bool) -> None:
+    library = pytest.importorskip("transformers.integrations.bitnet")
+    codes = torch.randint(-1, 2, (48, 96))
+    scale = torch.tensor([0.37]).bfloat16()
+    parts = {"weight": library.pack_weights(codes.clone()), "weight_scale": scale}
+    config = {"quant_method": "bitnet", "linear_class": "auto" * multiplied + "bitlinear"}
+    expected = codes * scale.float() if multiplied else codes / scale.float()
+    assert torch.equal(read(tmp_path, parts, config), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Int8WeightOnlyConfig", {}),
+        ("Int8WeightOnlyConfig", {"group": 32}),
+        ("IntxWeightOnlyConfig", {"group": 32, "weight_dtype": torch.int4}),
+        ("IntxWeightOnlyConfig", {"group": 64, "weight_dtype": torch.int2}),
+        ("Int8DynamicActivationIntxWeightConfig", {"group": 32, "weight_dtype": torch.int4}),
+        ("Float8WeightOnlyConfig", {}),
+    ],
+)
+def test_torchao(name: str, settings: dict[str, object], tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library = pytest.importorskip("torchao.quantization")
+        flat = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+        to_dict = pytest.importorskip("torchao.core.config").config_to_dict
+    settings = dict(settings)
+    if size := settings.pop("group", None):
+        key = "weight_granularity" if "Activation" in name else "granularity"
+        settings[key] = library.PerGroup(size)
+    quantization = getattr(library, name)(**settings)
+    layer = torch.nn.ModuleDict({"a": torch.nn.Linear(256, 64, bias=False)})
+    library.quantize_(layer, quantization)
+    weight = layer["a"].weight.data
+    stored, _ = flat.flatten_tensor_state_dict({"a.weight": weight})
+    parts = {key.removeprefix("a."): part for key, part in stored.items()}
+    config = {"quant_method": "torchao", "quant_type": {"default": to_dict(quantization)}}
+    assert torch.equal(read(tmp_path, parts, config), weight.dequantize().float())
+
+
 COMPRESSED = {
     "pack-quantized": [
         {"num_bits": 4, "strategy": "group", "group_size": 32},

@@ -63,7 +63,9 @@ IN_BLOCKS = {
     "mlx 4 bits": "Q4_1", "mlx 3 bits": "Q4_1", "mlx 6 bits": "Q8_0", "mlx 8 bits": "Q8_0",
     "metal": "Q4_1",
     "bitsandbytes int8": "Q8_0", "auto-round": "Q4_0", "auto-round gptq": "Q4_0",
-    "auto-round awq": "Q4_0",
+    "auto-round awq": "Q4_0", "bitnet": "Q4_0", "bitnet divided": "Q4_0",
+    "torchao int8": "Q8_0", "torchao int8 groups": "Q8_0", "torchao intx": "Q4_0",
+    "torchao int4": "Q4_0",
 }  # fmt: skip
 
 
@@ -120,6 +122,8 @@ def test_numbers_products_and_rows(name: str, tmp_path: Path, *, as_stored: bool
 def test_tiles_change_nothing(name: str, rows: int, tmp_path: Path) -> None:
     if rows % 16 and name.startswith(("gptq", "awq", "auto-round")):
         return  # whole words of zero points
+    if rows % 4 and name.startswith("bitnet"):
+        return  # whole bytes of rows
     whole = write_matrix(name, tmp_path, rows, 480)
     stored = read_matrix(tmp_path, as_stored=True)
     assert isinstance(stored, StoredWeight)
@@ -220,8 +224,9 @@ def test_kernels_have_the_same_numbers(name: str, tmp_path: Path) -> None:
     packed = pack_weight(read_matrix(tmp_path))
     inner = packed.inner if isinstance(packed, ShiftedWeight) else packed
     assert isinstance(inner, PackedWeight)
-    # zero points are in the packing, but for eight bits
-    assert getattr(packed, "shift", None) is None or inner.packing.bits == 8
+    # zero points are in the packing, but for eight bits and for floats
+    shift = getattr(packed, "shift", None)
+    assert shift is None or inner.packing.bits == 8 or name == "torchao int4"
     # the factor of a row or of the matrix comes last
     rounding = 3e-7 if name == "bitsandbytes int8" or "nvfp4" in name else 0
     torch.testing.assert_close(packed.dequantize(torch.float32), whole, rtol=rounding, atol=0)
@@ -319,8 +324,10 @@ def check_same_tokens(directory: Path) -> None:
 
 
 # What a file may hold or not, and the first tensor of each kind, whose shape the plan checks.
-OPTIONAL = {"g_idx", "weight_g_idx", "weight_zero_point", "weight_format"}
-FIRST = {"weight", "qweight", "weight_packed"}
+OPTIONAL = {
+    "g_idx", "weight_g_idx", "weight_zero_point", "weight_format", "_weight_zero_point",
+}  # fmt: skip
+FIRST = {"weight", "qweight", "weight_packed", "_weight_qdata"}
 UNREAD = {"weight_format", "input_scale", "activation_scale"}
 
 
@@ -350,6 +357,9 @@ def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_pa
         ("gptq odd groups", {"group_size": "many"}),
         ("gptq", {"quant_method": "aqlm"}),
         ("gptq", {"quant_method": ["gptq"]}),
+        ("bitnet", {"linear_class": "hadamard"}),
+        ("bitnet", {"use_rms_norm": True}),
+        ("bitnet", {"quantization_mode": "online"}),
         ("awq", {"version": "gemv"}),
         ("awq", {"bits": 3}),
         ("fp8 per block", {"weight_block_size": [0, 128]}),
@@ -465,6 +475,54 @@ def test_matrices_of_gptq_have_widths_and_groups_of_their_own(tmp_path: Path) ->
         read = reading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
         assert torch.equal(read.dequantize(torch.float32), whole)
         assert torch.equal(reference.read(info.name).float(), whole)
+
+
+def test_widths_of_torchao_are_those_of_the_module(tmp_path: Path) -> None:
+    """Bytes of four bits become blocks of four, unless a pattern may give them others."""
+    torch.manual_seed(run_seed())
+    narrow, wide = (
+        {"_type": "IntxWeightOnlyConfig", "_data": {"weight_dtype": {"_data": f"int{bits}"}}}
+        for bits in (4, 8)
+    )
+    four, eight = KINDS["torchao intx"].encode, KINDS["torchao int8"].encode
+    written = {"a": four(torch.randn(8, 64)), "b": eight(torch.randn(8, 64))}
+    tensors = {
+        f"{n}.{end}": part for n, (parts, _) in written.items() for end, part in parts.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    for names, kinds in (
+        ({"_default": narrow, "b": wide}, ("Q4_0", "Q8_0")),
+        ({"_default": narrow, "re:b": wide}, ("Q8_0", "Q8_0")),
+        ({"a": narrow}, ("Q4_0", "Q8_0")),
+    ):
+        data = {"_type": "FqnToConfig", "_data": {"fqn_to_config": names}}
+        config = {"quant_method": "torchao", "quant_type": {"default": data}}
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        checkpoint = open_checkpoint(tmp_path)
+        for (name, (_, whole)), kind in zip(written.items(), kinds, strict=True):
+            info = checkpoint.tensors[f"{name}.weight"]
+            read = reading.read_matrix(info, checkpoint, torch.float32, torch.device("cpu"))
+            assert torch.equal(read.dequantize(torch.float32), whole)
+            blocks = read.inner if isinstance(read, ShiftedWeight) else read
+            assert isinstance(blocks, GgufWeight)
+            assert blocks.kind.name == kind
+
+
+def test_numbers_wider_than_their_settings_say_are_told(tmp_path: Path) -> None:
+    write_matrix("torchao int8", tmp_path, 8, 64)
+    config = {"quantization_config": KINDS["torchao intx"].config}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="width"):
+        read_matrix(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["act_pre_scale", "per_tensor_scale", "scale_and_zero"])
+def test_kinds_of_torchao_that_are_not_read_are_told(end: str, tmp_path: Path) -> None:
+    write_matrix("torchao int4", tmp_path, 8, 64)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, f"a._weight_{end}": torch.ones(64)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"torchao(.|\n)*{end}"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,53 @@ def mlx_floats(weight: Tensor, mode: str) -> Encoded:
     return {"weight": numbers.view(torch.uint32), "scales": scale.view(torch.uint8)}, whole
 
 
+def bitnet(weight: Tensor, *, multiplied: bool) -> Encoded:
+    """Source: the bytes in the description of transformers' ``unpack_weights``; a scale a matrix.
+
+    The first quarter of the rows lies in the lowest bits of all bytes.
+    """
+    scale = weight.abs().mean().bfloat16().reshape(1)
+    codes = (weight / scale.float()).round().clamp(-1, 1)
+    quarters = (codes + 1).to(torch.uint8).unflatten(0, (4, -1))
+    packed = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    if not multiplied:
+        scale = scale.reciprocal()
+    whole = codes * scale.float() if multiplied else codes / scale.float()
+    return {"weight": packed, "weight_scale": scale}, whole
+
+
+def torchao(weight: Tensor, *, bits: int = 8, size: int = 0, zeros: bool = False) -> Encoded:
+    """Source: the description of torchao's Int8Tensor and IntxUnpackedToInt8Tensor."""
+    size, half = size or weight.shape[1], 2 ** (bits - 1)
+    codes, scale, zero = on_grid(weight, bits, size, zeros=zeros)
+    scale = scale.bfloat16()
+    parts = {"qdata": codes - half, "zero_point": zero - half}
+    stored = {f"_weight_{end}": part.to(torch.int8) for end, part in parts.items()}
+    groups = torch.arange(weight.shape[1]) // size
+    return {**stored, "_weight_scale": scale}, stands_for(codes, scale.float(), zero, groups)
+
+
+def torchao_int4(weight: Tensor, *, size: int = 32) -> Encoded:
+    """Source: the description of torchao's Int4Tensor; what it calls zero points is added."""
+    groups = weight.unflatten(1, (-1, size))
+    low, high = groups.amin(-1), groups.amax(-1)
+    scale = ((high - low) / 15).bfloat16()
+    offset = (low + 8 * scale.float()).bfloat16()
+    codes = ((groups - offset.float()[..., None]) / scale.float()[..., None]).round().clamp(-8, 7)
+    whole = (codes * scale.float()[..., None] + offset.float()[..., None]).flatten(1)
+    pairs = codes.flatten(1).to(torch.int8).unflatten(1, (-1, 2))
+    packed = pairs[..., 0] & 15 | pairs[..., 1] << 4
+    parts = {"qdata": packed, "scale": scale.T, "zero_point": offset.T}
+    return {f"_weight_{end}": part.contiguous() for end, part in parts.items()}, whole
+
+
+def torchao_fp8(weight: Tensor, *, rows: bool) -> Encoded:
+    """Source: the description of torchao's Float8Tensor, by row or by matrix."""
+    parts, whole = fp8(weight, block=(1, weight.shape[1]) if rows else None)
+    scale = parts["weight_scale"].reshape(-1, 1)
+    return {"_weight_qdata": parts["weight"], "_weight_scale": scale}, whole
+
+
 def _gptq_config(bits: int, size: int, **more: object) -> dict[str, object]:
     return {"quant_method": "gptq", "bits": bits, "group_size": size, **more}
 
@@ -311,6 +358,12 @@ def _auto_round(kind: str, **more: object) -> dict[str, object]:
     return {"quant_method": "auto-round", "packing_format": kind, "group_size": 32, **more}
 
 
+def _torchao(kind: str, **data: object) -> dict[str, object]:
+    default = {"_type": kind, "_version": 2, "_data": data}
+    return {"quant_method": "torchao", "quant_type": {"default": default}}
+
+
+_INTX = "Int8DynamicActivationIntxWeightConfig"
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -446,6 +499,26 @@ KINDS: dict[str, Kind] = {
     "metal": Kind(
         lambda w: mlx(w, bits=2, offsets="qbiases"),
         {"quant_method": "metal", "bits": 2, "group_size": 32},
+    ),
+    "bitnet": Kind(
+        lambda w: bitnet(w, multiplied=True),
+        {"quant_method": "bitnet", "linear_class": "autobitlinear"},
+    ),
+    "bitnet divided": Kind(lambda w: bitnet(w, multiplied=False), {"quant_method": "bitnet"}),
+    "torchao int8": Kind(torchao, _torchao("Int8WeightOnlyConfig")),
+    "torchao int8 groups": Kind(
+        lambda w: torchao(w, size=32, zeros=True), _torchao("Int8WeightOnlyConfig")
+    ),
+    "torchao intx": Kind(
+        lambda w: torchao(w, bits=4, size=32),
+        _torchao(_INTX, weight_dtype={"_type": "torch.dtype", "_data": "int4"}),
+    ),
+    "torchao int4": Kind(torchao_int4, _torchao("Int4WeightOnlyConfig", group_size=32)),
+    "torchao fp8": Kind(
+        lambda w: torchao_fp8(w, rows=True), _torchao("Float8DynamicActivationFloat8WeightConfig")
+    ),
+    "torchao fp8 per matrix": Kind(
+        lambda w: torchao_fp8(w, rows=False), _torchao("Float8WeightOnlyConfig")
     ),
     "bitsandbytes int8": Kind(scb, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }

@@ -1,8 +1,8 @@
 """Quantized safetensors checkpoints: matrices that several tensors stand for, in plain formulas.
 
 Source: the libraries' own descriptions: AutoGPTQ, AutoAWQ, AutoRound, compressed-tensors,
-bitsandbytes, NVIDIA's Model Optimizer, AMD's Quark, DeepSeek-V3's model card, and the OCP
-Microscaling Formats (MX) v1.0.
+bitsandbytes, torchao, transformers (BitNet), NVIDIA's Model Optimizer, AMD's Quark, DeepSeek-V3's
+model card, and the OCP Microscaling Formats (MX) v1.0.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from blazr.bench.reference.words import bit_fields, four_bit_floats, powers_of_t
 
 _KNOWN = {
     "gptq", "awq", "auto-round", "intel/auto-round", "fp8", "fbgemm_fp8", "compressed-tensors",
-    "modelopt", "quark", "bitsandbytes", "mxfp4",
+    "modelopt", "quark", "bitsandbytes", "mxfp4", "bitnet", "torchao",
 }  # fmt: skip
 # AutoRound's formats of GPTQ's tensors whose zero points are stored as they are.
 _PLAIN_ZEROS = ("auto_round", "auto_round:gptqmodel")
 # What the name of a matrix's first tensor ends with, in the place of ``weight``.
-_MAINS = ("qweight", "weight_packed")
+_MAINS = ("qweight", "weight_packed", "_weight_qdata")
 # Which row of eight each place of a word holds, in AWQ's order.
 _AWQ_ROWS = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -89,6 +89,10 @@ class QuantizedFiles:
         if main.endswith("qweight"):
             is_awq = self.method == "awq" or self._packing.endswith("awq")
             return self._awq(at, stored) if is_awq else self._gptq(at, stored)
+        if main.endswith("_qdata"):
+            return self._torchao(at, stored)
+        if self.method == "bitnet":
+            return self._bitnet(at, stored)
         if f"{at}.weight.quant_map" in self.files.names:
             return self._bitsandbytes(at, stored)
         if f"{at}.SCB" in self.files.names:
@@ -143,6 +147,34 @@ class QuantizedFiles:
         size = self.config.get("group_size", "q_group_size", default=0)
         groups = _runs(len(codes), len(scales), size)
         return ((codes - zeros[groups]) * scales[groups]).T
+
+    def _torchao(self, at: str, stored: Tensor) -> Tensor:
+        """``(q - zero) * scale``, or ``q * scale + zero`` of pairs whose zero points are floats."""
+        scales = self._part(at, "_weight_scale").double()
+        zeros = self._get(at, "_weight_zero_point")
+        if f"{at}._weight_act_pre_scale" in self.files.names:
+            raise NoReferenceError("matrices of torchao whose inputs have scales")
+        if zeros is not None and zeros.is_floating_point():
+            codes = torch.stack((stored & 15, stored >> 4 & 15), -1).flatten(1).long()
+            codes = torch.where(codes > 7, codes - 16, codes)
+            size = codes.shape[1] // len(scales)
+            each, plus = (p.double().T.repeat_interleave(size, 1) for p in (scales, zeros))
+            return codes * each + plus
+        down, across = (
+            -(-own // count) for own, count in zip(stored.shape, scales.shape, strict=True)
+        )
+        each = scales.repeat_interleave(down, 0).repeat_interleave(across, 1)
+        codes = stored.double()
+        if zeros is not None:
+            codes = codes - zeros.double().repeat_interleave(across, 1)
+        return codes * each[: len(codes), : codes.shape[1]]
+
+    def _bitnet(self, at: str, stored: Tensor) -> Tensor:
+        """Four quarters of the rows, two bits each: one more than -1, 0 or 1."""
+        quarters = [stored // 4**place % 4 for place in range(4)]
+        codes, scale = torch.cat(quarters).double() - 1, self._part(at, "weight_scale").double()
+        is_multiplied = self.config.text("linear_class") == "autobitlinear"
+        return codes * scale if is_multiplied else codes / scale
 
     def _packed(self, at: str, stored: Tensor) -> Tensor:
         """compressed-tensors' ``pack-quantized``: numbers plus half their range."""

@@ -28,6 +28,8 @@ SCHEMES: Table[Scheme] = Table(
         "auto-round": _MODULE + "auto_round:AUTO_ROUND",
         "intel/auto-round": _MODULE + "auto_round:AUTO_ROUND",
         "bitsandbytes": _MODULE + "bitsandbytes:BITSANDBYTES",
+        "bitnet": _MODULE + "bitnet:BITNET",
+        "torchao": _MODULE + "torchao:TORCHAO",
         "mlx": _MODULE + "mlx:MLX",
         "metal": _MODULE + "mlx:MLX",
     },

@@ -42,43 +42,54 @@ class Fp8Layout(FloatLayout):
         shape: (out, in).
         block: Rows and columns that share a scale.
         scale: Which part holds the scales.
+        numbers: Which holds the floats.
     """
 
-    def __init__(self, shape: tuple[int, int], block: tuple[int, int], scale: str) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        block: tuple[int, int],
+        scale: str,
+        numbers: str = "weight",
+    ) -> None:
         super().__init__("fp8", shape)
         self.block = block
         self.scale = scale
+        self.numbers = numbers
 
     @override
     def floats(self, parts: Mapping[str, Tensor]) -> ScaledFloats:
         scales = parts[self.scale]
         scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
-        return ScaledFloats(parts["weight"], scales, self.block)
+        return ScaledFloats(parts[self.numbers], scales, self.block)
 
 
-def fp8_layout(parts: Parts, key: str, blocks: Iterable[tuple[int, int]] = ()) -> Fp8Layout:
+def fp8_layout(
+    parts: Parts, key: str, blocks: Iterable[tuple[int, int]] = (), *, numbers: str = "weight"
+) -> Fp8Layout:
     """The layout of a float8 matrix by the shape of its scales.
 
     Args:
-        parts: Its tensors, ``weight`` among them.
+        parts: Its tensors.
         key: Which are the scales.
         blocks: Rows and columns of a block, where there are blocks; of several, the first that
             fits.
+        numbers: Which of the tensors holds the floats.
 
     Raises:
         CheckpointError: The scales fit nothing.
     """
-    rows, columns = need(parts, "weight", FLOATS, 2)
+    rows, columns = need(parts, numbers, FLOATS, 2)
     shape = need(parts, key, SCALES)
     if shape in {(), (1,), (1, 1)}:
-        return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key)
+        return Fp8Layout((rows, columns), (max(rows, 1), max(columns, 1)), key, numbers)
     if shape == (rows,):
-        return Fp8Layout((rows, columns), (1, max(columns, 1)), key)
+        return Fp8Layout((rows, columns), (1, max(columns, 1)), key, numbers)
     sizes = (*blocks, (1, max(columns, 1)))
     fitting = (b for b in sizes if shape == (ceil(rows / b[0]), ceil(columns / b[1])))
     block = next(fitting, sizes[0])
     agree(parts, shape, (ceil(rows / block[0]), ceil(columns / block[1])), "scales")
-    return Fp8Layout((rows, columns), block, key)
+    return Fp8Layout((rows, columns), block, key, numbers)
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
