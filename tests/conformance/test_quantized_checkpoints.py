@@ -269,12 +269,14 @@ def test_a_model_generates_what_its_numbers_do(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("reference_ops")
-@pytest.mark.parametrize("name", ["fp8 per block", "gptq zeros ordered", "awq", "compressed int8"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["fp8 per block", "gptq zeros ordered", "awq", "compressed int8", "bitnet"]
+)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3", "phi3", "bitnet"])
 def test_other_families(family: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 96}
-    if family not in {"qwen2", "phi3"}:
+    if family not in {"qwen2", "phi3", "bitnet"}:
         sizes["moe_intermediate_size"] = 32
     if family == "deepseek_v3":
         sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 24, "v_head_dim": 32,

@@ -267,6 +267,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "olmoe",
         {"num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 0.4, "norm_topk_prob": True},
     ),
+    "bitnet": ("bitnet", {}),
+    "bitnet biased": ("bitnet", {"attention_bias": True, "rms_norm_eps": 0.1}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "smollm3 window": (
         "smollm3",

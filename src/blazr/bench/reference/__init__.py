@@ -15,7 +15,7 @@ _DECODERS = (
     "granitemoeshared flex_olmo solar_open exaone_moe afmoe glm4_moe_lite minicpm3 "
     "cwm internlm3 iquestcoder jais2 ministral granite_swa granitemoe_swa vaultgemma hyperclovax "
     "mellum hy_v3 sarvam_mla youtu apertus nanochat llama4_text "
-    "cohere2_moe laguna mimo_v2_flash phimoe"
+    "bitnet cohere2_moe laguna mimo_v2_flash phimoe"
 )
 _HYBRIDS = (
     "bamba granitemoehybrid falcon_h1 jamba lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text "

@@ -102,7 +102,8 @@ def attention(x: Tensor, w: Weights, s: AttentionSizes) -> Tensor:
         mixed = mixed * softplus(linear(x, w, "g_proj")).unflatten(-1, (s.heads, -1))
     if gate is not None:
         mixed = mixed * gate.sigmoid().unflatten(-1, (s.heads, -1))
-    return linear(mixed.flatten(1), w, "o_proj")
+    # the norm is BitNet's
+    return linear(_normed(mixed.flatten(1), w.get("attn_sub_norm.weight"), s), w, "o_proj")
 
 
 def attend(

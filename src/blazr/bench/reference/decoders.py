@@ -72,6 +72,12 @@ DEFAULTS: Mapping[str, Settings] = {
     "gemma3_text": {**_GEMMA, "rope_theta": 1e6},
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": {"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500_000.0},
+    "bitnet": {
+        "num_key_value_heads": 5,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    },
     "smollm3": {"num_key_value_heads": 4, "rope_theta": 2e6},
     "starcoder2": {
         "num_key_value_heads": 2,
@@ -782,7 +788,8 @@ def feed_forward(layer: Weights, kind: str, config: Config) -> Function:
         return experts(w, "gate.wg", router_of(kind, config), activation)
     if kind in ("afmoe", "hy_v3") and "router.gate.weight" in w:
         return experts(w, "router.gate", router_of(kind, config), activation, bias="expert_bias")
-    return lambda x: mlp(x, w, activation)
+    eps = config.get("rms_norm_eps", default=1e-6)  # of BitNet's norm
+    return lambda x: mlp(x, w, activation, eps=eps)
 
 
 def _cohere_feed_forward(layer: Weights, kind: str, config: Config) -> Function:

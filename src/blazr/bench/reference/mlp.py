@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from blazr.bench.reference.norms import silu
+from blazr.bench.reference.norms import rms_norm, silu
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.weights import Weights, linear
 
@@ -42,7 +42,13 @@ def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) ->
 
 
 def mlp(
-    x: Tensor, w: Weights, activation: str = "silu", *, gate_scale: float = 1, scale: float = 1
+    x: Tensor,
+    w: Weights,
+    activation: str = "silu",
+    *,
+    gate_scale: float = 1,
+    scale: float = 1,
+    eps: float = 1e-6,
 ) -> Tensor:
     """``down(act(gate(x)) up(x))``, or ``down(act(up(x)))`` where there is no gate: (T, C)."""
     if "gate_up_proj.weight" in w:
@@ -54,4 +60,7 @@ def mlp(
         return linear(xielu(linear(x, w, "up_proj"), *learned), w, "down_proj")
     else:
         gate, up = linear(x, w, "up_proj"), torch.ones((), dtype=x.dtype)
-    return linear(activate(gate * gate_scale, activation) * up, w, "down_proj") * scale
+    inner = activate(gate * gate_scale, activation) * up
+    if "ffn_sub_norm.weight" in w:  # BitNet's
+        inner = rms_norm(inner, w["ffn_sub_norm.weight"], eps)
+    return linear(inner, w, "down_proj") * scale

@@ -27,6 +27,7 @@ FAMILIES: Table[Family] = Table(
         "olmo2": "blazr.models.families.hf.dense:OLMO2",
         "olmo3": "blazr.models.families.hf.dense:OLMO3",
         "smollm3": "blazr.models.families.hf.dense:SMOLLM3",
+        "bitnet": "blazr.models.families.hf.dense:BITNET",
         "starcoder2": "blazr.models.families.hf.dense:STARCODER2",
         "glm": "blazr.models.families.hf.dense:GLM",
         "glm4": "blazr.models.families.hf.dense:GLM4",

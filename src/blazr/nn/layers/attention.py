@@ -63,6 +63,8 @@ class AttentionConfig(MixerConfig):
         v_norm: Whether values are normalised per head, without a weight (Gemma 3n).
         values_are_keys: Whether values are what the projection of keys makes, before the norm and
             the rotation of keys (Gemma 4).
+        out_norm: Whether what all heads put out is normalised, before the output projection
+            (BitNet); with ``norm_eps``.
         kv_layer: Index of an earlier layer whose keys and values are attended to, so that none are
             made here (Gemma 3n); None for this layer's own.
     """
@@ -97,6 +99,7 @@ class AttentionConfig(MixerConfig):
     v_multiplier: float = 1.0
     v_norm: bool = False
     values_are_keys: bool = False
+    out_norm: bool = False
     kv_layer: int | None = None
 
     @property
@@ -136,6 +139,7 @@ class AttentionConfig(MixerConfig):
             "v_proj": Rows((value,)),
             "gate_proj": Rows((own if self.head_gate else mixed,)),
             "o_proj": Columns((mixed,)),
+            "out_norm": Rows((mixed,)),
             "sinks": Rows((own,)),
         }
         if self.qk_norm_all_heads:
@@ -181,6 +185,8 @@ class Attention(Mixer):
         if has_keys and not config.values_are_keys:
             self.v_proj = Linear(hidden, value, bias=config.qkv_bias)
         self.o_proj = Linear(mixed, config.output_size or hidden, bias=config.o_bias)
+        norm = NormConfig(mixed, config.norm_eps, is_cut=True) if config.out_norm else None
+        self.out_norm = None if norm is None else norm.build()
         gates = config.num_heads if config.head_gate else mixed if config.gate_proj else 0
         self.gate_proj = Linear(hidden, gates) if gates else None
         if config.qk_layer_norm:
@@ -247,6 +253,8 @@ class Attention(Mixer):
         elif gate is not None and config.head_gate:
             heads, gate = sigmoid_gate(heads, gate.unsqueeze(-1)), None
         heads = heads.flatten(-2)
+        if self.out_norm is not None:
+            heads = self.out_norm(heads)
         return self.o_proj(heads if gate is None else sigmoid_gate(heads, gate))
 
     def _rotate(self, q: Tensor, x: Tensor, rotation: Rotation, pages: Pages) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blazr.core.errors import ConfigError
-from blazr.nn.layers.base import FeedForward, FeedForwardConfig
+from blazr.nn.layers.base import FeedForward, FeedForwardConfig, NormConfig
 from blazr.nn.layers.linear import Linear, multiply_gated
 from blazr.nn.layers.ranks import Columns, Held, Parts, Rank, Rows, whole_blocks
 from blazr.nn.ops.activation import xielu
@@ -33,6 +33,7 @@ class MlpConfig(FeedForwardConfig):
         down_multiplier: Applied to the output.
         sparsity: The share of a token's gates that is to be cut off before the activation, as if
             they were normally distributed (Gemma 3n).
+        norm_eps: Of an RMSNorm of the inner channels (BitNet); None for no norm.
     """
 
     hidden_size: int
@@ -43,6 +44,7 @@ class MlpConfig(FeedForwardConfig):
     gate_multiplier: float = 1.0
     down_multiplier: float = 1.0
     sparsity: float = 0.0
+    norm_eps: float | None = None
 
     @property
     def quantile(self) -> float:
@@ -61,6 +63,7 @@ class MlpConfig(FeedForwardConfig):
         own = rank.run(size, "inner channels", unit=whole_blocks(size, rank.count))
         rows, columns = Rows((own,)), Columns((own,))
         parts: dict[str, Held] = {"gate_proj": rows, "up_proj": rows, "down_proj": columns}
+        parts["inner_norm"] = rows
         return replace(self, intermediate_size=len(own)), parts
 
     def build(self) -> Mlp:
@@ -94,6 +97,9 @@ class Mlp(FeedForward):
             self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
         self.down_proj = Linear(inner, hidden, bias=bias)
+        eps = config.norm_eps
+        norm = None if eps is None else NormConfig(inner, eps, is_cut=True)
+        self.inner_norm = None if norm is None else norm.build()
         self.xielu = Xielu() if config.activation == XIELU else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,6 +120,8 @@ class Mlp(FeedForward):
             if config.sparsity:
                 gate = recordable(self._cut_off, gate, like=gate)
             inner = activate(gate, kind, self.up_proj(x))
+        if self.inner_norm is not None:
+            inner = self.inner_norm(inner)
         return scaled(self.down_proj(inner), config.down_multiplier)
 
     def _cut_off(self, gate: Tensor) -> Tensor:

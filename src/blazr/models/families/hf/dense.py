@@ -17,11 +17,12 @@ from blazr.models.families.hf.derive import (
     interleaved_rope,
     qwen_slides,
     read_attention,
+    read_mlp,
     type_by_turns,
 )
 from blazr.models.families.hf.names import GLM_NORMS, LAYER, OLMO_NORMS, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters, unless_said
-from blazr.models.families.rules import FEED, OURS, Rule
+from blazr.models.families.rules import FEED, MIXER, OURS, Rule
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import NormConfig
 from blazr.nn.layers.mlp import XIELU, MlpConfig
@@ -129,6 +130,12 @@ def _apertus_mlp(reading: Reading, index: int) -> MlpConfig:
         activation=XIELU if is_learned else reading.activation("hidden_act"),
         gated=False,
     )
+
+
+def _bitnet_mlp(reading: Reading, index: int) -> MlpConfig:
+    """One with a norm of its inner channels."""
+    del index
+    return replace(read_mlp(reading, {}), norm_eps=reading.number("rms_norm_eps", 1e-6))
 
 
 def _apertus_config(own: Mapping[str, object]) -> Mapping[str, object]:
@@ -356,6 +363,22 @@ SMOLLM3 = Traits(
     rope=_smollm3_rope,
     slides=_smollm3_slides,
 ).family("smollm3")
+BITNET = Traits(
+    rules=hf_rules(
+        [
+            Rule(LAYER + "self_attn.attn_sub_norm.weight", MIXER + "out_norm.weight"),
+            Rule(LAYER + "mlp.ffn_sub_norm.weight", FEED + "inner_norm.weight"),
+        ]
+    ),
+    defaults={
+        "num_key_value_heads": 5,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    },
+    attention={**LLAMA_BIASES, "out_norm": True},
+    feed_forward=_bitnet_mlp,
+).family("bitnet")
 STARCODER2 = Traits(
     defaults={
         "use_bias": True,
