@@ -518,6 +518,15 @@ def test_numbers_wider_than_their_settings_say_are_told(tmp_path: Path) -> None:
         read_matrix(tmp_path)
 
 
+def test_scales_that_torchao_has_for_activations_are_not_needed(tmp_path: Path) -> None:
+    whole = write_matrix("torchao int8", tmp_path, 8, 64)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for end in ("act_quant_scale", "act_quant_zero_point"):
+        tensors[f"a._weight_{end}"] = torch.ones(1, 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(read_matrix(tmp_path).dequantize(torch.float32), whole)
+
+
 @pytest.mark.parametrize("end", ["act_pre_scale", "per_tensor_scale", "scale_and_zero"])
 def test_kinds_of_torchao_that_are_not_read_are_told(end: str, tmp_path: Path) -> None:
     write_matrix("torchao int4", tmp_path, 8, 64)

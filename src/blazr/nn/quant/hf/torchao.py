@@ -161,4 +161,9 @@ def _width(settings: QuantizationConfig, module: str) -> int:
     return int(match[1]) if match else _WIDE
 
 
-TORCHAO = Scheme(mains=(_MAIN,), others=(_SCALE, _ZERO, *_OTHER_KINDS), layout=_layout)
+TORCHAO = Scheme(
+    mains=(_MAIN,),
+    others=(_SCALE, _ZERO, *_OTHER_KINDS),
+    layout=_layout,
+    ignored=("_weight_act_quant_scale", "_weight_act_quant_zero_point"),
+)
