@@ -13,6 +13,7 @@ import typer
 from blazr.cli import options
 from blazr.cli.model_plans import ModelPlan
 from blazr.cli.serve import open_client
+from blazr.cli.signals import run_async
 from blazr.core import log
 from blazr.core.errors import EngineError
 from blazr.llm.options import check_cache_disk
@@ -111,7 +112,7 @@ def batch(  # noqa: PLR0913  (one argument per flag)
                 open_client(url, [plan], config, read_s=None) as client,
                 options.progress_bar("answering", unit="requests") as progress,
             ):
-                asyncio.run(run(client, progress))
+                run_async(run(client, progress))
         except KeyboardInterrupt:
             raise EngineError(
                 "the batch was stopped.",

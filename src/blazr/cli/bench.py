@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import typer
 from blazr.bench import RANDOM_SHAPES
 from blazr.bench.workload import MOST_TOKENS
 from blazr.cli import options
+from blazr.cli.signals import run_async
 from blazr.core import env
 from blazr.core.errors import ConfigError, EngineError, as_config_error
 from blazr.core.json_text import dump_json
@@ -134,7 +134,7 @@ def bench(  # noqa: PLR0913  (one argument per flag)
         goals=parse_goals(goodput),
     )
     if url is not None:
-        facts, levels = asyncio.run(_measure_server(plan, url, named))
+        facts, levels = run_async(_measure_server(plan, url, named))
     else:
         facts, levels = _measure_model(
             plan,
@@ -286,9 +286,9 @@ def _measure_model(
     load_s = perf_counter() - started_s
     try:
         if spec is None:
-            results = asyncio.run(plan.run(EngineTarget(engine, vocab_size=vocab_size)))
+            results = run_async(plan.run(EngineTarget(engine, vocab_size=vocab_size)))
         else:
-            results = asyncio.run(_compare_speculation(plan, engine, vocab_size))
+            results = run_async(_compare_speculation(plan, engine, vocab_size))
     finally:
         engine.close()
     memory = peak_memory(on_device)  # before the next line adds to it

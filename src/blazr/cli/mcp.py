@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +10,7 @@ from blazr.agent.config import check_installed
 from blazr.cli import options
 from blazr.cli.model_plans import plan_models
 from blazr.cli.serve import open_client
+from blazr.cli.signals import run_async
 from blazr.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def mcp(
     plans = [] if url is not None else plan_models(named, None, load, default=options.BUILT_IN)
     options.set_threads(threads)
     with open_client(url, plans, ServerConfig(access_log="off"), read_s=600) as client:
-        asyncio.run(_serve(client))
+        run_async(_serve(client))
 
 
 async def _serve(client: httpx2.AsyncClient) -> None:
