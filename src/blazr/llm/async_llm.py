@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
@@ -38,6 +37,7 @@ from blazr.llm.results import Classification, Completion, Embedding, Score, by_p
 from blazr.llm.room import RETRY_S, with_room
 from blazr.llm.text_engine import PreparedRequest, TextEngine
 from blazr.llm.vectors import pairs_of
+from blazr.llm.workers import run_in_turn, run_on_worker
 from blazr.text.chat_template import time_limit
 from blazr.text.events import Event
 from blazr.text.messages import Message
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+R = TypeVar("R")
 # Characters or token ids that are prepared on the event loop: waking a worker thread takes longer.
 MAX_INLINE_LENGTH = 1000
 # Processor time for rendering a chat on the event loop, and on a worker thread beside others. Only
@@ -62,16 +63,10 @@ class Notifier:
 
     Args:
         loop: Theirs.
-
-    Attributes:
-        slow_render_lock: Held while a chat is rendered that takes long.
-        media_lock: Held while a chat with images is prepared.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.slow_render_lock = asyncio.Lock()
-        self.media_lock = asyncio.Lock()
         self._pending: deque[AsyncReply] = deque()
         self._is_scheduled = False
 
@@ -223,10 +218,7 @@ class AsyncLLM(LanguageModel):
         if any(each.has_grammar for each in requests):
             prepared = await self._compile(prepare, waits=waits)
         else:
-            is_short = sum(each.length for each in requests) <= MAX_INLINE_LENGTH
-            sees = any(each.has_images for each in requests)
-            async with self.preparing_media(requests):
-                prepared = await self._prepare(prepare, is_short=is_short and not sees)
+            prepared = await self._prepare(prepare, requests)
         if before is not None:
             await before([each.request for each in prepared])
         notifier = self._loop_notifier()
@@ -240,31 +232,31 @@ class AsyncLLM(LanguageModel):
         return await asyncio.wrap_future(await with_room(submit) if waits else submit())
 
     async def _prepare(
-        self, prepare: Callable[[], list[PreparedRequest]], *, is_short: bool
+        self, prepare: Callable[[], list[PreparedRequest]], requests: Sequence[GenerationRequest]
     ) -> list[PreparedRequest]:
         """Prepare short requests here, and others on a worker thread."""
-        try:
-            if is_short:
-                return time_limit(INLINE_RENDER_S)(prepare)()
-            return await asyncio.to_thread(time_limit(CONCURRENT_RENDER_S)(prepare))
-        except TemplateLimitError:
-            async with self._loop_notifier().slow_render_lock:
-                return await asyncio.to_thread(prepare)
-
-    def preparing_media(
-        self, requests: Iterable[GenerationRequest]
-    ) -> AbstractAsyncContextManager[None]:
-        """Return a context in which to prepare chats; of those with images one enters it at a time.
-
-        Images take long to prepare, and many at once would leave no worker thread for others.
-        """
+        length = sum(each.length for each in requests)
         has_images = any(each.has_images for each in requests)
-        return self._loop_notifier().media_lock if has_images else contextlib.nullcontext()
+        try:
+            if length <= MAX_INLINE_LENGTH and not has_images:
+                return time_limit(INLINE_RENDER_S)(prepare)()
+            return await run_on_worker(
+                time_limit(CONCURRENT_RENDER_S)(prepare), length=length, has_images=has_images
+            )
+        except TemplateLimitError:
+            return await run_in_turn(prepare)
+
+    async def read(self, work: Callable[[], R], request: GenerationRequest) -> R:
+        """Do something with the text of a request on a worker thread.
+
+        Raises:
+            BaseException: What ``work`` raises.
+        """
+        return await run_on_worker(work, length=request.length, has_images=request.has_images)
 
     async def encode_chat(self, request: GenerationRequest) -> list[int]:
         """The token ids of a chat, encoded on a worker thread."""
-        async with self.preparing_media([request]):
-            return await asyncio.to_thread(self.core.encode_chat, request)
+        return await self.read(lambda: self.core.encode_chat(request), request)
 
     def _loop_notifier(self) -> Notifier:
         loop = asyncio.get_running_loop()

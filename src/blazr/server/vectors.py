@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -11,6 +10,7 @@ from blazr.engine.request import Pooling
 from blazr.llm.generation import GenerationRequest, Prompt, Truncation
 from blazr.llm.results import Usage
 from blazr.llm.vectors import ONLY_READ, cut_of, unit_vectors
+from blazr.llm.workers import run_on_worker
 from blazr.pipelines.encoders.request import ReadRequest, TextsRead, without_prompts
 from blazr.server.endpoint import Call
 from blazr.server.run import Run
@@ -165,7 +165,9 @@ async def beginnings(call: Call[object], texts: Sequence[str], most: int) -> lis
         # the last character may lack some of its tokens
         return kept if text.startswith(kept) else kept.rstrip("\ufffd")
 
-    return await asyncio.to_thread(lambda: [beginning(text) for text in texts])
+    return await run_on_worker(
+        lambda: [beginning(text) for text in texts], length=sum(map(len, texts))
+    )
 
 
 async def _read_by(call: Call[object], encoder: Encoder, request: ReadRequest) -> Gathered:

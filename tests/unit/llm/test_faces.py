@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from blazr.core.errors import (
     TemplateLimitError,
 )
 from blazr.engine.async_engine import AsyncEngine
-from blazr.llm import async_llm, language_model
+from blazr.llm import async_llm, language_model, workers
 from blazr.llm import llm as llm_module
 from blazr.llm.async_llm import MAX_INLINE_LENGTH
 from blazr.llm.generation import GenerationRequest
@@ -265,13 +266,50 @@ def test_chats_that_take_long_take_turns(monkeypatch: pytest.MonkeyPatch, length
     async def main() -> tuple[str, str]:
         chat = [{"role": "user", "content": "a" * length}]
         async with AsyncLLM.of(scripted_core()) as llm:
-            async with llm._loop_notifier().slow_render_lock:
+            async with busy(workers._for_long_texts):
                 first = asyncio.create_task(llm.chat(chat))
                 finished, _ = await asyncio.wait({first}, timeout=0.2)
                 assert not finished
             return (await first).text, (await llm.chat(chat)).text
 
     assert set(asyncio.run(main())) == {SCRIPT}
+
+
+@asynccontextmanager
+async def busy(pool: ThreadPoolExecutor) -> AsyncIterator[None]:
+    """A pool whose one thread works until the block ends."""
+    end = threading.Event()
+    working = asyncio.get_running_loop().run_in_executor(pool, end.wait)
+    try:
+        yield
+    finally:
+        end.set()
+        await working
+
+
+def test_long_texts_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who leave before their turn cost nothing."""
+    lengths = []
+    monkeypatch.setattr(workers, "MAX_CONCURRENT_LENGTH", 2000)
+
+    async def main() -> None:
+        async with AsyncLLM.of(scripted_core()) as llm:
+            encode = llm.core.encode_prompt
+
+            def counting(request: GenerationRequest) -> list[int]:
+                lengths.append(request.length)
+                return encode(request)
+
+            monkeypatch.setattr(llm.core, "encode_prompt", counting)
+            async with busy(workers._for_long_texts):
+                long = [asyncio.create_task(llm.generate("a" * 3000)) for _ in range(99)]
+                await llm.generate("a" * 1500)
+                for each in long:
+                    each.cancel()
+                await asyncio.wait(long)
+
+    asyncio.run(main())
+    assert lengths == [1500]
 
 
 def test_errors_come_before_anything_starts(llm: LLM) -> None:

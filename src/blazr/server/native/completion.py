@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
@@ -10,6 +9,7 @@ import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.llm.generation import GenerationRequest, Prompt
+from blazr.llm.workers import run_on_worker
 from blazr.server.endpoint import Call, Reply
 from blazr.server.native.llama_cpp import (
     LlamaCppBody,
@@ -76,7 +76,11 @@ async def complete(
 ) -> Reply[TextPiece | list[TextPiece], PieceEvent]:
     """Continue a prompt, or several."""
     params = await to_params(call)
-    prompts = await asyncio.to_thread(_prompts, call.body.prompt, call.llm.tokenizer)
+    given = call.body.prompt
+    prompts = await run_on_worker(
+        lambda: _prompts(given, call.llm.tokenizer),
+        length=len(given) if isinstance(given, list) else 0,
+    )
     check_num_replies(len(prompts), param="prompt")
     renderer = PieceRenderer(call, params)
     requests = [

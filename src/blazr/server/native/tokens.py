@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
@@ -11,6 +10,7 @@ import msgspec
 
 from blazr.core.errors import RequestError, outside_vocabulary
 from blazr.llm.generation import GenerationRequest
+from blazr.llm.workers import run_on_worker
 from blazr.pipelines.kinds import CLASSIFICATION, EMBEDDING
 from blazr.server.endpoint import Call
 from blazr.server.messages import ChatMessage, to_messages
@@ -126,8 +126,7 @@ async def tokenize(call: Call[TokenizeBody]) -> Tokens:
             token_strs=strings if body.return_token_strs else None,
         )
 
-    async with call.llm.preparing_media([request]):
-        return await asyncio.to_thread(encode)
+    return await call.llm.read(encode, request)
 
 
 async def _tokenize_by_encoder(
@@ -181,7 +180,8 @@ async def count_tokens(call: Call[ChatTextBody]) -> InputTokens:
 async def apply_template(call: Call[ChatTextBody]) -> RenderedChat:
     """A chat as its template renders it; from the tokens, some vocabularies' text would differ."""
     request = await call.translate(lambda: _to_request(call.body))
-    return RenderedChat(await asyncio.to_thread(lambda: str(call.llm.core.render_chat(request))))
+    core = call.llm.core
+    return RenderedChat(await call.llm.read(lambda: str(core.render_chat(request)), request))
 
 
 def _to_request(
@@ -210,7 +210,7 @@ async def detokenize(call: Call[DetokenizeBody]) -> DecodedText:
     limit = max(tokenizer.size, call.llm.core.info.vocab_size)
     if min(ids, default=0) < 0 or max(ids, default=0) >= limit:
         raise outside_vocabulary(limit)
-    text = await asyncio.to_thread(tokenizer.decode, ids, skip_special=False)
+    text = await run_on_worker(lambda: tokenizer.decode(ids, skip_special=False), length=len(ids))
     return DecodedText(prompt=text, content=text)
 
 
