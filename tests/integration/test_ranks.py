@@ -136,6 +136,19 @@ def test_a_rank_that_ends(how):
     assert not is_alive(pid)
 
 
+def test_the_first_rank_alone_is_told_to_stop():
+    """Systemd tells all processes of a service, and the first one finishes what it has begun."""
+    with two_ranks() as processes:
+        (pid,) = ranks_of(os.getpid())
+        lab = built(processes)
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, sign)
+        asked = lab.ask([1, 2, 3], max_tokens=5, ignore_eos=True)
+        lab.run()
+        assert lab.errors == {(asked, 0): None}
+        assert len(lab.tokens[asked, 0]) == 5
+
+
 def test_a_step_that_fails_on_the_first_rank():
     """The others would wait for what does not come, or compute something else."""
     with two_ranks() as processes:

@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str]) -> None:
         arguments: Which rank this is, and of how many; the kind of device, how many threads of the
             CPU there are to compute with, and the directory where the ranks find each other.
     """
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        # the first rank is sent it, too, and may have something to finish
+        signal.signal(each, signal.SIG_IGN)
     number, count, kind, threads, folder = arguments
     logging.disable(logging.WARNING)  # the first rank says the same
     torch.set_num_threads(int(threads))
