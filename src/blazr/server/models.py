@@ -136,6 +136,11 @@ class ModelSlot:
         return self.model.llm if isinstance(self.model, ServedLLM) else None
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it computes nothing, so that nothing that it has begun comes to an end."""
+        return self.llm is not None and self.llm.core.engine.is_paused
+
+    @property
     def held_bytes(self) -> int:
         """Memory it takes now."""
         if self.model is not None:
@@ -386,6 +391,10 @@ class Models:
     def loaded(self) -> list[ServedModel]:
         """The models in memory."""
         return [slot.model for slot in self.slots if slot.model is not None]
+
+    def working(self, slot: ModelSlot) -> list[ServedModel]:
+        """A slot's model in memory, also while it only finishes what it has begun."""
+        return [model for model in self._live if model.name == slot.source.name]
 
     def check(self) -> None:
         """Raise where a model in memory does not work; on any thread.

@@ -242,6 +242,30 @@ def test_sleeping_is_refused_while_nothing_ends() -> None:
         assert running.client.post("/sleep?level=2&mode=abort").is_success
 
 
+def test_unloading_is_refused_while_what_waits_does_not_end() -> None:
+    with busy_shelf("a", "b") as (_, running, going):
+        running.client.post("/pause", params={"mode": "keep"})
+        reply = running.client.post("/models/unload", json={"model": "a"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "paused")
+        running.client.post("/resume")
+        assert going.result()
+        running.client.post("/pause")
+        assert running.client.post("/models/unload", json={"model": "a"}).is_success
+
+
+@pytest.mark.parametrize("command", ["/resume", "/abort_requests"])
+def test_a_model_that_leaves_is_reached(command: str) -> None:
+    """Else what is paused would keep it, and all models that wait for its memory, for ever."""
+    with busy_shelf("a", "b") as (shelf, running, going):
+        assert running.client.post("/models/unload", json={"model": "a"}).is_success
+        wait_until(lambda: status(running)["a"] == "unloaded")
+        shelf.engine("a").pause(finishes=False)
+        assert running.client.get("/is_paused").json() == {"is_paused": True}
+        running.client.post(command)
+        assert going.result()
+        assert ask(running, "b")
+
+
 def test_sleep_lets_what_runs_finish_and_refuses_what_comes() -> None:
     with busy_shelf("a", "b") as (shelf, running, going), ThreadPoolExecutor(1) as pool:
         sleeping = pool.submit(running.client.post, "/sleep", json={"level": 2})

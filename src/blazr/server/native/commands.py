@@ -14,7 +14,7 @@ import msgspec
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.models import ModelSlot
-from blazr.server.served import ServedLLM
+from blazr.server.served import ServedLLM, ServedModel
 
 
 class Target(msgspec.Struct, kw_only=True):
@@ -107,15 +107,16 @@ async def pause(call: Call[PauseBody]) -> PauseState:
 
 async def resume(call: Call[Target]) -> PauseState:
     """Go on after a pause."""
-    for model in _llms(call):
-        await asyncio.to_thread(model.llm.core.engine.resume)
+    for model in _working(call):
+        if isinstance(model, ServedLLM):
+            await asyncio.to_thread(model.llm.core.engine.resume)
     return PauseState("resumed")
 
 
 async def is_paused(call: Call[Target]) -> Paused:
     """Whether a model in memory is paused."""
-    paused = [model.llm.core.engine.is_paused for model in _llms(call)]
-    return Paused(any(paused))
+    llms = [model.llm for model in _working(call) if isinstance(model, ServedLLM)]
+    return Paused(any(llm.core.engine.is_paused for llm in llms))
 
 
 async def sleep(call: Call[SleepBody]) -> Sleeping:
@@ -139,10 +140,8 @@ async def sleep(call: Call[SleepBody]) -> Sleeping:
     for slot in slots:  # refuse what could not be undone, or would not come to an end
         if not keeps_weights or slot.bundle is None:
             slot.check_reloadable()
-        if slot.llm is not None and slot.llm.core.engine.is_paused and not aborts:
-            raise HttpError(
-                409, "what is paused does not end: resume it, or send mode=abort.", code="paused"
-            )
+        if slot.is_paused and not aborts:
+            raise does_not_end("resume it, or send mode=abort")
     for slot in slots:
         if not slot.is_asleep:
             slot.reloads_on_wake = slot.status != "unloaded"
@@ -198,9 +197,16 @@ async def abort_requests(call: Call[AbortBody]) -> Aborted:
         # the id of an answer is the request's after its kind
         parts = [(each, each.partition("-")[2], each.partition("_")[2]) for each in given]
         names = {name for each in parts for name in each if name}
-    slots = _slots(call)
-    aborted = sum(slot.model.abort(names) for slot in slots if slot.model is not None)
-    return Aborted(aborted=aborted)
+    return Aborted(aborted=sum(model.abort(names) for model in _working(call)))
+
+
+def does_not_end(hint: str) -> HttpError:
+    """Why a model that is paused cannot be let go.
+
+    Args:
+        hint: What to do first.
+    """
+    return HttpError(409, f"what is paused does not end: {hint}.", code="paused")
 
 
 def _slots(call: Call[Target]) -> Sequence[ModelSlot]:
@@ -211,6 +217,11 @@ def _slots(call: Call[Target]) -> Sequence[ModelSlot]:
     """
     name = call.body.model
     return call.models.slots if name is None else [call.models.find(name)]
+
+
+def _working(call: Call[Target]) -> list[ServedModel]:
+    """The models in memory that a command is about, also those that will leave it."""
+    return [model for slot in _slots(call) for model in call.models.working(slot)]
 
 
 def _llms(call: Call[Target]) -> list[ServedLLM]:

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from blazr.server.endpoint import Call
 from blazr.server.errors import HttpError
 from blazr.server.model_events import ModelState
+from blazr.server.native.commands import does_not_end
 from blazr.server.sse import Stream
 
 
@@ -61,6 +62,8 @@ async def unload(call: Call[RouterBody]) -> Success:
     models = call.models
     slot = call.models.find(call.body.model)
     slot.check_reloadable()
+    if slot.is_paused and slot.model is not None and slot.model.num_users:
+        raise does_not_end("resume it, or abort its requests")
 
     async def work() -> None:
         async with models.changing:
