@@ -212,10 +212,13 @@ class LineReader:
         if not env.flag("BLAZR_NO_HISTORY"):
             # no home, or one that takes nothing, as in containers
             with suppress(OSError, RuntimeError):
-                path = user_state_path("blazr", ensure_exists=True) / "history"
-                path.touch(mode=0o600)
-                path.open("ab").close()
-                history = FileHistory(str(path))
+                # without a home it is below a directory that is called ~
+                if (folder := user_state_path("blazr")).is_absolute():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    path = folder / "history"
+                    path.touch(mode=0o600)
+                    path.open("ab").close()
+                    history = FileHistory(str(path))
         keys = KeyBindings()
 
         @keys.add("escape", "enter")

@@ -13,7 +13,9 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import platformdirs
 import pytest
 
 from blazr.cli.terminal import LineReader, Screen, WordWrap
@@ -148,8 +150,24 @@ def test_a_place_that_takes_no_history(terminal: Terminal) -> None:
     assert "error" not in terminal.shown
 
 
-def test_a_user_without_a_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in containers, which know neither HOME nor the number of the user."""
+def unknown_place(name: str, *, ensure_exists: bool = False) -> Path:
+    """As older versions of platformdirs say it: relative to where the command runs."""
+    path = Path("~/.local/state") / name
+    if ensure_exists:
+        path.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("place", [platformdirs.user_state_path, unknown_place])
+def test_a_user_without_a_home_has_no_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Callable[..., Path]
+) -> None:
+    """As in containers, which know neither HOME nor the number of the user.
+
+    A directory that is called ~ would be a trap.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platformdirs, "user_state_path", place)
 
     def unknown(number: int) -> object:
         raise KeyError(number)
@@ -160,6 +178,7 @@ def test_a_user_without_a_home_has_no_history(monkeypatch: pytest.MonkeyPatch) -
     for name in ("stdin", "stdout"):
         monkeypatch.setattr(sys, name, Tty())
     assert LineReader(("/help",)).is_interactive
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_person_talks(terminal: Terminal) -> None:
