@@ -39,6 +39,7 @@ _REFUSALS: Sequence[tuple[str, str, object]] = (
     ("send the prompt itself", "prompt_template", 0),
     ("send the prompt to /tokenize", "return_token_ids return_tokens_as_token_ids", 0),
     ("send top_logprobs or n_probs", "logprob_token_ids post_sampling_probs top_n_tokens", 0),
+    ("send top_logprobs_num", "token_ids_logprob", 0),
     ("ask /v1/completions for logprobs", "return_logprob", 0),
     ("ask /v1/embeddings for their mean", "return_hidden_states", 0),
     ("send stop, and include_stop_str_in_output", "stop_regex no_stop_trim", 0),

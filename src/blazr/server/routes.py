@@ -29,6 +29,7 @@ from blazr.server.native import (
     commands,
     completion,
     kv_cache,
+    model_info,
     pages,
     profile,
     props,
@@ -185,6 +186,9 @@ _ROWS = (
     _LlamaCpp("POST", "/completions", completion.complete),
     _Any("GET", "/props", props.show_props, needs_model=True),
     _Any("GET", "/info", tei.info, needs_model=True, error=tei_error),  # text-embeddings-inference
+    # SGLang, by its newer name and by the one that its own client asks for
+    _Any("GET", "/model_info", model_info.show_model, needs_model=True),
+    _Any("GET", "/get_model_info", model_info.show_model, needs_model=True),
     _Any("GET", "/slots", slots.show_slots, needs_model=True),
     Route("POST", "/slots/{id}", slots.use_slot, is_command=True),
     _LlamaCpp("POST", "/infill", completion.infill),

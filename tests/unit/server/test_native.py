@@ -349,6 +349,56 @@ def test_generate_answers_a_list_of_prompts_with_a_list(loopback: Loopback, prom
         assert [bool(each["meta_info"]["finish_reason"]) for each in mine] == [False, False, True]
 
 
+def test_generate_tells_log_probabilities_as_sglang_does(loopback: Loopback) -> None:
+    """Triples of log-probability, id and text; the prompt's first one has none."""
+    body = {
+        "text": ["a b c", "a b"],
+        "sampling_params": {"max_new_tokens": 2},
+        "return_logprob": True,
+        "logprob_start_len": 1,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+    }
+    whole = loopback.client.post("/generate", json=body).json()
+    for found, num_asked in zip(whole, (2, 1), strict=True):
+        meta = found["meta_info"]
+        assert [each[1] for each in meta["output_token_logprobs"]] == found["output_ids"]
+        assert [each[2] for each in meta["output_token_logprobs"]] == [" one", " two"]
+        assert all(each[0] <= 0 for each in meta["output_token_logprobs"])
+        assert [len(each) for each in meta["output_top_logprobs"]] == [2, 2]
+        asked = meta["input_token_logprobs"]
+        assert len(asked) == len(meta["input_top_logprobs"]) == num_asked
+        assert asked[0][0] is None
+        assert meta["input_top_logprobs"][0] is None
+        assert all(each[0] <= 0 for each in asked[1:])
+    events = events_of(loopback.client.post("/generate", json={**body, "stream": True}).text)
+    ends = {each["index"]: each["meta_info"] for each in events}
+    for place, found in enumerate(whole):
+        assert {**ends[place], "id": 0} == {**found["meta_info"], "id": 0}
+
+
+def test_log_probabilities_of_sglang_are_those_of_the_reply_unless_asked(
+    loopback: Loopback,
+) -> None:
+    body = {"text": "a b", "sampling_params": {"max_new_tokens": 1}}
+    meta = loopback.client.post("/generate", json=body).json()["meta_info"]
+    assert not [name for name in meta if name.endswith("logprobs")]
+    reply = loopback.client.post("/generate", json={**body, "return_logprob": True})
+    meta = reply.json()["meta_info"]
+    assert meta["input_token_logprobs"] == []
+    ((_, _, text),) = meta["output_token_logprobs"]
+    assert text is None
+    assert "output_top_logprobs" not in meta
+
+
+@pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])
+def test_sglang_clients_learn_what_the_model_is(loopback: Loopback, path: str) -> None:
+    found = loopback.client.get(path).json()
+    names = {each["id"] for each in loopback.client.get("/v1/models").json()["data"]}
+    assert {found["model_path"], found["tokenizer_path"]} <= names
+    assert found["is_generation"] is True
+
+
 def test_generate_answers_a_list_of_one_with_a_list(loopback: Loopback) -> None:
     body = {"text": ["a"], "sampling_params": {"max_new_tokens": 1}}
     (found,) = loopback.client.post("/generate", json=body).json()
@@ -369,6 +419,10 @@ def test_generate_answers_a_list_of_one_with_a_list(loopback: Loopback) -> None:
         ({"text": "a", "sampling_params": {"regex": "("}}, "regex"),
         ({"text": "a", "sampling_params": {"no_stop_trim": True}}, "no_stop_trim"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"prompt": "a", "return_logprob": True}, "return_logprob"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
     ],
 )
 def test_generate_names_what_is_wrong(loopback: Loopback, body: dict, param: str) -> None:

@@ -22,12 +22,13 @@ from blazr.server.params import (
     TokenId,
     TokenIds,
     check_num_replies,
+    finite,
     sampling_params,
     to_prompts,
 )
 from blazr.server.run import Renderer, reply
 from blazr.server.schema import Example, Schema, one_given, schema_hint
-from blazr.text.events import Event, Finished, TextDelta
+from blazr.text.events import Event, Finished, TextDelta, TokenText
 
 _DEFAULT_TOKENS = 50
 _SGLANG_TOKENS = 128
@@ -73,6 +74,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: Stop | None = None
     sampling_params: SglangParams | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, schema_hint(minimum=-1)] | None = None
+    top_logprobs_num: Annotated[int, schema_hint(minimum=0)] | None = None
+    return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     schema_extra: ClassVar[Schema] = one_given("prompt", "text", "input_ids")
     example: ClassVar[Example] = {"prompt": "Once upon a time", "max_tokens": 32}
@@ -86,14 +91,22 @@ class SglangEnd(msgspec.Struct):
     matched: str | UnsetType = UNSET
 
 
+# A log-probability (null for the prompt's first), the token's id, and its text where asked for.
+SglangToken = tuple[float | None, int, str | None]
+
+
 class SglangMeta(msgspec.Struct):
-    """About a reply, as SGLang tells it."""
+    """About a reply, as SGLang tells it; log-probabilities where `return_logprob` asks for them."""
 
     id: str
     finish_reason: SglangEnd | None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    input_token_logprobs: list[SglangToken] | UnsetType = UNSET
+    output_token_logprobs: list[SglangToken] | UnsetType = UNSET
+    input_top_logprobs: list[list[SglangToken] | None] | UnsetType = UNSET
+    output_top_logprobs: list[list[SglangToken] | None] | UnsetType = UNSET
 
 
 class Generated(msgspec.Struct, kw_only=True):
@@ -114,7 +127,7 @@ async def generate(call: Call[GenerateBody]) -> Reply[Generated | list[Generated
         return await reply(call, requests, _ResponseRenderer(), stream=body.stream)
     given = body.text if body.input_ids is None else body.input_ids
     is_batch = isinstance(given, list) and not isinstance(given[0], int)
-    renderer = _SglangRenderer(call.id, is_batch=is_batch)
+    renderer = _SglangRenderer(call.id, body, is_batch=is_batch)
     return await reply(call, requests, renderer, stream=body.stream)
 
 
@@ -129,6 +142,7 @@ def to_requests(body: GenerateBody, call: Call[GenerateBody]) -> list[Generation
         raise RequestError(
             "there is not one prompt.", param="prompt", expected="prompt, text or input_ids"
         )
+    scores = _wanted_scores(body)
     if body.prompt is None or body.sampling_params:
         sglang = body.sampling_params or SglangParams()
         wanted = sglang.max_new_tokens
@@ -137,6 +151,7 @@ def to_requests(body: GenerateBody, call: Call[GenerateBody]) -> list[Generation
             max_tokens=_SGLANG_TOKENS if wanted is None else wanted,
             min_tokens=sglang.min_new_tokens,
             seed=sglang.sampling_seed,
+            **scores,
         )
     else:
         wanted = body.max_new_tokens if body.max_tokens is None else body.max_tokens
@@ -151,6 +166,37 @@ def to_requests(body: GenerateBody, call: Call[GenerateBody]) -> list[Generation
     check_num_replies(len(prompts))
     scheduling = call.scheduling()
     return [GenerationRequest(prompt=each, params=params, **scheduling) for each in prompts]
+
+
+def _wanted_scores(body: GenerateBody) -> dict[str, object]:
+    """Sampling parameters for the log-probabilities that SGLang's clients ask for.
+
+    Raises:
+        RequestError: A value is out of range, or the answer has no place for them.
+    """
+    if not body.return_logprob:
+        return {}
+    if body.prompt is not None:
+        raise RequestError(
+            "the answer to a prompt has no log-probabilities.",
+            param="return_logprob",
+            hint="send text instead of prompt, or ask /v1/completions for logprobs",
+        )
+    num_top, start = body.top_logprobs_num or 0, body.logprob_start_len
+    for name, value, least in (("top_logprobs_num", num_top, 0), ("logprob_start_len", start, -1)):
+        if value is not None and value < least:
+            raise RequestError(
+                f"{name} is out of range.",
+                param=name,
+                found=str(value)[:20],
+                expected=f"at least {least}",
+            )
+    return {"logprobs": num_top, "prompt_logprobs": num_top if _start_of(body) >= 0 else None}
+
+
+def _start_of(body: GenerateBody) -> int:
+    """The first token of the prompt whose log-probability is asked for; -1 where none is."""
+    return -1 if body.logprob_start_len is None else body.logprob_start_len
 
 
 class _ResponseRenderer(Renderer[Generated | list[Generated], Generated]):
@@ -171,11 +217,13 @@ class _SglangRenderer(Renderer[Generated | list[Generated], Generated]):
 
     Args:
         name: The request's.
+        body: Says which log-probabilities are asked for.
         is_batch: Whether there was a list of prompts; events then say which one they are about.
     """
 
-    def __init__(self, name: str, *, is_batch: bool) -> None:
+    def __init__(self, name: str, body: GenerateBody, *, is_batch: bool) -> None:
         self._name = name
+        self._body = body
         self._is_batch = is_batch
         self._gathered: dict[int, Fold] = {}
 
@@ -208,14 +256,36 @@ class _SglangRenderer(Renderer[Generated | list[Generated], Generated]):
             end = SglangEnd(reason, length=usage.completion_tokens)
         elif reason == "stop" and completion.stop is not None:
             end = SglangEnd(reason, matched=completion.stop)
-        return Generated(
-            text=completion.text,
-            output_ids=list(completion.token_ids),
-            meta_info=SglangMeta(
-                id=f"{self._name}-{completion.index}" if self._is_batch else self._name,
-                finish_reason=end,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=len(completion.token_ids),
-                cached_tokens=usage.cached_tokens,
-            ),
+        meta = SglangMeta(
+            id=f"{self._name}-{completion.index}" if self._is_batch else self._name,
+            finish_reason=end,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=len(completion.token_ids),
+            cached_tokens=usage.cached_tokens,
         )
+        if self._body.return_logprob:
+            self._add_scores(meta, completion)
+        return Generated(
+            text=completion.text, output_ids=list(completion.token_ids), meta_info=meta
+        )
+
+    def _add_scores(self, meta: SglangMeta, completion: Completion) -> None:
+        start = _start_of(self._body)
+        asked = (completion.prompt_logprobs or ())[start:] if start >= 0 else ()
+        written = completion.logprobs or ()
+        meta.input_token_logprobs = [self._token(each) for each in asked]
+        meta.output_token_logprobs = [self._token(each) for each in written]
+        if self._body.top_logprobs_num:
+            meta.input_top_logprobs = [self._top(each) for each in asked]
+            meta.output_top_logprobs = [self._top(each) for each in written]
+        if asked:  # SGLang scores what follows the first one, whatever stands before it
+            meta.input_token_logprobs[0] = (None, *meta.input_token_logprobs[0][1:])
+            if meta.input_top_logprobs:
+                meta.input_top_logprobs[0] = None
+
+    def _token(self, token: TokenText) -> SglangToken:
+        logprob = None if token.logprob is None else finite(token.logprob)
+        return logprob, token.token_id, token.token if self._body.return_text_in_logprobs else None
+
+    def _top(self, token: TokenText) -> list[SglangToken]:
+        return [self._token(each) for each in token.top[: self._body.top_logprobs_num]]
