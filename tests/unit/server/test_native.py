@@ -421,6 +421,7 @@ def test_generate_answers_a_list_of_one_with_a_list(loopback: Loopback) -> None:
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"prompt": "a", "return_logprob": True}, "return_logprob"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": 999}, "top_logprobs_num"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
     ],

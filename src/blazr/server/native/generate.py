@@ -182,16 +182,15 @@ def _wanted_scores(body: GenerateBody) -> dict[str, object]:
             param="return_logprob",
             hint="send text instead of prompt, or ask /v1/completions for logprobs",
         )
-    num_top, start = body.top_logprobs_num or 0, body.logprob_start_len
-    for name, value, least in (("top_logprobs_num", num_top, 0), ("logprob_start_len", start, -1)):
-        if value is not None and value < least:
-            raise RequestError(
-                f"{name} is out of range.",
-                param=name,
-                found=str(value)[:20],
-                expected=f"at least {least}",
-            )
-    return {"logprobs": num_top, "prompt_logprobs": num_top if _start_of(body) >= 0 else None}
+    num_top, start = body.top_logprobs_num or 0, _start_of(body)
+    if start < -1:
+        raise RequestError(
+            "logprob_start_len is out of range.",
+            param="logprob_start_len",
+            found=str(start)[:20],
+            expected="at least -1",
+        )
+    return {"logprobs": num_top, "prompt_logprobs": None if start < 0 else num_top}
 
 
 def _start_of(body: GenerateBody) -> int:
