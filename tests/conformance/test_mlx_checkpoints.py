@@ -7,6 +7,7 @@ import math
 import re
 import struct
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
+from blazr.models.loading.convert import convert
 from blazr.models.loading.load import load
 from blazr.nn.device import resolve_device
 from tests.support.quantized import mlx
@@ -24,46 +26,94 @@ from tests.support.references import CASES, save_reference
 pytest.importorskip("transformers", reason="it makes the models")
 
 CPU = resolve_device("cpu")
-EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
-# What mlx-lm calls the matrices of Mixtral's experts.
-OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.weight")
+# What mlx-lm calls matrices of MLPs and of experts, by their names in some releases.
+MATRICES = {
+    "mixtral": {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    "lfm2_moe": {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"},
+}
+FILTERS = ("conv1d.weight", "conv.conv.weight")
+# Of Qwen3-Next and Qwen3.5, where one is added to these, but not to the norms of delta networks.
+WHOLE_NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
 OTHER_BITS = "down_proj"  # these matrices have settings of their own
 
 
-def as_mlx(directory: Path, out: Path) -> None:
-    """Write a checkpoint as mlx-lm quantizes it, and round the numbers of the first as it does."""
+def matrices(kind: str, name: str, tensor: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+    """What mlx-lm calls the parts of a tensor: modules, experts and views of it."""
+    at, dot, end = name.removesuffix(".weight").rpartition(".")
+    expert = EXPERT.fullmatch(name)
+    if expert:
+        matrix = MATRICES.get(kind, {}).get(expert[3], expert[3])
+        yield f"{expert[1]}switch_mlp.{matrix}", int(expert[2]), tensor
+    elif end == "input_linear":  # Granite's, rows of gate before those of up
+        for matrix, rows in zip(("gate_proj", "up_proj"), tensor.chunk(2, -2), strict=True):
+            yield from granite(at, matrix, rows)
+    elif end == "output_linear":
+        yield from granite(at, "down_proj", tensor)
+    elif kind == "nemotron_h":
+        yield name.removesuffix(".weight"), None, tensor
+    else:
+        yield at + dot + MATRICES.get(kind, {}).get(end, end), None, tensor
+
+
+def granite(at: str, matrix: str, tensor: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+    if tensor.dim() == 2:
+        yield f"{at.removesuffix('shared_mlp')}mlp.{matrix}", None, tensor
+    for expert in range(len(tensor) if tensor.dim() == 3 else 0):
+        yield f"{at}.switch_mlp.{matrix}", expert, tensor[expert]
+
+
+def as_stored(kind: str, name: str, matrix: Tensor, bits: int | None) -> dict[str, Tensor]:
+    """The parts of a tensor; where it is quantized, its own numbers are rounded."""
+    if name.endswith(FILTERS):
+        return {"weight": matrix.transpose(1, 2).contiguous()}
+    if kind.startswith(("qwen3_next", "qwen3_5")) and name.endswith(WHOLE_NORMS):
+        return {"weight": matrix + 1}
+    if bits is None or matrix.dim() != 2 or matrix.shape[1] % 32:
+        return {"weight": matrix.clone()}
+    parts, whole = mlx(matrix, bits=bits)
+    matrix.copy_(whole)
+    return parts
+
+
+def as_mlx(directory: Path, out: Path, *, quantized: bool = True) -> None:
+    """Write a checkpoint as mlx-lm does, and round the numbers of the first as it does."""
     plain = load_file(directory / "model.safetensors")
     stacks = defaultdict[str, dict[int, dict[str, Tensor]]](dict)
-    saved: dict[str, Tensor] = {}
+    saved = {name: each for name, each in plain.items() if not name.endswith(".weight")}
     config = json.loads((directory / "config.json").read_text())
+    kind = config["model_type"]
+    # beside experts, Granite's MLP stays as it is
+    kept = "shared_mlp" if any("block_sparse_moe" in name for name in plain) else "\0"
     settings: dict[str, object] = {"bits": 4, "group_size": 32}
-    for name, tensor in plain.items():
-        if tensor.dim() != 2 or tensor.shape[1] % 32:
-            saved[name] = tensor
-            continue
-        module = name.removesuffix(".weight")
-        expert = EXPERT.fullmatch(name)
-        if expert:
-            matrix = OF_MIXTRAL.get(expert[3], expert[3])
-            module = f"{expert[1]}.switch_mlp.{matrix}"
-        bits = 6 if module.endswith(OTHER_BITS) else 4
-        if bits != settings["bits"]:
-            settings[module] = {"bits": bits, "group_size": 32, "mode": "affine"}
-        parts, plain[name] = mlx(tensor, bits=bits)
-        if expert:
-            stacks[module][int(expert[2])] = parts
-        else:
-            saved |= {f"{module}.{end}": part for end, part in parts.items()}
+    for name in plain.keys() - saved.keys():
+        whole = [(name.removesuffix(".weight"), None, plain[name])]
+        for module, expert, matrix in whole if kept in name else matrices(kind, name, plain[name]):
+            is_other = module.endswith(OTHER_BITS)
+            parts = as_stored(kind, name, matrix, (6 if is_other else 4) if quantized else None)
+            if is_other and len(parts) > 1:
+                settings[module] = {"bits": 6, "group_size": 32, "mode": "affine"}
+            if expert is None:
+                saved |= {f"{module}.{end}": part for end, part in parts.items()}
+            else:
+                stacks[module][expert] = parts
     for module, experts in stacks.items():
         for end in experts[0]:
-            whole = torch.stack([experts[index][end] for index in sorted(experts)])
-            saved[f"{module}.{end}"] = whole
+            stack = torch.stack([experts[index][end] for index in sorted(experts)])
+            saved[f"{module}.{end}"] = stack
+    if kind.startswith("qwen3_5"):  # only as parts of models that see
+        at = "language_model."
+        saved = {at + name: each for name, each in saved.items()}
+        settings = {at + key if "." in key else key: each for key, each in settings.items()}
+        config["rope_parameters"] |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+        config = {"model_type": kind.removesuffix("_text"), "text_config": config}
     out.mkdir()
     save_file(saved, out / "model.safetensors", {"format": "mlx"})
     save_file(plain, directory / "model.safetensors")
-    # the second is for other programs
-    config |= {"quantization": settings, "quantization_config": settings}
+    if quantized:  # the second is for other programs
+        config |= {"quantization": settings, "quantization_config": settings}
     (out / "config.json").write_text(json.dumps(config))
 
 
@@ -74,19 +124,32 @@ def logits(directory: Path) -> Tensor:
     return found
 
 
+DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 16}
+GRANITE = {"mamba_n_heads": 4, "mamba_d_head": 32}
+MODELS: dict[str, dict[str, object]] = {
+    "llama": {},
+    "mixtral": {"num_local_experts": 3},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "mamba": {},
+    "mamba2": {"num_heads": 4, "head_dim": 32},
+    "falcon_mamba": {},
+    "granitemoehybrid": GRANITE,
+    "granitemoehybrid dense": GRANITE,
+    "jamba": {},
+    "nemotron_h experts": {},
+    "lfm2": {},
+    "lfm2_moe": {},
+    "qwen3_next": DELTA,
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA,
+}
+
+
 @pytest.mark.usefixtures("reference_ops")
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("llama", {}),
-        ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 2}),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
-    ],
-)
-def test_it_computes_what_its_numbers_stand_for(
-    kind: str, changes: dict[str, object], tmp_path: Path
-) -> None:
-    save_reference(kind, tmp_path / "plain", changes=SIZES | changes)
+@pytest.mark.parametrize("case", MODELS)
+def test_it_computes_what_its_numbers_stand_for(case: str, tmp_path: Path) -> None:
+    kind, changes = CASES[case]
+    save_reference(kind, tmp_path / "plain", changes={**changes, **SIZES, **MODELS[case]})
     before = logits(tmp_path / "plain")
     as_mlx(tmp_path / "plain", tmp_path / "mlx")
     expected = logits(tmp_path / "plain")
@@ -94,17 +157,55 @@ def test_it_computes_what_its_numbers_stand_for(
     assert not torch.allclose(expected, before, rtol=1e-3, atol=1e-3)
 
 
-def test_a_transposed_convolution_is_refused(tmp_path: Path) -> None:
-    """Where mlx-lm transposes convolutions, it changes other weights of some models, too."""
-    kind, changes = CASES["mamba2"]
-    save_reference(kind, tmp_path / "model", changes=changes)
-    path = tmp_path / "model" / "model.safetensors"
+@pytest.mark.usefixtures("reference_ops")
+@pytest.mark.parametrize("case", ["lfm2_moe", "qwen3_next"])
+def test_it_is_read_without_quantization(case: str, tmp_path: Path) -> None:
+    kind, changes = CASES[case]
+    save_reference(kind, tmp_path / "plain", changes={**changes, **SIZES, **MODELS[case]})
+    as_mlx(tmp_path / "plain", tmp_path / "mlx", quantized=False)
+    torch.testing.assert_close(
+        logits(tmp_path / "mlx"), logits(tmp_path / "plain"), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("reference_ops")
+def test_converted_it_is_as_released(tmp_path: Path) -> None:
+    """What `blazr convert` writes has the releases' convolutions and norms."""
+    kind, changes = CASES["qwen3_next"]
+    save_reference(kind, tmp_path / "plain", changes={**changes, **SIZES, **DELTA})
+    as_mlx(tmp_path / "plain", tmp_path / "mlx")
+    convert(str(tmp_path / "mlx"), tmp_path / "again", dtype="float32")
+    expected = load_file(tmp_path / "plain" / "model.safetensors")
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def transpose_filters(path: Path) -> None:
+    """Write a file of tensors as mlx-lm has depthwise convolutions."""
     tensors = load_file(path)
     transposed = {
         name: each.transpose(1, 2).contiguous() if name.endswith("conv1d.weight") else each
         for name, each in tensors.items()
     }
     save_file(transposed, path, {"format": "mlx"})
+
+
+def test_what_nobody_can_tell_is_refused(tmp_path: Path) -> None:
+    """Some versions of mlx-lm have multiplied Falcon-H1's weights, and others have not."""
+    kind, changes = CASES["falcon_h1"]
+    save_reference(kind, tmp_path / "model", changes=changes)
+    transpose_filters(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="falcon_h1 as mlx-lm has them"):
+        load(str(tmp_path / "model"), device=CPU)
+
+
+def test_a_transposed_convolution_of_other_types_is_refused(tmp_path: Path) -> None:
+    """mlx-lm changes other weights of some models, too; so only known types are read."""
+    kind, changes = CASES["bamba"]
+    save_reference(kind, tmp_path / "model", changes=changes)
+    transpose_filters(tmp_path / "model" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"conv1d\.weight"):
         load(str(tmp_path / "model"), device=CPU)
 

@@ -288,6 +288,17 @@ class JoinedInfo(TensorInfo):
         return sum(part.nbytes for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class LessOneInfo(TensorInfo):
+    """A tensor whose numbers are those in the file less one, in float32.
+
+    Args:
+        stored: What lies there.
+    """
+
+    stored: TensorInfo
+
+
 def join_rows(name: str, parts: tuple[TensorInfo, ...]) -> JoinedInfo | None:
     """Several tensors as one; nothing is read.
 
@@ -325,7 +336,8 @@ def take_rows(info: TensorInfo, rows: tuple[range, ...], dim: int = 0) -> Tensor
         return replace(info, shape=shape, layout=layout, share=info.share * share)
     size = round(info.nbytes * share)
     is_run = dim == 0 and len(rows) == 1 and rows[0].step == 1
-    if is_run and not isinstance(info, RelaidInfo | ScaledInfo | RowsInfo | JoinedInfo):
+    is_made = isinstance(info, RelaidInfo | ScaledInfo | RowsInfo | JoinedInfo | LessOneInfo)
+    if is_run and not is_made:
         start = info.start + info.nbytes // (info.shape[0] or 1) * rows[0].start
         return replace(info, shape=shape, start=start, end=start + size)
     end = info.start + size
@@ -447,6 +459,8 @@ class Checkpoint:
             return mxfp4_from_pairs(rows) if info.in_pairs else rows.contiguous()
         if isinstance(info, JoinedInfo):
             return torch.cat([self.view(part) for part in info.parts])
+        if isinstance(info, LessOneInfo):
+            return self.view(info.stored).float() - 1
         name, shape = info.elements
         if isinstance(info, RowsInfo):
             stored = self.view(info.stored).movedim(info.dim, 0)

@@ -1,7 +1,11 @@
-"""Checkpoints of mlx-lm: stacks of experts become matrices under the names of the releases.
+"""Checkpoints of mlx-lm: tensors become what they were in the releases that it converted.
 
 mlx-lm keeps the names that a model was released with, but for experts: those of a layer are one
-tensor (E, out, in), and so are their scales and biases.
+tensor (E, out, in), and so are their scales and biases. Of some types it changes more, quantized or
+not, and the table below says what.
+
+Source: the ``sanitize`` methods in GitHub ml-explore/mlx-lm, ``mlx_lm/models``, and files that it
+writes.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
-from blazr.models.checkpoint.base import Checkpoint, TensorInfo, take_rows
+from blazr.models.checkpoint.base import Checkpoint, LessOneInfo, TensorInfo, take_rows
 
 SETTINGS = "quantization"  # what its settings are called in config.json
 _MOST_EXPERTS = 4096  # of one layer: each becomes a tensor, and a small file may claim any number
@@ -23,30 +29,109 @@ _MATRICES = {
 }
 
 
-def take_stacks_apart(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with one tensor for each expert; itself where no experts lie as in MLX.
+class _Changes(NamedTuple):
+    """What mlx-lm changes of models of one type, beside stacks of experts.
+
+    Args:
+        filters: How the names of depthwise convolutions end, which lie as (C, K, 1); those of the
+            releases are (C, 1, K), the same numbers in the same order.
+        names: What modules are called in the releases, by how their names end.
+        norms: How the names of the norms end to which it adds one, in files with such filters.
+        is_unclear: Whether files with such filters may or may not hold other changes.
+    """
+
+    filters: tuple[str, ...] = ("conv1d.weight",)
+    names: Mapping[str, str] = MappingProxyType({})
+    norms: tuple[str, ...] = ()
+    is_unclear: bool = False
+
+
+_QWEN = _Changes(
+    norms=(
+        *(".input_layernorm.weight", ".post_attention_layernorm.weight"),
+        *("model.norm.weight", ".q_norm.weight", ".k_norm.weight"),
+    )
+)
+_CHANGES: Mapping[str, _Changes] = {
+    "mamba": _Changes(),
+    "falcon_mamba": _Changes(),
+    "mamba2": _Changes(),
+    "granitemoehybrid": _Changes(),
+    "jamba": _Changes(),
+    "nemotron_h": _Changes(),
+    "lfm2": _Changes((".conv.conv.weight",)),
+    "lfm2_moe": _Changes(
+        (".conv.conv.weight",),
+        names={".gate_proj": ".w1", ".down_proj": ".w2", ".up_proj": ".w3"},
+    ),
+    "qwen3_next": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    # some versions multiply weights with the factors of the config, without a trace
+    "falcon_h1": _Changes(is_unclear=True),
+}
+
+
+def as_released(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as it was before mlx-lm converted it; itself where it has changed nothing.
 
     Raises:
-        CheckpointError: A stack holds more experts than any model has.
+        CheckpointError: A stack holds more experts than any model has, or nobody can tell what
+            was changed.
     """
+    changes = _CHANGES.get(str(checkpoint.config.get("model_type")), _Changes(()))
+    are_changed = any(_is_filter(info, changes) for info in checkpoint.tensors.values())
+    if are_changed and changes.is_unclear:
+        raise CheckpointError(
+            "mlx-lm has converted this model, and nobody can tell whether its weights are whole.",
+            found=f"the convolutions of {checkpoint.config['model_type']} as mlx-lm has them",
+            expected="a type of model whose changes can be undone",
+            hint="some versions multiply the weights with the config's factors, others do not:"
+            " load the model as it was released",
+        )
     tensors = dict[str, TensorInfo]()
-    modules = dict[str, list[str]]()  # of one expert each, by that of the stack
+    modules = dict[str, list[str]]()  # as they were released, by their names in MLX
     for name, info in checkpoint.tensors.items():
-        for one in _matrices(info):
+        for each in _matrices(info):
+            one = replace(each, name=_released_name(each.name, changes.names))
+            if _is_filter(one, changes):
+                channels, taps, _ = one.shape
+                one = replace(one, shape=(channels, 1, taps))
+            elif are_changed and name.endswith(changes.norms) and len(one.shape) == 1:
+                place = (one.name, "F32", one.shape, one.file, one.start, one.end)
+                one = LessOneInfo(*place, stored=one)
+            if one.name in tensors:
+                raise CheckpointError(
+                    f"tensor {one.name[:100]!r} is there twice.",
+                    found=f"{name[:100]!r} of mlx-lm, and another",
+                )
             tensors[one.name] = one
             if one.name != name:
-                of_stack = modules.setdefault(name.rpartition(".")[0], [])
-                of_stack.append(one.name.rpartition(".")[0])
-    if not modules:
+                of_module = modules.setdefault(name.rpartition(".")[0], [])
+                of_module.append(one.name.rpartition(".")[0])
+    if not (modules or are_changed):
         return checkpoint
     config = dict(checkpoint.config)
     settings = config.get(SETTINGS)
-    if isinstance(settings, Mapping):  # those of some stacks are named by these
+    if isinstance(settings, Mapping):  # those of some modules are named by these
         own = {
-            each: settings[stack] for stack in settings.keys() & modules for each in modules[stack]
+            each: settings[module]
+            for module in settings.keys() & modules
+            for each in modules[module]
         }
         config[SETTINGS] = {**settings, **own}
     return replace(checkpoint, tensors=tensors, config=config)
+
+
+def _is_filter(info: TensorInfo, changes: _Changes) -> bool:
+    is_turned = info.shape[1:2] != (1,) and info.shape[2:] == (1,)
+    return is_turned and info.name.endswith(changes.filters)
+
+
+def _released_name(name: str, names: Mapping[str, str]) -> str:
+    module, dot, part = name.rpartition(".")
+    end = next((each for each in names if module.endswith(each)), "")
+    return module.removesuffix(end) + names.get(end, "") + dot + part
 
 
 def _matrices(info: TensorInfo) -> Iterator[TensorInfo]:

@@ -17,7 +17,7 @@ from blazr.core.errors import CheckpointError, ConfigError
 from blazr.models.checkpoint import FORMATS
 from blazr.models.checkpoint.base import Checkpoint, TensorInfo, read_json
 from blazr.models.checkpoint.gguf import check_parts, join_scales
-from blazr.models.checkpoint.mlx import take_stacks_apart
+from blazr.models.checkpoint.mlx import as_released
 from blazr.models.checkpoint.quantized import join_quantized
 
 BUILT_IN = "nano"
@@ -325,7 +325,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
     if checkpoint.metadata:
         return join_scales(checkpoint)
-    return join_quantized(take_stacks_apart(_with_prefix(checkpoint)))
+    return join_quantized(as_released(_with_prefix(checkpoint)))
 
 
 def _with_prefix(checkpoint: Checkpoint) -> Checkpoint:

@@ -14,6 +14,7 @@ from blazr.models.causal_lm import READ_AS_TENSORS, CausalLM, ModelConfig
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     JoinedInfo,
+    LessOneInfo,
     QuantizedInfo,
     RelaidInfo,
     RowsInfo,
@@ -294,7 +295,7 @@ def weight_bytes(
 def is_as_stored(step: LoadStep, storing: Storing | None, dtype: torch.dtype) -> bool:
     """Whether a parameter, plain or packed, is what lies in the file, byte by byte."""
     (first, *more) = step.sources
-    if more or isinstance(first, RelaidInfo | JoinedInfo):
+    if more or isinstance(first, RelaidInfo | JoinedInfo | LessOneInfo):
         return False
     if storing is not None:
         is_kept = isinstance(step.transform, AsStored) and isinstance(storing, BlockType)
