@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from blazr.bench.reference.open import open_reference
 from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.open import open_checkpoint
 from blazr.models.loading.convert import convert
@@ -26,6 +27,7 @@ from tests.support.references import CASES, save_reference
 pytest.importorskip("transformers", reason="it makes the models")
 
 CPU = resolve_device("cpu")
+IDS = [3, 1, 4, 15, 9, 2, 6, 5]
 EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.weight")
 # What mlx-lm calls matrices of MLPs and of experts, by their names in some releases.
 MATRICES = {
@@ -120,8 +122,17 @@ def as_mlx(directory: Path, out: Path, *, quantized: bool = True) -> None:
 def logits(directory: Path) -> Tensor:
     model = load(str(directory), device=CPU, dtype="float32").module
     with torch.inference_mode():
-        found: Tensor = model.forward_sequences(torch.tensor([[3, 1, 4, 15, 9, 2, 6, 5]]))[0]
+        found: Tensor = model.forward_sequences(torch.tensor([IDS]))[0]
     return found
+
+
+def judged(directory: Path) -> Tensor:
+    """What `blazr verify` judges by."""
+    model = open_reference([directory / "model.safetensors"], directory / "config.json")
+    x = embedded = model.embed(torch.tensor(IDS))
+    for layer in model.layers:
+        x = layer(x, embedded)
+    return model.logits(x).float()
 
 
 DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 16}
@@ -154,6 +165,7 @@ def test_it_computes_what_its_numbers_stand_for(case: str, tmp_path: Path) -> No
     as_mlx(tmp_path / "plain", tmp_path / "mlx")
     expected = logits(tmp_path / "plain")
     torch.testing.assert_close(logits(tmp_path / "mlx"), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(judged(tmp_path / "mlx"), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(expected, before, rtol=1e-3, atol=1e-3)
 
 

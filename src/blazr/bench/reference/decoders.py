@@ -13,6 +13,7 @@ from torch import Tensor
 from blazr.bench.reference import llama4
 from blazr.bench.reference.attention import AttentionSizes, attention
 from blazr.bench.reference.experts import (
+    NAMED,
     NUMBERED,
     Router,
     clamped_expert,
@@ -900,11 +901,13 @@ def granite_experts(layer: Weights, config: Config) -> Function:
         "experts.down_proj": "output_linear.weight",
     }
     as_library = "block_sparse_moe.router.weight" in layer
+    is_apart = "block_sparse_moe.experts.0.w1.weight" in layer  # by mlx-lm
     return experts(
-        layer.under("block_sparse_moe.", {} if as_library else names),
+        layer.under("block_sparse_moe.", {} if as_library or is_apart else names),
         "router" if as_library else "router.layer",
         router_of("granitemoe", config),
         config.get("hidden_act", default="silu"),
+        NUMBERED if is_apart else NAMED,
     )
 
 

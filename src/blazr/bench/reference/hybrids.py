@@ -190,6 +190,8 @@ def _feed_forward(at: Weights, kind: str, config: Config) -> Function:
         case "granitemoehybrid":
             names = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
             shared = at.under("shared_mlp.", names)
+            if "mlp.gate_proj.weight" in at:  # mlx-lm's, where there are no experts
+                shared = at.under("mlp.")
             if "block_sparse_moe.router.layer.weight" not in at:
                 return lambda x: mlp(x, shared, activation)
             mixed = granite_experts(at, config)

@@ -1,7 +1,7 @@
-"""Checkpoints of mlx-lm: quantized matrices, and stacks of experts, as the releases have them.
+"""Checkpoints of mlx-lm as the releases have them: matrices, experts, convolutions and norms.
 
-Source: the description of ``mlx.core.quantize``; names of experts as in GitHub ml-explore/mlx-lm,
-``mlx_lm/models``.
+Source: the description of ``mlx.core.quantize``; names of experts, and what ``sanitize`` changes of
+hybrids, as in GitHub ml-explore/mlx-lm, ``mlx_lm/models``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ import torch
 from torch import Tensor
 
 from blazr.bench.reference.hf_config import Config
+from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, section
-from blazr.bench.reference.weights import Rows
+from blazr.bench.reference.weights import Renamed, Rows, Source
 from blazr.bench.reference.words import bit_fields, four_bit_floats, powers_of_two
 
 _ENDS = (".scales", ".biases", ".qbiases")
 _SPARSE = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_LFM = {"gate": "w1", "down": "w2", "up": "w3"}
 _NUMBERED = {"fc1": "up_proj", "fc2": "down_proj"}
+_FILTERS = ("conv1d.weight", ".conv.conv.weight")
+# Whose norms hold one more than the releases', but for those within delta networks.
+_QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+_QWEN_NORMS = re.compile(r".*(layernorm|model\.norm|\.[qk]_norm)\.weight")
 
 
 class MlxFiles:
@@ -93,3 +99,61 @@ class MlxFiles:
 
 def _spread(values: Tensor, size: int) -> Tensor:
     return values.repeat_interleave(size, 1)
+
+
+class _Hybrid:
+    """The tensors of a hybrid that mlx-lm has converted, as they were before.
+
+    Args:
+        source: Where they are read.
+        filters: The convolutions, which are (C, K, 1) there.
+        norms: The norms to which one was added.
+    """
+
+    def __init__(self, source: Source, filters: Collection[str], norms: Collection[str]) -> None:
+        self._source = source
+        self._filters = filters
+        self._norms = norms
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._source.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        shape = self._source.shape(name)
+        return (shape[0], shape[2], shape[1]) if name in self._filters else shape
+
+    def read(self, name: str, rows: Rows = None) -> Tensor:
+        """A tensor, or some of its rows."""
+        found = self._source.read(name, rows)
+        if name in self._filters:
+            return found.transpose(1, 2)
+        return found.double() - 1 if name in self._norms else found
+
+
+def with_released_tensors(source: Source, kind: str) -> Source:
+    """The tensors as they were before mlx-lm converted them.
+
+    Args:
+        source: The tensors.
+        kind: The ``model_type`` of config.json.
+
+    Raises:
+        NoReferenceError: The file does not tell what was changed.
+    """
+    filters = {n for n in source.names if n.endswith(_FILTERS) and source.shape(n)[1] != 1}
+    if not filters:
+        return source
+    if kind == "falcon_h1":
+        raise NoReferenceError("Falcon-H1 as mlx-lm converts it, whose versions differ")
+    norms = {n for n in source.names if kind in _QWEN and _QWEN_NORMS.fullmatch(n)}
+    hybrid = _Hybrid(source, filters, norms)
+    if kind != "lfm2_moe":
+        return hybrid
+    own = {
+        re.sub(r"(gate|down|up)_proj\.weight$", lambda m: f"{_LFM[m[1]]}.weight", n): n
+        for n in source.names
+    }
+    return Renamed(hybrid, own)

@@ -13,6 +13,7 @@ from blazr.bench.reference import REFERENCES, SECTIONS
 from blazr.bench.reference.gguf import GgufFiles
 from blazr.bench.reference.gguf_models import gguf_model
 from blazr.bench.reference.hf_config import Config
+from blazr.bench.reference.mlx import with_released_tensors
 from blazr.bench.reference.model import ReferenceModel
 from blazr.bench.reference.ollama import as_llama_cpp
 from blazr.bench.reference.oxidizr import oxidizr_model
@@ -45,6 +46,7 @@ def open_reference(
     own: Settings = json.loads(config_path.read_text()) if config_path else {}
     kind = own.get("model_type")
     source: Source = with_plain_matrices(SafetensorsFiles(files), own)
+    source = with_released_tensors(source, str(kind))
     written = {"architectures", "transformers_version"} & own.keys()  # by transformers
     if kind and written and any(name.startswith("layers.") for name in source.names):
         source = _as_whole(source, "backbone." if "norm_f.weight" in source.names else "model.")
