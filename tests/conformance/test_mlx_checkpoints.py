@@ -39,6 +39,7 @@ FILTERS = ("conv1d.weight", "conv.conv.weight")
 # Of Qwen3-Next and Qwen3.5, where one is added to these, but not to the norms of delta networks.
 WHOLE_NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+KV_HEADS = 4
 OTHER_BITS = "down_proj"  # these matrices have settings of their own
 
 
@@ -54,6 +55,10 @@ def matrices(kind: str, name: str, tensor: Tensor) -> Iterator[tuple[str, int | 
             yield from granite(at, matrix, rows)
     elif end == "output_linear":
         yield from granite(at, "down_proj", tensor)
+    elif end == "kv_b_proj":  # rows of keys before those of values, head by head
+        for head, (keys, values) in enumerate(tensor.view(KV_HEADS, 2, -1, tensor.shape[1])):
+            yield f"{at}.embed_q", head, keys.T
+            yield f"{at}.unembed_out", head, values
     elif kind == "nemotron_h":
         yield name.removesuffix(".weight"), None, tensor
     else:
@@ -137,6 +142,7 @@ def judged(directory: Path) -> Tensor:
 
 DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 16}
 GRANITE = {"mamba_n_heads": 4, "mamba_d_head": 32}
+LATENT = {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64}
 MODELS: dict[str, dict[str, object]] = {
     "llama": {},
     "mixtral": {"num_local_experts": 3},
@@ -153,6 +159,8 @@ MODELS: dict[str, dict[str, object]] = {
     "qwen3_next": DELTA,
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": LATENT,
 }
 
 
@@ -170,14 +178,15 @@ def test_it_computes_what_its_numbers_stand_for(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("reference_ops")
-@pytest.mark.parametrize("case", ["lfm2_moe", "qwen3_next"])
+@pytest.mark.parametrize("case", ["lfm2_moe", "qwen3_next", "deepseek_v3 dense"])
 def test_it_is_read_without_quantization(case: str, tmp_path: Path) -> None:
     kind, changes = CASES[case]
-    save_reference(kind, tmp_path / "plain", changes={**changes, **SIZES, **MODELS[case]})
+    more = MODELS.get(case, LATENT)
+    save_reference(kind, tmp_path / "plain", changes={**changes, **SIZES, **more})
     as_mlx(tmp_path / "plain", tmp_path / "mlx", quantized=False)
-    torch.testing.assert_close(
-        logits(tmp_path / "mlx"), logits(tmp_path / "plain"), rtol=1e-5, atol=1e-5
-    )
+    expected = logits(tmp_path / "plain")
+    torch.testing.assert_close(logits(tmp_path / "mlx"), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(judged(tmp_path / "mlx"), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("reference_ops")

@@ -51,6 +51,14 @@ def deepseek_attention(x: Tensor, w: Weights, s: LatentSizes) -> Tensor:
     if "k_b.weight" in w:  # GGUF: head by head, that of the keys turned over
         k_plain = torch.einsum("tr,hrd->thd", latent, w["k_b.weight"])
         values = torch.einsum("tr,her->the", latent, w["v_b.weight"])
+    elif "embed_q.0.weight" in w:  # mlx-lm: the same
+        k_plain, values = (
+            torch.stack([latent @ matrix for matrix in matrices], 1)
+            for matrices in (
+                [w[f"embed_q.{head}.weight"] for head in range(s.heads)],
+                [w[f"unembed_out.{head}.weight"].T for head in range(s.heads)],
+            )
+        )
     else:
         both = linear(latent, w, "kv_b_proj").unflatten(-1, (s.heads, -1))
         k_plain, values = both.split((s.plain, s.values), -1)

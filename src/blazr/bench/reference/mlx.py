@@ -23,6 +23,8 @@ _ENDS = (".scales", ".biases", ".qbiases")
 _SPARSE = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _LFM = {"gate": "w1", "down": "w2", "up": "w3"}
 _NUMBERED = {"fc1": "up_proj", "fc2": "down_proj"}
+# DeepSeek's kv_b_proj, one matrix for each head, that of the keys turned over.
+HALVES = (".embed_q.weight", ".unembed_out.weight")
 _FILTERS = ("conv1d.weight", ".conv.conv.weight")
 # Whose norms hold one more than the releases', but for those within delta networks.
 _QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -46,7 +48,11 @@ class MlxFiles:
                 continue
             found = re.fullmatch(r"(.*)switch_mlp\.(\w+)\.weight", name)
             if found is None:
-                self._places[name] = (name, None)
+                heads = files.shape(name)[0] if name.endswith(HALVES) else 0
+                at = name.removesuffix(".weight")
+                self._places |= {f"{at}.{head}.weight": (name, head) for head in range(heads)}
+                if not heads:
+                    self._places[name] = (name, None)
                 continue
             at, matrix = found.groups()
             known = _SPARSE if at.endswith("block_sparse_moe.") else _NUMBERED

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blazr.bench.reference.hf_config import Config
-from blazr.bench.reference.mlx import MlxFiles
+from blazr.bench.reference.mlx import HALVES, MlxFiles
 from blazr.bench.reference.refusal import NoReferenceError
 from blazr.bench.reference.safetensors import SafetensorsFiles
 from blazr.bench.reference.settings import Settings, T, section
@@ -278,7 +278,7 @@ def with_plain_matrices(
     key = "quantization_config"
     said = config.get(key) or section(config.get("text_config"), "text_config").get(key)
     own = config.get("quantization") or said
-    are_mlx = any(name.endswith((".biases", ".qbiases")) for name in files.names)
+    are_mlx = any(name.endswith((".biases", ".qbiases", *HALVES)) for name in files.names)
     if are_mlx or section(own, key).get("mode") or any("switch_mlp." in n for n in files.names):
         return MlxFiles(files, section(own, key))
     if said is not None:

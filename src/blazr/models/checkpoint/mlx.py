@@ -20,8 +20,10 @@ from blazr.core.errors import CheckpointError
 from blazr.models.checkpoint.base import Checkpoint, LessOneInfo, TensorInfo, take_rows
 
 SETTINGS = "quantization"  # what its settings are called in config.json
-_MOST_EXPERTS = 4096  # of one layer: each becomes a tensor, and a small file may claim any number
+_MOST_MATRICES = 4096  # of one layer: each becomes a tensor, and a small file may claim any number
 _STACK = re.compile(r"(.*\.)switch_mlp\.(\w+)\.(weight|scales|biases)")
+# The halves of DeepSeek's kv_b_proj, each a stack of one matrix for each head.
+_HEADS = re.compile(r"(.*\.self_attn\.)(embed_q|unembed_out)\.(weight|scales|biases)")
 # What a matrix is called in the releases, by what stands before the experts; "" for others.
 _MATRICES = {
     "block_sparse_moe.": {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"},
@@ -76,7 +78,7 @@ def as_released(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as it was before mlx-lm converted it; itself where it has changed nothing.
 
     Raises:
-        CheckpointError: A stack holds more experts than any model has, or nobody can tell what
+        CheckpointError: A stack holds more matrices than any model has, or nobody can tell what
             was changed.
     """
     changes = _CHANGES.get(str(checkpoint.config.get("model_type")), _Changes(()))
@@ -135,19 +137,20 @@ def _released_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def _matrices(info: TensorInfo) -> Iterator[TensorInfo]:
-    found = _STACK.fullmatch(info.name)
+    found = _STACK.fullmatch(info.name) or _HEADS.fullmatch(info.name)
     if found is None or len(info.shape) != 3 or 0 in info.shape:
         yield info
         return
-    if info.shape[0] > _MOST_EXPERTS:
+    if info.shape[0] > _MOST_MATRICES:
         raise CheckpointError(
-            f"tensor {info.name[:100]!r} is no stack of experts.",
+            f"tensor {info.name[:100]!r} is no stack of experts or heads.",
             found=f"{info.shape[0]:,} matrices",
-            expected=f"at most {_MOST_EXPERTS:,}",
+            expected=f"at most {_MOST_MATRICES:,}",
         )
     before, matrix, part = found.groups()
     names = next(each for end, each in _MATRICES.items() if before.endswith(end))
-    for expert in range(info.shape[0]):
-        one = take_rows(info, (range(expert, expert + 1),))
-        name = f"{before}experts.{expert}.{names.get(matrix, matrix)}.{part}"
+    at = "experts.{}." + names.get(matrix, matrix) if found.re is _STACK else matrix + ".{}"
+    for index in range(info.shape[0]):
+        one = take_rows(info, (range(index, index + 1),))
+        name = f"{before}{at.format(index)}.{part}"
         yield replace(one, name=name, shape=info.shape[1:])

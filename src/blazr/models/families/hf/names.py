@@ -113,6 +113,9 @@ _NAMES = [
         (Transpose(), AS_STORED),
         cut=Cut(groups="heads"),
     ),
+    # its halves head by head, those of keys turned over, as mlx-lm has them
+    Rule(_ATTENTION + "embed_q.{e}.weight", MIXER + "k_up", Stack("e")),
+    Rule(_ATTENTION + "unembed_out.{e}.weight", MIXER + "v_up", Stack("e")),
     # MLP
     Rule(_MLP + "{p}", FEED + "{p}", p=MLP_NAMES),
     Rule(_MLP + "gate_up_proj.{p}", gate_and_up(FEED, "_proj.{p}"), p=PARTS),
