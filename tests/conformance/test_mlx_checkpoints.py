@@ -33,6 +33,12 @@ EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.weight")
 MATRICES = {
     "mixtral": {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
     "lfm2_moe": {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    "kimi_linear": {
+        "w1": "gate_proj",
+        "w2": "down_proj",
+        "w3": "up_proj",
+        **{f"{name}_conv1d": f"{name}_conv.conv" for name in "qkv"},
+    },
     "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"},
 }
 FILTERS = ("conv1d.weight", "conv.conv.weight")
@@ -110,6 +116,13 @@ def as_mlx(directory: Path, out: Path, *, quantized: bool = True) -> None:
         for end in experts[0]:
             stack = torch.stack([experts[index][end] for index in sorted(experts)])
             saved[f"{module}.{end}"] = stack
+    if kind == "kimi_linear":
+        bias = ".e_score_correction_bias"
+        saved = {
+            name.replace("block_sparse_moe", "mlp").replace(f".gate{bias}", bias): each
+            for name, each in saved.items()
+        }
+        settings = {key.replace("block_sparse_moe", "mlp"): each for key, each in settings.items()}
     if kind.startswith("qwen3_5"):  # only as parts of models that see
         at = "language_model."
         saved = {at + name: each for name, each in saved.items()}
@@ -161,6 +174,7 @@ MODELS: dict[str, dict[str, object]] = {
     "qwen3_5_moe_text": DELTA,
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "kimi_linear": {**LATENT, "linear_head_dim": 32},
 }
 
 

@@ -21,14 +21,27 @@ from blazr.bench.reference.words import bit_fields, four_bit_floats, powers_of_t
 
 _ENDS = (".scales", ".biases", ".qbiases")
 _SPARSE = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-_LFM = {"gate": "w1", "down": "w2", "up": "w3"}
+_WORDS = {"gate": "w1", "down": "w2", "up": "w3"}
 _NUMBERED = {"fc1": "up_proj", "fc2": "down_proj"}
 # DeepSeek's kv_b_proj, one matrix for each head, that of the keys turned over.
 HALVES = (".embed_q.weight", ".unembed_out.weight")
-_FILTERS = ("conv1d.weight", ".conv.conv.weight")
+_FILTERS = ("conv1d.weight", ".conv.conv.weight", "_conv.conv.weight")
 # Whose norms hold one more than the releases', but for those within delta networks.
 _QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _QWEN_NORMS = re.compile(r".*(layernorm|model\.norm|\.[qk]_norm)\.weight")
+# What it calls otherwise: patterns of names, and what the releases have there.
+_RENAMED = {
+    "lfm2_moe": [(f"{word}_proj.weight$", f"{own}.weight") for word, own in _WORDS.items()],
+    "kimi_linear": [
+        (r"\.([qkv])_conv\.conv\.", r".\1_conv1d."),
+        *(
+            (rf"\.mlp(\.experts\.\d+)\.{word}_proj\.", rf".block_sparse_moe\1.{own}.")
+            for word, own in _WORDS.items()
+        ),
+        (r"\.mlp\.e_score_correction_bias", ".block_sparse_moe.gate.e_score_correction_bias"),
+        (r"\.mlp\.(gate|shared_experts)\.", r".block_sparse_moe.\1."),
+    ],
+}
 
 
 class MlxFiles:
@@ -156,10 +169,7 @@ def with_released_tensors(source: Source, kind: str) -> Source:
         raise NoReferenceError("Falcon-H1 as mlx-lm converts it, whose versions differ")
     norms = {n for n in source.names if kind in _QWEN and _QWEN_NORMS.fullmatch(n)}
     hybrid = _Hybrid(source, filters, norms)
-    if kind != "lfm2_moe":
-        return hybrid
-    own = {
-        re.sub(r"(gate|down|up)_proj\.weight$", lambda m: f"{_LFM[m[1]]}.weight", n): n
-        for n in source.names
-    }
+    own = {name: name for name in source.names}
+    for pattern, released in _RENAMED.get(kind, ()):
+        own = {re.sub(pattern, released, ours): theirs for ours, theirs in own.items()}
     return Renamed(hybrid, own)

@@ -69,6 +69,10 @@ _CHANGES: Mapping[str, _Changes] = {
     "qwen3_next": _QWEN,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
+    "kimi_linear": _Changes(
+        ("_conv.conv.weight", "conv1d.weight"),
+        names={f".{name}_conv.conv": f".{name}_conv1d" for name in "qkv"},
+    ),
     # some versions multiply weights with the factors of the config, without a trace
     "falcon_h1": _Changes(is_unclear=True),
 }
@@ -95,7 +99,7 @@ def as_released(checkpoint: Checkpoint) -> Checkpoint:
     modules = dict[str, list[str]]()  # as they were released, by their names in MLX
     for name, info in checkpoint.tensors.items():
         for each in _matrices(info):
-            one = replace(each, name=_released_name(each.name, changes.names))
+            one = _under_released_name(each, changes.names)
             if _is_filter(one, changes):
                 channels, taps, _ = one.shape
                 one = replace(one, shape=(channels, 1, taps))
@@ -130,10 +134,12 @@ def _is_filter(info: TensorInfo, changes: _Changes) -> bool:
     return is_turned and info.name.endswith(changes.filters)
 
 
-def _released_name(name: str, names: Mapping[str, str]) -> str:
-    module, dot, part = name.rpartition(".")
-    end = next((each for each in names if module.endswith(each)), "")
-    return module.removesuffix(end) + names.get(end, "") + dot + part
+def _under_released_name(info: TensorInfo, names: Mapping[str, str]) -> TensorInfo:
+    module, dot, part = info.name.rpartition(".")
+    end = next((each for each in names if module.endswith(each)), None)
+    if end is None:
+        return info
+    return replace(info, name=module.removesuffix(end) + names[end] + dot + part)
 
 
 def _matrices(info: TensorInfo) -> Iterator[TensorInfo]:
