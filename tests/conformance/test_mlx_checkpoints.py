@@ -41,6 +41,13 @@ MATRICES = {
     },
     "nemotron_h": {"up_proj": "fc1", "down_proj": "fc2"},
 }
+# Rows of gate before those of up.
+JOINED = {
+    "input_linear": ("gate_proj", "up_proj"),
+    "output_linear": ("down_proj",),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+}
 FILTERS = ("conv1d.weight", "conv.conv.weight")
 # Of Qwen3-Next and Qwen3.5, where one is added to these, but not to the norms of delta networks.
 WHOLE_NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
@@ -56,11 +63,10 @@ def matrices(kind: str, name: str, tensor: Tensor) -> Iterator[tuple[str, int | 
     if expert:
         matrix = MATRICES.get(kind, {}).get(expert[3], expert[3])
         yield f"{expert[1]}switch_mlp.{matrix}", int(expert[2]), tensor
-    elif end == "input_linear":  # Granite's, rows of gate before those of up
-        for matrix, rows in zip(("gate_proj", "up_proj"), tensor.chunk(2, -2), strict=True):
-            yield from granite(at, matrix, rows)
-    elif end == "output_linear":
-        yield from granite(at, "down_proj", tensor)
+    elif end in JOINED and (end.endswith("linear") or at.endswith(".experts")):
+        parts = tensor.chunk(len(JOINED[end]), -2)
+        for matrix, rows in zip(JOINED[end], parts, strict=True):
+            yield from apart(at, matrix, rows)
     elif end == "kv_b_proj":  # rows of keys before those of values, head by head
         for head, (keys, values) in enumerate(tensor.view(KV_HEADS, 2, -1, tensor.shape[1])):
             yield f"{at}.embed_q", head, keys.T
@@ -71,11 +77,14 @@ def matrices(kind: str, name: str, tensor: Tensor) -> Iterator[tuple[str, int | 
         yield at + dot + MATRICES.get(kind, {}).get(end, end), None, tensor
 
 
-def granite(at: str, matrix: str, tensor: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+def apart(at: str, matrix: str, tensor: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+    """The matrices of what Granite and Gemma have in one tensor."""
     if tensor.dim() == 2:
         yield f"{at.removesuffix('shared_mlp')}mlp.{matrix}", None, tensor
-    for expert in range(len(tensor) if tensor.dim() == 3 else 0):
-        yield f"{at}.switch_mlp.{matrix}", expert, tensor[expert]
+        return
+    stack = "switch_glu" if at.endswith(".experts") else "switch_mlp"
+    for expert, own in enumerate(tensor):
+        yield f"{at}.{stack}.{matrix}", expert, own
 
 
 def as_stored(kind: str, name: str, matrix: Tensor, bits: int | None) -> dict[str, Tensor]:
@@ -95,7 +104,8 @@ def as_mlx(directory: Path, out: Path, *, quantized: bool = True) -> None:
     """Write a checkpoint as mlx-lm does, and round the numbers of the first as it does."""
     plain = load_file(directory / "model.safetensors")
     stacks = defaultdict[str, dict[int, dict[str, Tensor]]](dict)
-    saved = {name: each for name, each in plain.items() if not name.endswith(".weight")}
+    ends = (".weight", ".experts.gate_up_proj", ".experts.down_proj")
+    saved = {name: each for name, each in plain.items() if not name.endswith(ends)}
     config = json.loads((directory / "config.json").read_text())
     kind = config["model_type"]
     # beside experts, Granite's MLP stays as it is
@@ -174,6 +184,7 @@ MODELS: dict[str, dict[str, object]] = {
     "qwen3_5_moe_text": DELTA,
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "gemma4_text experts": {"head_dim": 16, "global_head_dim": 32},
     "kimi_linear": {**LATENT, "linear_head_dim": 32},
 }
 

@@ -223,6 +223,10 @@ class _Gemma4:
         router = Router(chosen=self.config.size("top_k_experts"))
 
         def expert(e: int, rows: Tensor) -> Tensor:
+            if f"experts.{e}.up_proj.weight" in w:  # by mlx-lm
+                own = w.under(f"experts.{e}.")
+                gate, up, down = (own[f"{n}_proj.weight"] for n in ("gate", "up", "down"))
+                return expert_mlp(rows, gate, up, down, self.activation)
             only = slice(e, e + 1)
             if "experts.gate_up_proj" in w:
                 gate, up = w.rows("experts.gate_up_proj", only)[0].chunk(2)

@@ -59,7 +59,7 @@ class MlxFiles:
         for name in files.names:
             if name.endswith(_ENDS):
                 continue
-            found = re.fullmatch(r"(.*)switch_mlp\.(\w+)\.weight", name)
+            found = re.fullmatch(r"(.*)(?:switch_mlp|experts\.switch_glu)\.(\w+)\.weight", name)
             if found is None:
                 heads = files.shape(name)[0] if name.endswith(HALVES) else 0
                 at = name.removesuffix(".weight")

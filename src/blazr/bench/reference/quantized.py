@@ -279,7 +279,7 @@ def with_plain_matrices(
     said = config.get(key) or section(config.get("text_config"), "text_config").get(key)
     own = config.get("quantization") or said
     are_mlx = any(name.endswith((".biases", ".qbiases", *HALVES)) for name in files.names)
-    if are_mlx or section(own, key).get("mode") or any("switch_mlp." in n for n in files.names):
+    if are_mlx or section(own, key).get("mode") or any(".switch_" in n for n in files.names):
         return MlxFiles(files, section(own, key))
     if said is not None:
         return QuantizedFiles(files, section(said, key))

@@ -21,7 +21,7 @@ from blazr.models.checkpoint.base import Checkpoint, LessOneInfo, TensorInfo, ta
 
 SETTINGS = "quantization"  # what its settings are called in config.json
 _MOST_MATRICES = 4096  # of one layer: each becomes a tensor, and a small file may claim any number
-_STACK = re.compile(r"(.*\.)switch_mlp\.(\w+)\.(weight|scales|biases)")
+_STACK = re.compile(r"(.*\.)(?:switch_mlp|experts\.switch_glu)\.(\w+)\.(weight|scales|biases)")
 # The halves of DeepSeek's kv_b_proj, each a stack of one matrix for each head.
 _HEADS = re.compile(r"(.*\.self_attn\.)(embed_q|unembed_out)\.(weight|scales|biases)")
 # What a matrix is called in the releases, by what stands before the experts; "" for others.

@@ -27,7 +27,16 @@ from blazr.models.families.hf.derive import (
 from blazr.models.families.hf.names import GEMMA_NORMS, LAYER, MLP_NAMES, hf_rules
 from blazr.models.families.hf.rope import read_rope, rope_parameters
 from blazr.models.families.hf.sparse import read_experts
-from blazr.models.families.rules import FEED, OURS, Cut, Rule, RuleBook, Stack, gate_and_up
+from blazr.models.families.rules import (
+    FEED,
+    GATE_UP_DOWN,
+    OURS,
+    Cut,
+    Rule,
+    RuleBook,
+    Stack,
+    gate_and_up,
+)
 from blazr.nn.layers.altup import AltUpLayerConfig, StreamsConfig
 from blazr.nn.layers.attention import AttentionConfig
 from blazr.nn.layers.base import FeedForwardConfig, LayerConfig, NormConfig, TokenInputConfig
@@ -156,6 +165,13 @@ _OF_EXPERTS = [
         cut=Cut(1),
     ),
     Rule(LAYER + "experts.down_proj", _PARTS + "moe.experts.down_proj"),
+    # by mlx-lm
+    Rule(
+        LAYER + "experts.{e}.{p}_proj.weight",
+        _PARTS + "moe.experts.{p}_proj",
+        Stack("e"),
+        p=GATE_UP_DOWN,
+    ),
 ]
 _DENSE_RULES = hf_rules(_NAMES, GEMMA_NORMS)
 _SPARSE_RULES = hf_rules([*_NAMES, *_OF_EXPERTS], GEMMA_NORMS)
