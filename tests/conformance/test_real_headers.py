@@ -41,7 +41,7 @@ UNREAD = {"bailing_hybrid", "gemma3n_text", "lfm3", "minimax", "olmo_hybrid"}
 UNREAD |= {"recurrent_gemma", "sarvam_moe", "zamba", "cwm", "internlm3", "iquestcoder", "jais2"}
 UNREAD |= {"ministral", "granite_swa", "granitemoe_swa", "vaultgemma", "hyperclovax"}
 UNREAD |= {"hy_v3", "sarvam_mla", "nanochat", "llama4_text", "cohere2_moe", "laguna"}
-UNREAD |= {"mimo_v2_flash", "phimoe"}
+UNREAD |= {"mimo_v2_flash", "phimoe", "bitnet"}
 
 
 def derive(checkpoint: Checkpoint) -> ModelConfig:
