@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,7 @@ _READING_OPS = frozenset(
     }
 )
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+_CAPTURING = Lock()  # torch captures one graph at a time in a process
 
 
 class GraphDevice(ABC):
@@ -114,20 +116,25 @@ class CudaGraphs(GraphDevice):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()  # the graphs of all sizes take turns in it
+        # torch's own stream for captures is one of the first GPU that captured in this process
+        self._aside = torch.cuda.Stream(device)
 
     @override
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """See `GraphDevice.capture`."""
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(torch.cuda.current_stream(self._device))
+        usual = torch.cuda.current_stream(self._device)
+        self._aside.wait_stream(usual)
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(self._aside):
                 warm_up(run)
         finally:  # what it was refused behind is still under way
-            torch.cuda.current_stream(self._device).wait_stream(aside)
+            usual.wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
         # what other threads do on the GPU meanwhile is none of the graph's business
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        whole = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
+        )
+        with _CAPTURING, whole:
             run()
         return graph.replay
 
