@@ -379,6 +379,23 @@ def copy_row(rows: Tensor, source: int, target: int) -> None:
         rows[target] = rows[source]
 
 
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Within, torch's generators of the CPU and of this device begin with a seed.
+
+    They get their states back. Torch would keep those of all GPUs, also of others than this one,
+    on each of which that takes memory.
+
+    Args:
+        device: Where something is drawn.
+        seed: Of what is drawn.
+    """
+    cards = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(cards, device_type=device.type):
+        torch.manual_seed(seed)
+        yield
+
+
 def _proc_line(file: str, *keys: str) -> str:
     """The first line of a file of /proc with one of these keys; empty where there is none."""
     try:

@@ -8,7 +8,7 @@ import torch
 from blazr.core import log
 from blazr.core.errors import CapacityError, ConfigError
 from blazr.nn import device
-from blazr.nn.device import limit_threads, resolve_device, zero_bytes
+from blazr.nn.device import limit_threads, resolve_device, seeded, zero_bytes
 
 
 @pytest.fixture
@@ -158,3 +158,43 @@ def test_rows_of_other_devices_are_zeroed_run_by_run() -> None:
     assert list(device._runs([7, 3, 4, 5, 9, 8])) == [(3, 6), (7, 10)]
     rows = torch.ones(4, 2, device="meta")
     device.zero_rows(rows, [2, 1])  # no list of places goes there
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("name", "own"), [("cpu", []), ("cuda:1", [1])])
+def test_a_seed_concerns_the_own_device_alone(
+    name: str, own: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for the state of its generator, a GPU that nobody uses takes memory."""
+    asked, given_back = [], []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda card: asked.append(card) or card)
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, card: given_back.append((state, card))
+    )
+    before = torch.random.get_rng_state()
+    with seeded(torch.device(name), 3):
+        first = torch.rand(4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with seeded(torch.device(name), 3):
+        assert torch.equal(torch.rand(4), first)
+    with seeded(torch.device(name), 4):
+        assert not torch.equal(torch.rand(4), first)
+    cards = [torch.device(f"cuda:{index}") for index in own]
+    assert asked == cards * 3
+    assert given_back == [(card, card) for card in cards] * 3
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu:0"])
+def test_a_seed_on_other_cards_forks_what_they_have(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = torch.device(name)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: there)
+    card = torch.mps if name == "mps" else torch.xpu
+    held = []
+    monkeypatch.setattr(card, "get_rng_state", lambda *_: torch.zeros(1))
+    monkeypatch.setattr(card, "set_rng_state", lambda *state: held.append(state[0]))
+    with seeded(there, 3):
+        torch.rand(4)
+    assert [state.tolist() for state in held] == [[0.0]]

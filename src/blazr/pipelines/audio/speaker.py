@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from blazr.core.errors import RequestError
+from blazr.nn.device import seeded
 from blazr.pipelines.audio.speech import SoundMade, SpeechRequest
 from blazr.pipelines.jobs import Outlet
 from blazr.pipelines.network import generation_config, load_without_code
@@ -148,8 +149,7 @@ class Speaker(TransformersPipeline):
                     continue
                 sentence = Sentence(text=text, voice=voice, speed=request.speed)
                 # the library draws from the generator that all share, which gets its state back
-                with torch.inference_mode(), torch.random.fork_rng():
-                    torch.manual_seed(request.seed + index)
+                with torch.inference_mode(), seeded(self.device, request.seed + index):
                     sound = self.synthesize(sentence).float().cpu().numpy()
                 samples = np.nan_to_num(sound).clip(-1, 1).astype(np.float32)
                 outlet.emit(SoundMade(samples, self.rate))

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from blazr.core.errors import CheckpointError, RequestError
 from blazr.models.checkpoint.open import PIPELINE_INDEX
+from blazr.nn.device import seeded
 from blazr.pipelines.diffusion.folder import only_data, read_index
 from blazr.pipelines.diffusion.generation import (
     MAX_SIDE,
@@ -182,8 +183,7 @@ class ImageGenerator(Pipeline):
             seed = request.seed + image
             # what a scheduler draws beside the generator comes from the one that all share, which
             # gets its state back
-            with torch.inference_mode(), torch.random.fork_rng():
-                torch.manual_seed(seed)
+            with torch.inference_mode(), seeded(self._pipe.device, seed):
                 inputs["generator"] = torch.Generator().manual_seed(seed)
                 inputs[_CALLBACK] = _step_callback(image, request, outlet)
                 made = _call(pipe, inputs)
