@@ -27,6 +27,7 @@ from blazr.nn.quant.weight import StoredStack, StoredWeight
 from tests.support.agreement import agree, fits, function_of, tensors_in
 from tests.support.networks import Lab, build_network
 from tests.support.op_samples import FLOATS, SAMPLES, random_blocks, random_floats, random_shifted
+from tests.support.other_device import OTHER, other_device
 from tests.support.quantized import gptq
 from tests.support.step_samples import STEP_SAMPLES, sample_pages
 from tests.support.without_kernels import kernels_for_gpus
@@ -274,9 +275,19 @@ def test_a_product_that_looks_at_its_company_is_noticed(monkeypatch: pytest.Monk
     assert not torch.equal(together, alone)
 
 
-def _logits(mix: tuple[str, ...], ways: list[str]) -> list[Tensor]:
+@pytest.mark.parametrize("mix", _NETWORKS, ids="-".join)
+def test_networks_on_a_device_whose_tensors_do_not_mix_with_the_cpus(mix: tuple[str, ...]) -> None:
+    with other_device(), kernels_for_gpus(exact=False) as used:
+        (expected,) = _logits(mix, [])
+        used.clear()
+        (found,) = _logits(mix, [], OTHER)
+        assert {"rms_norm", "likeliest"} <= set(used)
+        assert torch.equal(found.cpu(), expected)
+
+
+def _logits(mix: tuple[str, ...], ways: list[str], device: str = "cpu") -> list[Tensor]:
     """Of one reply alone, and of the same in other ways."""
-    model = build_network(mix).half()
+    model = build_network(mix).half().to(device)
     prompt = [(7 * place) % 53 for place in range(70)]
     found = []
     for way in ["alone", *ways]:

@@ -1,4 +1,4 @@
-"""A device in the place of a GPU: it captures steps on the CPU, and does its work when it likes.
+"""A device in the place of a GPU: it captures steps as graphs, and does its work when it likes.
 
 What is captured is a list of operations and the tensors that they are done on. Launching it again
 runs no line of the network: whatever the host decided at the capture stays as it was. The captured
@@ -26,12 +26,14 @@ from blazr.nn.ops.graphs import (
     guarding_capture,
     tensors_in,
 )
+from tests.support.other_device import OtherTensor
 
 
 class RecordedGraphs(GraphDevice):
-    """Graphs of the CPU.
+    """Graphs of the CPU, or of the device beside it.
 
     Args:
+        device: Where the network lies.
         hurries: Whether all work is done when somebody waits for some; else no more than that.
 
     Attributes:
@@ -40,7 +42,8 @@ class RecordedGraphs(GraphDevice):
         uploaded: How many numbers each upload brought.
     """
 
-    def __init__(self, *, hurries: bool = False) -> None:
+    def __init__(self, device: str = "cpu", *, hurries: bool = False) -> None:
+        self._device = device
         self._hurries = hurries
         self._queue: list[_Work] = []
         self._pinned: list[Tensor] = []
@@ -73,7 +76,7 @@ class RecordedGraphs(GraphDevice):
     def upload(self, values: Tensor) -> Tensor:
         self._check(values)
         self.uploaded.append(values.numel())
-        return values.clone()
+        return values.to(self._device, copy=True)
 
     def download(self, values: Tensor, target: Tensor) -> None:
         self._check(target)
@@ -157,13 +160,15 @@ class _External:
     def __init__(self, tensor: Tensor) -> None:
         self._storage = StorageWeakRef(tensor.untyped_storage())
         self._like = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._is_wrapped = isinstance(tensor, OtherTensor)
 
     def tensor(self) -> Tensor:
         storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
         if storage is None:
             raise UnrecordableError("memory that a graph uses is there no more")
         dtype, *where = self._like
-        return torch.empty(0, dtype=dtype).set_(storage, *where)
+        found = torch.empty(0, dtype=dtype).set_(storage, *where)
+        return OtherTensor(found) if self._is_wrapped else found
 
 
 def _given(value: Any) -> Any:
