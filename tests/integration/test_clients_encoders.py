@@ -369,6 +369,62 @@ def test_an_address_names_the_model_where_the_body_does_not(server: Loopback) ->
     assert found == pytest.approx([float(vectors(server, "a")[0] @ vectors(server, "b")[0])])
 
 
+def test_the_hub_s_clients_ask_at_the_address_alone(server: Loopback, alone: Loopback) -> None:
+    """Bodies as `InferenceClient` and its sister for JavaScript send them."""
+    found = post(alone, "/", inputs=TEXTS).json()
+    np.testing.assert_allclose(found, vectors(alone, *TEXTS), atol=1e-6)
+    asked = post(alone, "/", inputs="a cat", prompt_name="query", normalize=False).json()
+    np.testing.assert_allclose(asked, vectors(alone, "find: a cat"), atol=1e-6)
+    compared = {"inputs": {"source_sentence": "a cat", "sentences": TEXTS}}
+    found = post(alone, "/", **compared, parameters={}).json()
+    assert found == pytest.approx(post(alone, "/similarity", **compared).json(), abs=1e-6)
+
+    def _labels(**parameters: object) -> Any:
+        (found,) = post(server, "/?model=labels", inputs="a cat", parameters=parameters).json()
+        return found
+
+    best, *others = post(server, "/predict", inputs="a cat", model="labels").json()
+    assert _labels() == [best, *others]
+    assert _labels(top_k=1) == [best]
+    raw = post(server, "/predict", inputs="a cat", model="labels", raw_scores=True).json()
+    assert _labels(function_to_apply="none") == raw
+    squashed = [each["score"] for each in _labels(function_to_apply="sigmoid")]
+    assert squashed == pytest.approx([1 / (1 + np.exp(-each["score"])) for each in raw])
+
+    ranking = {"query": "a", "texts": TEXTS}
+    for name in ("vectors", "ranks"):
+        ranked = post(server, "/", **ranking, model=name).json()
+        assert ranked == post(server, "/rerank", **ranking, model=name).json()
+    written = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+    assert post(server, "/", **written).json() == [post(server, "/generate", **written).json()]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"inputs": LONG}, "truncate can keep what fits"),
+        ({"inputs": [["a", "b"]]}, "a text, or a list of texts"),
+        ({"inputs": ["a"], "model": "text"}, "a text"),
+        ({"inputs": "a", "model": "nobody"}, "nobody"),
+        ({"inputs": ["a", "b", "c"], "model": "labels"}, "a pair [a, b]"),
+        ({"inputs": "a", "model": "labels", "parameters": {"top_k": 0}}, "at least 1"),
+        ({"texts": ["a"]}, "query"),
+        ({"query": "a"}, "inputs"),
+        ({}, "inputs"),
+        ({"inputs": "a", "query": "a", "texts": ["a"]}, "one of them"),
+        ({"query": "a", "texts": ["a"], "model": "labels"}, "cannot score texts"),
+        ({"inputs": {"source_sentence": "a", "sentences": ["a"]}, "model": "ranks"}, "embed"),
+    ],
+)
+def test_what_nobody_can_answer_at_the_address_alone_is_told(
+    server: Loopback, body: dict[str, object], said: str
+) -> None:
+    reply = post(server, "/", **{"model": "vectors", **body})
+    assert reply.status_code in {400, 404}
+    assert reply.json()["error_type"] == "validation"
+    assert said in reply.json()["error"]
+
+
 def test_clients_of_text_embeddings_inference_compare_sentences(alone: Loopback) -> None:
     inputs = {"source_sentence": "a cat", "sentences": TEXTS}  # as InferenceClient sends them
     found = post(alone, "/similarity", inputs=inputs).json()

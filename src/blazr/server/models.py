@@ -326,7 +326,7 @@ class Models:
             return slot
         if self.state.config.accept_any_model:
             return first
-        raise _unsuited(slot, capability)
+        raise unsuited(slot.source.name, capability)
 
     @asynccontextmanager
     async def using(
@@ -344,7 +344,7 @@ class Models:
         slot = self.choose(name, capability)
         async with self.holding(slot) as model:
             if capability is not None and capability not in model.capabilities:
-                raise _unsuited(slot, capability)
+                raise unsuited(slot.source.name, capability)
             yield model
 
     @asynccontextmanager
@@ -624,10 +624,11 @@ def _restore_adapters(adapters: Adapters, wanted: Mapping[str, Path]) -> None:
             _log.error("the adapter %r cannot be loaded again: %s", name, error)
 
 
-def _unsuited(slot: ModelSlot, capability: str) -> HttpError:
+def unsuited(name: str, capability: str) -> HttpError:
+    """The error of a model that cannot do what is asked."""
     return HttpError(
         400,
-        f"the model {clean(slot.source.name, 100)!r} cannot {_ABILITIES[capability]}.",
+        f"the model {clean(name, 100)!r} cannot {_ABILITIES[capability]}.",
         param="model",
         code="model_not_suited",
     )

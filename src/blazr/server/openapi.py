@@ -158,16 +158,17 @@ def _structs_in(kinds: Iterable[Type]) -> dict[str, type[msgspec.Struct]]:
 
 def _one_of(kind: Any) -> Schema:
     """The schema of a `OneOf`: by the field ``type`` where the Structs have one."""
-    items = [next(iter(get_args(each)), each) for each in kind.kinds]  # of a list, what is in it
-    refs = {each: _REFERENCE + each.__name__ for each in items}
-    schema: Schema = {
-        "anyOf": [
-            {"$ref": refs[item]}
-            if item is each
-            else {"type": "array", "items": {"$ref": refs[item]}}
-            for each, item in zip(kind.kinds, items, strict=True)
-        ]
-    }
+    refs: dict[Any, str] = {}
+
+    def schema_of(part: type) -> Schema:
+        if inner := get_args(part):
+            return {"type": "array", "items": schema_of(*inner)}
+        if part is float:
+            return {"type": "number"}
+        refs[part] = _REFERENCE + part.__name__
+        return {"$ref": refs[part]}
+
+    schema: Schema = {"anyOf": [schema_of(each) for each in kind.kinds]}
     if all("type" in each.__struct_fields__ for each in refs):
         by_type = {
             field.default: ref

@@ -18,6 +18,7 @@ from blazr.pipelines.kinds import (
     SPEECH,
     TRANSCRIPTION,
 )
+from blazr.server import hub
 from blazr.server.anthropic import messages
 from blazr.server.anthropic.rendering import anthropic_error
 from blazr.server.endpoint import Route
@@ -179,8 +180,9 @@ _ROWS = (
     _Anthropic("POST", "/v1/messages", messages.answer),
     _Anthropic("POST", "/v1/messages/count_tokens", messages.count_tokens),
     Route("POST", "/generate", tgi.generate_either),  # SGLang, text-generation-inference
+    # the hub's clients
+    _Any("POST", "/", hub.answer, error=tgi_error, framing=ENDLESS_DATA),
     # text-generation-inference
-    Route("POST", "/", tgi.generate_compatibly, error=tgi_error, framing=ENDLESS_DATA),
     Route("POST", "/generate_stream", tgi.generate_stream, error=tgi_error, framing=ENDLESS_DATA),
     _LlamaCpp("POST", "/completion", completion.complete),  # llama.cpp, here and below
     _LlamaCpp("POST", "/completions", completion.complete),

@@ -34,7 +34,7 @@ def schema_hint(**schema: object) -> msgspec.Meta:
 
 def any_given(*names: str, min_length: int = 0) -> Schema:
     """One of these fields is there, not null, and at least so many characters or items long."""
-    kinds = {"type": ["string", "array"], "minLength": min_length}
+    kinds = {"type": ["string", "array", "object"], "minLength": min_length}
     return {"anyOf": [{"required": [name], "properties": {name: kinds}} for name in names]}
 
 
@@ -55,7 +55,7 @@ else:
     class OneOf:
         """A union of Structs whose ``type`` is not their first field; to type checkers, `Union`.
 
-        It may have lists of them, too.
+        It may have lists of them, too, and lists of numbers.
 
         msgspec allows Structs in a union only with tags, and writes a tag before all fields. What
         clients know has ``id`` first, so these have no tag: they are encoded, never decoded, and

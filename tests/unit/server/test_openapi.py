@@ -77,6 +77,8 @@ BODIES: dict[str, list[dict]] = {
         {"inputs": "a", "parameters": TGI},
     ],
     "/": [
+        {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}},
+        {"query": "a", "texts": ["b", "c"]},
         {"inputs": "a", "parameters": TGI},
         {"inputs": "a", "stream": True, "parameters": {"details": True, "top_n_tokens": 2}},
     ],

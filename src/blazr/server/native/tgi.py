@@ -1,4 +1,4 @@
-"""``POST /``, ``/generate`` and ``/generate_stream`` of text-generation-inference.
+"""``POST /generate`` and ``/generate_stream`` of text-generation-inference.
 
 Source: GitHub huggingface/text-generation-inference, ``router/src/lib.rs`` (GenerateParameters,
 GenerateResponse, StreamResponse), ``router/src/server.rs`` (compat_generate).
@@ -143,7 +143,7 @@ def tgi_error(error: HttpError) -> TgiError:
 
 
 async def generate_compatibly(call: Call[TgiBody]) -> Reply[list[TgiReply], TgiChunk]:
-    """Continue a prompt; ``InferenceClient.text_generation`` asks here."""
+    """Continue a prompt; the answer is a list of one, as at ``POST /``."""
     return await _answer(call, call.body)
 
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from blazr.pipelines.encoders.embedder import Embedder
     from blazr.pipelines.encoders.encoder import Encoder
 
-_Texts = Annotated[list[str], schema_hint(minItems=1)]
-_Sequence = Annotated[list[str], schema_hint(minItems=1, maxItems=2)]
+TextList = Annotated[list[str], schema_hint(minItems=1)]
+OneOrTwo = Annotated[list[str], schema_hint(minItems=1, maxItems=2)]
 _READERS = {EMBEDDING, RERANKING, CLASSIFICATION}
 _POOLINGS = {"lasttoken": "last_token"}  # names that differ from those of sentence-transformers
-_Side = Literal["left", "right", "Left", "Right"]
+Side = Literal["left", "right", "Left", "Right"]
 
 
 class TeiError(msgspec.Struct):
@@ -49,10 +49,10 @@ class TeiError(msgspec.Struct):
 class AllInputsBody(msgspec.Struct, kw_only=True):
     """Texts; those that are too long are refused, unless ``truncate`` says otherwise."""
 
-    inputs: str | _Texts
+    inputs: str | TextList
     model: str | None = None
     truncate: bool | None = None
-    truncation_direction: _Side | None = None
+    truncation_direction: Side | None = None
     prompt_name: str | None = None
     example: ClassVar[Example] = {"inputs": "Once upon a time"}
 
@@ -68,14 +68,14 @@ class Sentences(msgspec.Struct, kw_only=True):
     """A sentence, and those that it is compared with."""
 
     source_sentence: str
-    sentences: _Texts
+    sentences: TextList
 
 
 class SimilarityParameters(msgspec.Struct, kw_only=True):
     """How sentences are read."""
 
     truncate: bool | None = None
-    truncation_direction: _Side | None = None
+    truncation_direction: Side | None = None
     prompt_name: str | None = None
 
 
@@ -93,17 +93,17 @@ class SimilarityBody(msgspec.Struct, kw_only=True):
 class PredictBody(msgspec.Struct, kw_only=True):
     """A text or a pair of texts to label, or a batch of lists with one or two texts each."""
 
-    inputs: str | Annotated[list[str | _Sequence], schema_hint(minItems=1)]
+    inputs: str | Annotated[list[str | OneOrTwo], schema_hint(minItems=1)]
     model: str | None = None
     truncate: bool | None = None
-    truncation_direction: _Side | None = None
+    truncation_direction: Side | None = None
     raw_scores: bool | None = None
     example: ClassVar[Example] = {"inputs": "What a nice day!"}
 
 
 class _Truncating(Protocol):
     truncate: bool | None
-    truncation_direction: _Side | None
+    truncation_direction: Side | None
 
 
 class Prediction(msgspec.Struct):
@@ -117,9 +117,9 @@ class TextsBody(RerankBody, kw_only=True):
     """A query and documents, which text-embeddings-inference calls ``texts``."""
 
     documents: Annotated[list[str | Document], schema_hint(minItems=1)] = []
-    texts: _Texts | None = None
+    texts: TextList | None = None
     truncate: bool | None = None
-    truncation_direction: _Side | None = None
+    truncation_direction: Side | None = None
     raw_scores: Literal[False] | None = None
     return_text: bool | None = None
     schema_extra: ClassVar[Schema] = any_given("documents", "texts", min_length=1)
