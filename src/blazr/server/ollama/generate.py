@@ -101,14 +101,11 @@ class OllamaLogprob(OllamaAlternative, kw_only=True):
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
-class GenerateLine(msgspec.Struct, kw_only=True):
-    """An answer to a prompt, or a line of it."""
+class Line(msgspec.Struct, kw_only=True):
+    """Of which model a line is, and when; the last one tells how it ended and what it took."""
 
     model: str
     created_at: str
-    response: str
-    thinking: str | UnsetType = UNSET
-    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
     done: bool = False
     done_reason: DoneReason | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -118,6 +115,14 @@ class GenerateLine(msgspec.Struct, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     logprobs: list[OllamaLogprob] | UnsetType = UNSET
+
+
+class GenerateLine(Line, kw_only=True):
+    """An answer to a prompt, or a line of it."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
@@ -129,24 +134,13 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
-class ChatLine(msgspec.Struct, kw_only=True):
+class ChatLine(Line, kw_only=True):
     """An answer in a chat, or a line of it."""
 
-    model: str
-    created_at: str
     message: OllamaMessage
-    done: bool = False
-    done_reason: DoneReason | UnsetType = UNSET
-    total_duration: int | UnsetType = UNSET
-    load_duration: int | UnsetType = UNSET
-    prompt_eval_count: int | UnsetType = UNSET
-    prompt_eval_duration: int | UnsetType = UNSET
-    eval_count: int | UnsetType = UNSET
-    eval_duration: int | UnsetType = UNSET
-    logprobs: list[OllamaLogprob] | UnsetType = UNSET
 
 
-L = TypeVar("L", GenerateLine, ChatLine)
+L = TypeVar("L", bound=Line)
 
 
 class _Figures(TypedDict):
