@@ -36,21 +36,27 @@ INFILL_FORMATS: Table[InfillFormat] = Table(
 )
 
 
+def infill_format(tokenizer: Tokenizer, vocab_size: int) -> InfillFormat | None:
+    """Where the special tokens stand; None where the vocabulary has no tokens for it."""
+    known = {name for name, i in tokenizer.special_ids.items() if i < vocab_size}
+    rows = INFILL_FORMATS.values()
+    return next((x for x in rows if known.issuperset((x.before, x.between, x.after))), None)
+
+
 def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str, vocab_size: int) -> list[int]:
     """The token ids that ask for what stands between two texts.
 
     Raises:
         RequestError: The vocabulary has no tokens for it.
     """
-    known = {name: i for name, i in tokenizer.special_ids.items() if i < vocab_size}
-    for row in INFILL_FORMATS.values():
-        marks = (row.before, row.between, row.after)
-        if all(name in known for name in marks):
-            before, between, after = (known[name] for name in marks)
-            head, tail = tokenizer.encode(prefix), tokenizer.encode(suffix)
-            return [before, *head, between, *tail, after]
-    raise RequestError(
-        "this model cannot fill in the middle: its vocabulary has no tokens for it.",
-        param="suffix",
-        hint="/v1/completions without suffix continues the text before",
-    )
+    row = infill_format(tokenizer, vocab_size)
+    if row is None:
+        raise RequestError(
+            "this model cannot fill in the middle: its vocabulary has no tokens for it.",
+            param="suffix",
+            hint="/v1/completions without suffix continues the text before",
+        )
+    marks = (row.before, row.between, row.after)
+    before, between, after = (tokenizer.special_ids[name] for name in marks)
+    head, tail = tokenizer.encode(prefix), tokenizer.encode(suffix)
+    return [before, *head, between, *tail, after]

@@ -86,7 +86,7 @@ CLIENTS = (
         "sdk",
         ("ollama==0.6.3",),
         ("chat", "stream", "generate", "tools", "json", "embeddings", "models"),
-        unsupported="create, copy, push",
+        unsupported="create, copy, delete, push",
     ),
     Client(
         "Ollama (Node)",

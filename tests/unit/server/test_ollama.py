@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.loopback import Loopback, serving
-from tests.support.scripted import SCRIPT, scripted_core
+from tests.support.scripted import SCRIPT, scripted_core, thinking_core
 
 HELLO = [{"role": "user", "content": "hello"}]
 FIGURES = {
@@ -129,6 +129,38 @@ def test_models_are_found_under_ollama_s_names(loopback: Loopback) -> None:
         shown = post(loopback, "/api/show", **spelled).json()
         assert {"completion", "embedding"} <= set(shown["capabilities"])
         assert shown["model_info"]["oxidizr.context_length"] == 512
+    (running,) = loopback.client.get("/api/ps").json()["models"]
+    assert running["context_length"] == 512
+
+
+def test_clients_learn_what_they_may_ask_of_a_model(loopback: Loopback) -> None:
+    """Editors offer tools, thinking and completions within a text only where these are named."""
+    shown = post(loopback, "/api/show").json()["capabilities"]
+    assert shown == ["completion", "embedding", "tools", "insert"]
+    with serving(thinking_core("Hm.")) as running:
+        shown = post(running, "/api/show").json()["capabilities"]
+        assert shown == ["completion", "embedding", "tools", "thinking", "insert"]
+        running.core.tokenizer.special_ids = {}
+        assert "insert" not in post(running, "/api/show").json()["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/api/copy", "blazr serve NAME=PATH"),
+        ("POST", "/api/create", "blazr serve NAME=PATH"),
+        ("POST", "/api/blobs/sha256:00", "blazr serve NAME=PATH"),
+        ("DELETE", "/api/delete", "keep_alive"),
+        ("POST", "/api/push", "hf upload"),
+    ],
+)
+def test_models_are_not_managed_by_clients(
+    loopback: Loopback, method: str, path: str, hint: str
+) -> None:
+    reply = loopback.client.request(method, path, json={"model": "scripted"})
+    assert reply.status_code == 501
+    assert set(reply.json()) == {"error"}
+    assert hint in reply.json()["error"]
 
 
 def test_a_model_is_called_in_the_answer_as_in_the_request(loopback: Loopback) -> None:
@@ -150,7 +182,7 @@ def test_what_is_not_there_cannot_be_pulled(loopback: Loopback) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/api/push"), ("GET", "/api/chat"), ("GET", "/api")]
+    ("method", "path"), [("POST", "/api/me"), ("GET", "/api/chat"), ("GET", "/api")]
 )
 def test_unknown_paths_answer_in_this_dialect(loopback: Loopback, method: str, path: str) -> None:
     reply = loopback.client.request(method, path)

@@ -1,4 +1,7 @@
-"""Ollama's models: ``/api/version``, ``/api/tags``, ``/api/ps``, ``/api/show``, ``/api/pull``."""
+"""Ollama's models: ``/api/version``, ``/api/tags``, ``/api/ps``, ``/api/show``, ``/api/pull``.
+
+What would change them is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 
 from blazr.core.errors import RequestError
 from blazr.core.gguf_header import ARCHITECTURE_KEY
+from blazr.llm.infill import infill_format
 from blazr.pipelines.kinds import AUDIO, COMPLETION, EMBEDDING, VISION
 from blazr.server.endpoint import Call, Reply
 from blazr.server.errors import HttpError
@@ -103,6 +107,7 @@ class RunningModel(Tag, kw_only=True):
 
     expires_at: str
     size_vram: int
+    context_length: int
 
 
 class RunningList(msgspec.Struct):
@@ -164,6 +169,29 @@ class _PullStream(Stream[PullLine]):
             await self.send_bytes(self._framing.encode(PullLine(status)))
 
 
+async def refuse_name(call: Call[None]) -> NoReturn:  # noqa: ARG001
+    """Say where models get their names."""
+    raise HttpError.unsupported(
+        "this server makes no models while it runs. Try: blazr serve NAME=PATH, which serves a "
+        "model under a name, and the system prompt in each request."
+    )
+
+
+async def refuse_delete(call: Call[None]) -> NoReturn:  # noqa: ARG001
+    """Say that files stay."""
+    raise HttpError.unsupported(
+        'this server deletes no models. Try: "keep_alive": 0 in /api/generate, which frees the '
+        "memory of one."
+    )
+
+
+async def refuse_push(call: Call[None]) -> NoReturn:  # noqa: ARG001
+    """Say that models stay here."""
+    raise HttpError.unsupported(
+        "this server sends models nowhere. Try: hf upload, for the Hugging Face hub."
+    )
+
+
 async def running(call: Call[None]) -> RunningList:
     """The models in memory."""
     now = datetime.now(UTC)
@@ -178,7 +206,14 @@ async def running(call: Call[None]) -> RunningList:
             left_s = slot.timer.when() - now_s
         expires_at = (now + timedelta(seconds=left_s)).isoformat()
         tag = msgspec.structs.asdict(_tag(call, slot))
-        models.append(RunningModel(**tag, expires_at=expires_at, size_vram=slot.num_bytes))
+        models.append(
+            RunningModel(
+                **tag,
+                expires_at=expires_at,
+                size_vram=slot.num_bytes,
+                context_length=slot.model.info.max_seq_len or 0,
+            )
+        )
     return RunningList(models)
 
 
@@ -214,6 +249,10 @@ async def show(call: Call[ShowBody]) -> ShownModel:
     if core.template is not None:
         shown.capabilities.append("tools")
         shown.template = core.template.name
+    if core.reply_format.reasoning is not None:
+        shown.capabilities.append("thinking")
+    if infill_format(core.tokenizer, core.info.vocab_size) is not None:
+        shown.capabilities.append("insert")
     return shown
 
 
