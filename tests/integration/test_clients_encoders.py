@@ -481,7 +481,29 @@ def test_cohere_s_clients_get_vectors(alone: Loopback) -> None:
         np.testing.assert_allclose(cut, vectors(alone, kept), atol=1e-6)
     refused = post(alone, "/v2/embed", texts=ends, truncate="NONE")
     assert refused.status_code == 400
-    for path, status in (("/v2/rerank", 400), ("/v2/embed", 400), ("/v2/chat", 404)):
+    packed = post(alone, "/v2/embed", texts=TEXTS, embedding_types=["binary", "ubinary"]).json()
+    bits = np.unpackbits(np.array(packed["embeddings"]["ubinary"], np.uint8), axis=1)
+    assert bits.shape == (3, 16)  # the last byte's end is zeros
+    np.testing.assert_array_equal(bits, np.pad(expected > 0, ((0, 0), (0, 4))))
+    signed = np.array(packed["embeddings"]["binary"])
+    np.testing.assert_array_equal(signed, np.array(packed["embeddings"]["ubinary"]) - 128)
+    refused = post(alone, "/v2/embed", texts=TEXTS, embedding_types=["int8"])
+    assert refused.status_code == 400
+    assert "'ubinary'" in refused.json()["message"]
+    plain = post(alone, "/v1/embed", texts=TEXTS).json()
+    assert (plain["response_type"], plain["meta"]["api_version"]["version"]) == (
+        "embeddings_floats",
+        "1",
+    )
+    np.testing.assert_allclose(plain["embeddings"], expected, atol=1e-6)
+    typed = post(alone, "/v1/embed", texts=TEXTS, embedding_types=["float"]).json()
+    assert typed["embeddings"] == {"float": plain["embeddings"]}
+    for path, status in (
+        ("/v2/rerank", 400),
+        ("/v2/embed", 400),
+        ("/v1/embed", 400),
+        ("/v2/chat", 404),
+    ):
         refused = post(alone, path, model="nobody")
         assert refused.status_code == status
         assert list(refused.json()) == ["message"], path

@@ -156,6 +156,7 @@ _ROWS = (
     _Embedding("POST", "/embed_all", tei.embed_all, error=tei_error),
     _Embedding("POST", "/similarity", tei.similarity, error=tei_error),
     _Embedding("POST", "/v2/embed", cohere.embed, error=cohere_error),  # Cohere
+    _Embedding("POST", "/v1/embed", cohere.embed_old, error=cohere_error),
     Route("POST", "/v1/decisions", decisions.decide),
     _Comparing("POST", "/v1/score", scoring.score),
     _Comparing("POST", "/score", scoring.score),  # vLLM

@@ -58,6 +58,7 @@ BODIES: dict[str, list[dict]] = {
     "/embeddings": [{"content": "a"}, {"input": ["a", "b"]}],
     "/embed": [{"inputs": ["a", "b"]}, {"inputs": "a", "truncate": True}],
     "/similarity": [{"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}],
+    "/v1/embed": [{"texts": ["a", "b"]}, {"texts": ["a"], "embedding_types": ["binary"]}],
     "/v2/embed": [{"texts": ["a", "b"]}, {"texts": ["a"], "embedding_types": ["float", "base64"]}],
     "/v1/decisions": [{"input": "a", "questions": QUESTIONS}],
     "/v1/score": [{"text_1": "a", "text_2": ["b", "c"]}],

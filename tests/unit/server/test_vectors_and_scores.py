@@ -83,7 +83,7 @@ def test_a_value_that_there_is_not_is_answered_with_those_there_are(loopback: Lo
     assert message.endswith("Expected: one of 'float', 'base64'.")
     assert message.count("h") < 100
     reply = post(loopback, "/v2/embed", texts=["a"], embedding_types=["int8"])
-    assert "'int8' - at `$.embedding_types[0]`. Expected: one of 'float', 'base64'." in reply.text
+    assert "'int8' - at `$.embedding_types[0]`. Expected: one of 'float', 'base64', " in reply.text
 
 
 def test_a_body_may_begin_with_a_byte_order_mark(loopback: Loopback) -> None:
