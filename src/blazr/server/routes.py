@@ -89,6 +89,8 @@ _ROWS = (
     Route("GET", "/health", status.health, is_open=True),
     Route("GET", "/v1/health", status.health, is_open=True),  # llama.cpp
     Route("GET", "/ping", status.health, is_open=True),  # SageMaker
+    # SGLang, whose probe writes a token to see whether the engine lives
+    Route("GET", "/health_generate", status.health, is_open=True),
     Route("GET", "/ready", status.ready, is_open=True),
     Route("GET", "/version", status.version),
     Route("GET", "/load", status.load),
