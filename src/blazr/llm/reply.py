@@ -300,6 +300,7 @@ class _ReplyState:
             is_refusal=output.is_refusal,
             num_drafts=output.num_drafts,
             num_kept_drafts=output.num_kept_drafts,
+            stop_id=None if self._text.has_ended else output.stop_id,
         )
         return [*before, end]
 

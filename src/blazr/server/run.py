@@ -42,6 +42,10 @@ class Renderer(ABC, Generic[W, E]):
         """What to send for an event, when streaming."""
         return ()
 
+    def pending(self) -> Iterable[E]:
+        """What to send of events before, when streaming and the next one has yet to come."""
+        return ()
+
     def gather(self, event: Event) -> None:
         """Take note of an event, when not streaming."""
         del event  # most know all from the completions
@@ -270,7 +274,11 @@ async def reply(
     )
     if stream:
         return WorkStream(
-            run, renderer.event, lambda: renderer.last(run.usage()), failure=renderer.failure
+            run,
+            renderer.event,
+            lambda: renderer.last(run.usage()),
+            pending=renderer.pending,
+            failure=renderer.failure,
         )
     completions, usage = await run.result(renderer.gather)
     return renderer.whole(completions, usage)

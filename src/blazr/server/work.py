@@ -147,6 +147,7 @@ class WorkStream(Stream[E], Generic[T, E]):
         work: What is streamed.
         events_of: What to send for an item.
         last: What to send after the last one.
+        pending: What to send of items before when the next one has yet to come.
         failure: What to send when it fails; as OpenAI says it where that is left out.
         framing: How events become bytes, where it is not as the route says.
     """
@@ -157,6 +158,7 @@ class WorkStream(Stream[E], Generic[T, E]):
         events_of: Callable[[T], Iterable[E]],
         last: Callable[[], Iterable[E]] = lambda: (),
         *,
+        pending: Callable[[], Iterable[E]] = lambda: (),
         failure: Callable[[HttpError], Iterable[msgspec.Struct]] | None = None,
         framing: Framing | None = None,
     ) -> None:
@@ -164,6 +166,7 @@ class WorkStream(Stream[E], Generic[T, E]):
         self._work = work
         self._events_of = events_of
         self._last = last
+        self._pending = pending
         self._failure = failure or _failure_event
 
     def close(self) -> None:
@@ -200,6 +203,8 @@ class WorkStream(Stream[E], Generic[T, E]):
             if failure is not None:
                 break
             data += self._frames(self._events_of(item))
+        else:
+            data += self._frames(self._pending())
         if failure is not None and not self._has_begun:
             raise failure  # nothing was sent, so the status can tell
         is_silent = monotonic() - self._timeout.sent_s >= self._config.keep_alive_s

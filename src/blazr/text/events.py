@@ -155,6 +155,7 @@ class Finished:
         num_kept_drafts: Of these, how many were kept.
         num_more_prompt_tokens: Tokens of later prompts of the same reply, of an agent's rounds.
         num_more_cached_tokens: Of these, tokens reused.
+        stop_id: The token that ended it, which is no part of it, or None.
     """
 
     index: int
@@ -169,6 +170,7 @@ class Finished:
     num_kept_drafts: int = 0
     num_more_prompt_tokens: int = 0
     num_more_cached_tokens: int = 0
+    stop_id: int | None = None
 
 
 Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | ToolStep | Finished

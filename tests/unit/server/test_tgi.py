@@ -76,12 +76,37 @@ def test_details_tell_of_the_tokens(loopback: Loopback) -> None:
     assert details["prefill"][0]["logprob"] is None
 
 
-def test_the_token_that_ends_the_text_is_not_told(loopback: Loopback) -> None:
-    found = ask(loopback, details=True)
+def test_the_token_that_ends_the_text_is_the_last(loopback: Loopback) -> None:
+    found = ask(loopback, details=True, top_n_tokens=1)
     details = found["details"]
     assert details["finish_reason"] == "eos_token"
-    assert "".join(each["text"] for each in details["tokens"]) == found["generated_text"] == SCRIPT
+    *before, last = details["tokens"]
+    assert "".join(each["text"] for each in before) == found["generated_text"] == SCRIPT
+    (end,) = loopback.engine.submitted[-1].stop_ids
+    assert last == {"id": end, "text": "", "logprob": None, "special": True}
+    assert details["top_tokens"][-1] == []
     assert details["generated_tokens"] == len(details["tokens"])
+
+
+def test_a_token_is_sent_before_the_next_is_there() -> None:
+    with serving(scripted_core()) as running:
+        running.engine.halts_after = running.engine.num_steps + 1
+        body = {"inputs": "hello", "stream": True}
+        with running.client.stream("POST", "/generate_stream", json=body) as reply:
+            lines = (line for line in reply.iter_lines() if line)
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert running.engine.num_steps == running.engine.halts_after
+            running.engine.go.set()
+            assert (first["token"]["text"], first["generated_text"]) == (" one", None)
+            assert json.loads([*lines][-1].removeprefix("data: "))["generated_text"] == SCRIPT
+
+
+def test_a_reply_without_text_has_an_end() -> None:
+    with serving(scripted_core(text="")) as running:
+        (only,) = stream(running, details=True)
+        assert only["generated_text"] == only["token"]["text"] == ""
+        assert only["details"]["finish_reason"] == "eos_token"
+        assert ask(running, details=True)["details"]["tokens"] == [only["token"]]
 
 
 def test_special_tokens_add_nothing_to_the_text() -> None:
@@ -108,6 +133,7 @@ def test_special_tokens_add_nothing_to_the_text() -> None:
         {"max_new_tokens": 9},
         {"stop": [" four"]},
         {"stop": ["ve 👩", "never"]},
+        {"stop": [" six and"]},
         {"stop": "ee\n f", "top_n_tokens": 2},
         {"return_full_text": True},
     ],

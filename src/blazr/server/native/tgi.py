@@ -250,7 +250,10 @@ def _refuse_what_is_not(wanted: TgiParameters, *, is_streamed: bool) -> None:
 
 
 class _Renderer(Renderer[list[TgiReply], TgiChunk]):
-    """Says what happens token by token. The last comes with the end, and so waits for it.
+    """Says what happens token by token.
+
+    The last one comes with the end. That is the token that ends the reply, or one that comes at
+    once with its end: a token waits only as long as there are more events.
 
     Args:
         prompt: The text that is continued.
@@ -267,6 +270,7 @@ class _Renderer(Renderer[list[TgiReply], TgiChunk]):
         self._seed = None if params.is_greedy else params.seed
         self._is_special = tokenizer.is_special
         self._text = ""
+        self._late = ""  # text of earlier tokens that was held back
         self._num_prompt_tokens = 0
         self._num_chunks = 0
         self._waiting: TgiChunk | None = None
@@ -279,21 +283,32 @@ class _Renderer(Renderer[list[TgiReply], TgiChunk]):
         elif isinstance(event, TextDelta):
             self._text += event.text
             for token, text in _texts_of(event, self._is_special):
-                if self._waiting is not None:
-                    yield self._waiting
+                yield from self.pending()
                 self._waiting = self._chunk(token, text)
-            if self._waiting is not None and not event.logprobs:  # text that was held back
-                self._waiting.token.text += event.text
-        elif isinstance(event, Finished) and self._waiting is not None:
+            if not event.logprobs:
+                self._late += event.text
+        elif isinstance(event, Finished):
+            if event.stop_id is not None:
+                yield from self.pending()
+                self._waiting = self._chunk(TokenText("", event.stop_id, b"", None), "")
+            if self._waiting is None:
+                return
+            self._waiting.token.text += self._late
             self._waiting.generated_text = self._before + self._text
             if self._wanted.details:
                 self._waiting.details = TgiStreamDetails(
                     _reason(event.reason, event.stop),
-                    event.num_tokens,
+                    self._num_chunks,
                     self._seed,
                     self._num_prompt_tokens,
                 )
+            yield from self.pending()
+
+    def pending(self) -> Iterable[TgiChunk]:
+        """The token that waits, if one does."""
+        if self._waiting is not None:
             yield self._waiting
+            self._waiting = None
 
     def gather(self, event: Event) -> None:
         """Take note of the tokens."""
@@ -312,7 +327,7 @@ class _Renderer(Renderer[list[TgiReply], TgiChunk]):
             tops = [each.top_tokens for each in self._chunks if each.top_tokens is not UNSET]
             answer.details = TgiDetails(
                 _reason(completion.finish_reason, completion.stop),
-                completion.usage.completion_tokens,
+                len(self._chunks),
                 self._seed,
                 [
                     TgiPromptToken(each.token_id, each.token, _logprob(each))
