@@ -254,6 +254,8 @@ class ScriptedEngine:
             return TokenOutput(**common, **_ended(running.request))
         if place >= len(script) and not params.ignore_eos:
             eos = min(running.request.stop_ids, default=None)
+            if params.logprobs is not None and eos is not None:
+                common["stop_logprobs"] = _logprobs(eos, params.logprobs)
             return TokenOutput(**common, finish_reason=FinishReason.STOP, stop_id=eos)
         token = script[place % len(script)]
         if params.logprobs is not None:

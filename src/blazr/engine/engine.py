@@ -60,6 +60,7 @@ class _Taken(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     stop_id: int | None = None
+    stop_logprobs: TokenLogprobs | None = None
     error: str | None = None
     is_refusal: bool = False
     embedding: array[float] | None = None
@@ -484,7 +485,7 @@ class Engine:
         if params.max_tokens == 0:
             return _Taken(FinishReason.LENGTH)
         if token in sequence.ends and sequence.num_output >= params.min_tokens:
-            return _Taken(FinishReason.STOP, stop_id=token)
+            return _Taken(FinishReason.STOP, stop_id=token, stop_logprobs=sampled.logprobs)
         tokens: tuple[int, ...] = (token,)
         is_complete = False
         if sequence.constraint is not None:
@@ -608,6 +609,7 @@ class Engine:
             prompt_logprobs=tuple(scores) if scores is not None and is_whole else None,
             finish_reason=taken.reason,
             stop_id=taken.stop_id,
+            stop_logprobs=taken.stop_logprobs,
             error=taken.error,
             is_refusal=taken.is_refusal,
             num_prompt_tokens=sequence.num_prompt,

@@ -83,6 +83,7 @@ class TokenOutput:
         prompt_logprobs: With the first output, one per prompt token (None for the first).
         finish_reason: Set on the last output of the reply.
         stop_id: The token id that ended the reply, if one did.
+        stop_logprobs: Its log-probabilities, when asked for.
         error: What failed, when ``finish_reason`` is ERROR or TIMEOUT.
         is_refusal: Whether what the request asks for is why.
         num_prompt_tokens: Tokens of the prompt.
@@ -104,6 +105,7 @@ class TokenOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
+    stop_logprobs: TokenLogprobs | None = None
     error: str | None = None
     is_refusal: bool = False
     num_prompt_tokens: int = 0

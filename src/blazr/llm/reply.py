@@ -300,9 +300,17 @@ class _ReplyState:
             is_refusal=output.is_refusal,
             num_drafts=output.num_drafts,
             num_kept_drafts=output.num_kept_drafts,
-            stop_id=None if self._text.has_ended else output.stop_id,
+            end_token=None if self._text.has_ended else _end_token(self._tokenizer, output),
         )
         return [*before, end]
+
+
+def _end_token(tokenizer: Tokenizer, output: TokenOutput) -> TokenText | None:
+    if output.stop_id is None:
+        return None
+    if output.stop_logprobs is None:
+        return _bare_text(tokenizer, output.stop_id, None)
+    return _token_text(tokenizer, output.stop_logprobs)
 
 
 def _token_text(tokenizer: Tokenizer, logprobs: TokenLogprobs) -> TokenText:

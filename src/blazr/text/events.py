@@ -155,7 +155,8 @@ class Finished:
         num_kept_drafts: Of these, how many were kept.
         num_more_prompt_tokens: Tokens of later prompts of the same reply, of an agent's rounds.
         num_more_cached_tokens: Of these, tokens reused.
-        stop_id: The token that ended it, which is no part of it, or None.
+        end_token: The token that ended it, which is no part of it, or None; its log-probability
+            when asked for.
     """
 
     index: int
@@ -170,7 +171,7 @@ class Finished:
     num_kept_drafts: int = 0
     num_more_prompt_tokens: int = 0
     num_more_cached_tokens: int = 0
-    stop_id: int | None = None
+    end_token: TokenText | None = None
 
 
 Event = PromptDone | TextDelta | ReasoningDelta | ToolCallDelta | ToolStep | Finished

@@ -106,6 +106,9 @@ def test_the_end_token_ends_where_it_may_however_much_it_is_liked():
     outputs = reply(automaton, liked=(EOS,), temperature=0.0)
     assert tokens_of(outputs) == [7, 8]
     assert outputs[-1].stop_id == EOS
+    assert outputs[-1].stop_logprobs is None
+    (*_, last) = reply(automaton, liked=(EOS,), temperature=0.0, logprobs=0)
+    assert last.stop_logprobs.token_id == last.stop_id == EOS
 
 
 def test_min_tokens_and_ignore_eos_keep_a_reply_going():

@@ -288,9 +288,9 @@ class _Renderer(Renderer[list[TgiReply], TgiChunk]):
             if not event.logprobs:
                 self._late += event.text
         elif isinstance(event, Finished):
-            if event.stop_id is not None:
+            if event.end_token is not None:
                 yield from self.pending()
-                self._waiting = self._chunk(TokenText("", event.stop_id, b"", None), "")
+                self._waiting = self._chunk(event.end_token, "")
             if self._waiting is None:
                 return
             self._waiting.token.text += self._late
