@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files: written as a whole or not at all, and opened without trusting what lies there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,60 @@ import errno
 import fcntl
 import os
 import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
+from typing import BinaryIO
+
+from blazr.core.errors import CheckpointError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a disk that has no room, or none for this user."""
 
 _PARTIAL = re.compile(r"tmp\w{8}\.part")  # as `mkstemp` names it; browsers have .part, too
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading; never waits, as opening a pipe would.
+
+    Raises:
+        CheckpointError: There is no such file, it may not be read, or it is not a regular one or a
+            pointer of Git LFS; or the system could not read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be opened.", found=error.strerror or "an error", expected="a file"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(
+                f"{path} is not a regular file.",
+                found="a directory, pipe, socket or device",
+                expected="a file of known size",
+            )
+        if os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
+            raise CheckpointError(
+                f"{path} is not the file itself.",
+                found="a pointer of Git LFS, as a clone without it has",
+                expected="what it points to",
+                hint="git lfs pull beside it, or blazr pull org/name",
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read.",
+            found=error.strerror or "an error",
+            expected="a file on a sound disk",
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, *parts: bytes) -> None:

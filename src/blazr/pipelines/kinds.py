@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blazr.core.errors import BlazrError, CheckpointError
+from blazr.core.files import open_regular
 from blazr.core.gguf_header import ARCHITECTURE_KEY, read_architecture
 from blazr.core.table import Table
-from blazr.models.checkpoint.base import open_regular
 from blazr.models.checkpoint.gguf import read_header
 from blazr.models.checkpoint.open import find_weights
 from blazr.pipelines.encoders.gguf_architectures import ENCODERS

@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from weakref import WeakValueDictionary
 
 from blazr.core.errors import CheckpointError, ConfigError
+from blazr.core.files import open_regular
 from blazr.core.gguf_header import Value
 
 if TYPE_CHECKING:
@@ -54,53 +53,11 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
     "F64": (8, "float64"),
 }
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
 
 def unsound(message: str, *, found: str = "", expected: str = "") -> CheckpointError:
     """The error for a file whose bytes are not what its format has there."""
     hint = "copy or download the file again"
     return CheckpointError(message, found=found, expected=expected, hint=hint)
-
-
-@contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading; never waits, as opening a pipe would.
-
-    Raises:
-        CheckpointError: There is no such file, it may not be read, or it is not a regular one or a
-            pointer of Git LFS; or the system could not read it.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be opened.", found=error.strerror or "an error", expected="a file"
-        ) from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise CheckpointError(
-                f"{path} is not a regular file.",
-                found="a directory, pipe, socket or device",
-                expected="a file of known size",
-            )
-        if os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER:
-            raise CheckpointError(
-                f"{path} is not the file itself.",
-                found="a pointer of Git LFS, as a clone without it has",
-                expected="what it points to",
-                hint="git lfs pull beside it, or blazr pull org/name",
-            )
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            yield file
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read.",
-            found=error.strerror or "an error",
-            expected="a file on a sound disk",
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def read_json(path: Path) -> Mapping[str, object]:

@@ -18,6 +18,7 @@ from struct import calcsize
 from typing import NamedTuple
 
 from blazr.core.errors import CheckpointError
+from blazr.core.files import open_regular
 from blazr.core.gguf_header import (
     ARCHITECTURE_KEY,
     GgufHeader,
@@ -34,7 +35,6 @@ from blazr.models.checkpoint.base import (
     ScaledInfo,
     TensorInfo,
     check_ranges,
-    open_regular,
     unsound,
 )
 from blazr.nn.operands.packing import BlockType

@@ -15,12 +15,12 @@ from math import prod
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
+from blazr.core.files import open_regular
 from blazr.models.checkpoint.base import (
     ELEMENT_TYPES,
     Header,
     TensorInfo,
     check_ranges,
-    open_regular,
     unsound,
 )
 
