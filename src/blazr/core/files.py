@@ -33,8 +33,12 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        found, hint = error.strerror or "an error", ""
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            found = "a link to a file that is not there"
+            hint = "copy the files that the links point to instead of the links (cp -rL)"
         raise CheckpointError(
-            f"{path} cannot be opened.", found=error.strerror or "an error", expected="a file"
+            f"{path} cannot be opened.", found=found, expected="a file", hint=hint
         ) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

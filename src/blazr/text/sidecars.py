@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 from blazr.core.errors import CheckpointError
+from blazr.core.files import open_regular
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LARGEST_BYTES = 64 * 2**20
@@ -20,13 +23,13 @@ def read_json(file: Path) -> dict[str, object]:
     """The object in a JSON file; an empty one where there is no file.
 
     Raises:
-        CheckpointError: The file holds no JSON object.
+        CheckpointError: The file cannot be opened, or holds no JSON object.
     """
-    try:
-        value = json.loads(_bytes_of(file))
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        value = json.loads(read_bytes(file))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
     if not isinstance(value, dict):
         raise CheckpointError(
@@ -41,18 +44,13 @@ def read_bytes(file: Path) -> bytes:
     Raises:
         CheckpointError: It cannot be read, or is larger than any vocabulary.
     """
-    try:
-        return _bytes_of(file)
-    except OSError as error:
-        raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
-
-
-def _bytes_of(file: Path) -> bytes:
-    if file.stat().st_size > _LARGEST_BYTES:
+    with open_regular(file) as opened:
+        data = opened.read(_LARGEST_BYTES + 1)
+    if len(data) > _LARGEST_BYTES:
         raise CheckpointError(
             f"{file.name} is too large.", expected=f"at most {_LARGEST_BYTES} bytes"
         )
-    return file.read_bytes()
+    return data
 
 
 def token_names(directory: Path) -> dict[str, str]:
@@ -128,7 +126,7 @@ def own_templates(directory: Path) -> dict[str, str]:
             if isinstance(each, dict) and isinstance(each.get("template"), str):
                 own[str(each.get("name"))] = each["template"]
     main = directory / "chat_template.jinja"
-    if main.is_file():
+    if os.path.lexists(main):
         own["default"] = read_text(main)
     others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     return {each.stem: read_text(each) for each in others} | own
@@ -141,8 +139,8 @@ def read_text(file: Path) -> str:
         CheckpointError: It cannot be read, or is none.
     """
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return TextIOWrapper(BytesIO(read_bytes(file)), encoding="utf-8").read()
+    except ValueError as error:
         raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
 
 

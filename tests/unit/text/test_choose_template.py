@@ -32,6 +32,12 @@ def test_the_models_own_comes_before_a_built_in_form(tmp_path: Path, cl100k: Tok
     assert choose(tmp_path, cl100k).render([USER]) == "file <|endoftext|>"
 
 
+def test_a_broken_link_is_not_taken_for_no_template(tmp_path: Path, cl100k: Tokenizer) -> None:
+    (tmp_path / "chat_template.jinja").symlink_to(tmp_path / "blobs" / "4d7a")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja cannot be opened"):
+        choose(tmp_path, cl100k)
+
+
 def test_a_model_may_have_several(tmp_path: Path, cl100k: Tokenizer) -> None:
     templates = [
         {"name": "default", "template": "a"},

@@ -1,5 +1,6 @@
 """Which tokenizer a model speaks."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -178,3 +179,24 @@ def test_nothing_is_guessed_where_a_class_is_named(tmp_path: Path) -> None:
     assert name_of(tmp_path, None, 128_256) is None
     file.write_text('{"tokenizer_class": ["PreTrainedTokenizerFast"]}')  # who knows what that is
     assert name_of(tmp_path, None, 128_256) is None
+
+
+@pytest.mark.parametrize("name", [*IN_ORDER.values(), "tokenizer_config.json"])
+def test_nothing_is_guessed_in_place_of_a_broken_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "4d7a")
+    with pytest.raises(CheckpointError, match=f"{name} cannot be opened"):
+        name_of(tmp_path, None, 128_256)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        name_of(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        name_of(tmp_path)

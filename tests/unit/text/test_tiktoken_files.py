@@ -100,5 +100,5 @@ def test_wrong_options_are_refused(
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be opened"):
         load(str(tmp_path / "absent.tiktoken"))

@@ -5,6 +5,7 @@ What is typed is a path, the name of the built-in model, or a Hub id.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -314,7 +315,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     config_path = (path if path.is_dir() else path.parent) / "config.json"
     # a file that describes itself is not described by what happens to lie beside it
-    has_config = config_path.exists() and not metadata
+    has_config = os.path.lexists(config_path) and not metadata  # a broken link is not none
     checkpoint = Checkpoint(
         path=path,
         files={file: file.stat().st_size for file in found.files},

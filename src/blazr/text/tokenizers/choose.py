@@ -168,11 +168,14 @@ def kind_of(file: Path) -> str:
 def find_file(directory: Path) -> Path | None:
     """The file of the tokenizer in a directory, None where there is none that can be read.
 
+    A broken link counts as one, so that nothing else is taken in its place.
+
     Raises:
         CheckpointError: There are several.
     """
+    beside = sorted(directory.iterdir()) if directory.is_dir() else []  # `glob` skips broken links
     for pattern in _IN_DIRECTORY:
-        files = sorted(each for each in directory.glob(pattern) if each.is_file())
+        files = [each for each in beside if fnmatch(each.name, pattern) and not each.is_dir()]
         if len(files) > 1 and pattern == "*.tiktoken":
             raise CheckpointError(
                 "there are several .tiktoken files, and nothing tells which to use.",

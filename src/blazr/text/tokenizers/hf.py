@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from blazr.core.errors import CheckpointError
+from blazr.core.files import open_regular
 from blazr.text import sidecars
 from blazr.text.tokenizer import LARGEST_ID, Tokenizer
 from blazr.text.tokenizers.growth import check_growth
@@ -164,7 +165,10 @@ def _read(file: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     try:
-        backend = Backend.from_file(str(file))
+        with open_regular(file):  # the package would wait for a pipe
+            backend = Backend.from_file(str(file))
+    except CheckpointError:
+        raise
     except Exception as error:  # the package raises bare ones
         raise CheckpointError(f"{file.name} cannot be read.", found=str(error)[:100]) from error
     check_growth(backend, file.name)

@@ -31,6 +31,14 @@ def test_config_is_optional(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).config == {}
 
 
+def test_a_config_that_is_a_broken_link_is_not_taken_for_none(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").symlink_to(tmp_path / "blobs" / "4d7a")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be opened") as raised:
+        open_checkpoint(tmp_path)
+    assert raised.value.found.startswith("a link to")
+
+
 def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors")
