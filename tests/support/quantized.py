@@ -358,6 +358,10 @@ def _auto_round(kind: str, **more: object) -> dict[str, object]:
     return {"quant_method": "auto-round", "packing_format": kind, "group_size": 32, **more}
 
 
+def _older(kind: str) -> dict[str, object]:
+    return {"quant_method": "intel/auto-round", "backend": kind, "bits": 4, "group_size": 32}
+
+
 def _torchao(kind: str, **data: object) -> dict[str, object]:
     default = {"_type": kind, "_version": 2, "_data": data}
     return {"quant_method": "torchao", "quant_type": {"default": default}}
@@ -397,6 +401,12 @@ KINDS: dict[str, Kind] = {
         lambda w: gptq(w, zeros=True, index=False), _auto_round("auto_round:auto_gptq", bits=4)
     ),
     "auto-round awq": Kind(awq, _auto_round("auto_round:auto_awq", bits=4)),
+    "auto-round 0.3": Kind(
+        lambda w: gptq(w, zeros=True, version=2, index=False), _older("auto_round:exllamav2")
+    ),
+    "auto-round 0.3 gptq": Kind(
+        lambda w: gptq(w, zeros=True, index=False), _older("auto_round:gptq:exllamav2")
+    ),
     "auto-round fp8": Kind(fp8, _auto_round("auto_round:fp8_static", bits=8)),
     "auto-round mxfp4": Kind(
         lambda w: mx(w, bits=4, numbers="weight_packed"),

@@ -1,7 +1,8 @@
 """AutoRound: roundings that were learned, in the formats of other methods [arXiv:2309.05516].
 
-``packing_format`` names the format. Groups and widths that ``extra_config`` gives to some matrices
-are seen by the shapes of their tensors.
+``packing_format`` names the format; before version 0.5 it was ``backend``, after the kernels that
+the format was for. Groups and widths that ``extra_config`` gives to some matrices are seen by the
+shapes of their tensors.
 
 Source: AutoRound's description of its packing formats.
 """
@@ -26,17 +27,37 @@ _FORMATS: dict[str, tuple[Scheme, dict[str, str]]] = {
     "auto_round:fp8_static": (FP8, {}),
     "auto_round:llm_compressor": (COMPRESSED_TENSORS, {}),
 }
+_DEFAULT = "auto_round:auto_gptq"
+# Changes of activations, which nothing here computes.
+_ROTATIONS = ("rotation_config", "spinquant_config")
 _SCHEMES = [scheme for scheme, _ in _FORMATS.values()]
 
 
 def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
-    name = settings.text("packing_format", "auto_round:auto_gptq")
+    for key in _ROTATIONS:
+        if settings.raw.get(key):
+            raise settings.wrong(key, "none")
+    if settings.text("data_type", "int").startswith("mx_int"):  # stored by the types of MXFP4
+        raise settings.wrong("data_type", "int, mx_fp, nv_fp or fp")
+    name = settings.text("packing_format", "") or _older_format(settings)
     if name not in _FORMATS:
         raise settings.wrong("packing_format", ", ".join(_FORMATS))
     scheme, more = _FORMATS[name]
     if not parts.keys() & set(scheme.mains):
         return None  # a plain matrix beside quantized ones
     return scheme.layout(QuantizationConfig({**settings.raw, **more}, settings.source), parts, read)
+
+
+def _older_format(settings: QuantizationConfig) -> str:
+    """The format by the names of kernels that older versions write."""
+    kernels = settings.text("backend", "auto")
+    if "awq" in kernels:
+        return "auto_round:auto_awq"
+    if "gptq" in kernels or kernels == "auto":
+        return _DEFAULT
+    if kernels.startswith(("auto_round", "autoround")):
+        return "auto_round"
+    raise settings.wrong("backend", "auto_round, auto_round:gptq or auto_round:awq")
 
 
 def _ends(ends: list[tuple[str, ...]]) -> tuple[str, ...]:
