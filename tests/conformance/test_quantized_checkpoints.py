@@ -371,6 +371,7 @@ def test_each_part_that_is_missing_or_of_another_shape_is_told(name: str, tmp_pa
         ("compressed int4", {"sparsity_config": {"format": "sparse-24-bitmask"}}),
         ("compressed int4", {"transform_config": {"config_groups": {"u": {}}}}),
         ("compressed fp8", {"config_groups": 3}),
+        ("compressed int4", {"config_groups": {"g": {"format": "marlin-24"}}}),
         ("auto-round", {"packing_format": "auto_round:fake"}),
         ("auto-round 0.3", {"backend": "hpu"}),
         ("auto-round mxfp4", {"data_type": "mx_int"}),

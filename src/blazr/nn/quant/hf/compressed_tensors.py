@@ -16,8 +16,8 @@
     mxfp8-quantized   weight             float8, (out, in)
                       weight_scale       the same
 
-Packed numbers and zero points are stored plus half their range. Numbers are ``(q - zero) * scale``.
-Activations stay as they are: what is lost by rounding them too is not lost here.
+Packed numbers and zero points are stored plus half their range, without gaps. Numbers are ``(q -
+zero) * scale``. Activations stay as they are: what is lost by rounding them too is not lost here.
 
 Source: the compressed-tensors library's description of its formats.
 """
@@ -50,7 +50,7 @@ from blazr.nn.quant.hf.scheme import (
 )
 from blazr.nn.quant.hf.words import WORD, span, unpack
 
-WIDTHS = (2, 4, 8)
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 _FORMATS = (
     "pack-quantized",
     "int-quantized",
@@ -113,14 +113,19 @@ class CompressedLayout(GridLayout):
         return values.expand(self.shape[0], -1)[rows]
 
 
-def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
-    # these would change the numbers, and nothing here computes them
-    if settings.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
-        raise settings.wrong("format", ", ".join(_FORMATS))
+def _check(settings: QuantizationConfig) -> None:
+    """Refuse what would change the numbers, and what nothing here computes."""
+    for each in (settings, *_groups_of(settings)):
+        if each.text("format", _FORMATS[0]) not in {*_FORMATS, "mixed-precision"}:
+            raise each.wrong("format", ", ".join(_FORMATS))
     if settings.section("sparsity_config").text("format", "dense") != "dense":
         raise settings.section("sparsity_config").wrong("format", "dense")
     if settings.section("transform_config").raw.get("config_groups"):
         raise settings.wrong("transform_config", "none")
+
+
+def _layout(settings: QuantizationConfig, parts: Parts, read: Read) -> Layout | None:
+    _check(settings)
     if has_exponents(parts):
         numbers = next(key for key in COMPRESSED_TENSORS.mains if key in parts)
         return microscaling_layout(parts, "compressed", numbers)
@@ -157,11 +162,11 @@ def _packed_layout(settings: QuantizationConfig, parts: Parts, read: Read) -> La
         )
     out, columns = sizes
     agree(parts, (out,), (rows,), "rows")
-    said = (weights.integer("num_bits", 0) for weights in _weights(settings))
-    widths = (*(each for each in said if each in WIDTHS), *WIDTHS)
+    said = [weights.integer("num_bits", 0) for weights in _weights(settings)]
+    widths = [each for each in said if each in WIDTHS] or WIDTHS
     bits = next((b for b in widths if -(-columns * b // WORD) == words), 0)
-    if not bits:
-        agree(parts, (words,), (-(-columns * 4 // WORD),), "words of a row:")
+    if not bits:  # older versions leave bits of a word free where a width does not divide 32
+        agree(parts, (words,), (-(-columns * widths[0] // WORD),), "words of a row:")
     groups = _groups(parts, rows)
     if "weight_zero_point" in parts:
         shape = need(parts, "weight_zero_point", ("I32",), 2)
@@ -203,9 +208,15 @@ def _blocks(settings: QuantizationConfig) -> list[tuple[int, int]]:
 
 
 def _weights(settings: QuantizationConfig) -> Iterator[QuantizationConfig]:
+    for group in _groups_of(settings):
+        yield group.section("weights")
+
+
+def _groups_of(settings: QuantizationConfig) -> Iterator[QuantizationConfig]:
+    """The settings of some matrices each."""
     groups = settings.section("config_groups")
     for name in groups.raw:
-        yield groups.section(name).section("weights")
+        yield groups.section(name)
 
 
 COMPRESSED_TENSORS = Scheme(
@@ -214,5 +225,6 @@ COMPRESSED_TENSORS = Scheme(
             "weight_global_scale"),
     layout=_layout,
     ignored=("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale",
-             "v_scale", "q_scale", "input_global_scale"),
+             "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point",
+             "input_global_scale"),
 )  # fmt: skip
