@@ -108,8 +108,15 @@ class QuantizedFiles:
 
     @property
     def _packing(self) -> str:
-        """The format that AutoRound names."""
-        return self.config.get("packing_format", default="")
+        """The format that AutoRound names; before version 0.5 by kernels for it."""
+        named = self.config.get("packing_format", default="")
+        kernels = self.config.get("backend", default="")
+        if named or "auto-round" not in self.method:
+            return named
+        if "awq" in kernels:
+            return "auto_round:auto_awq"
+        has_ones = "gptq" in kernels or not kernels.startswith(("auto_round", "autoround"))
+        return "auto_round:auto_gptq" if has_ones else "auto_round"
 
     def _part(self, at: str, key: str) -> Tensor:
         return self.files.read(f"{at}.{key}")
